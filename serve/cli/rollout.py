@@ -197,18 +197,40 @@ def _store(path: Path) -> Store:
 
 
 def _wish(path: Path, model: str, wish: Wish) -> None:
+    from serve.rollout.store import StateFileError
+
     store = _store(path)
-    before = store.wish(model, wish)
+    try:
+        before = store.wish(model, wish)
+    except StateFileError as err:
+        if wish != "abort":
+            raise
+        mend = f"{err.mend}; a gateway that runs aborts without it: POST /rollouts/{model}/abort, with a key with admin"
+        raise StateFileError(err.what, why=err.why, mend=mend) from err
     until = time.monotonic() + TAKEN_UP_S
     while time.monotonic() < until:
         row = _again(store, before)
         if row.wish is None:
             told = f" ({row.why})" if row.why else ""
-            share = f"{row.weight:.0%} of the requests go to {row.candidate}"
-            out.print(f"{model}: {row.state}{told}, {share}", markup=False)
+            out.print(f"{model}: {row.state}{told}, {_share_now(row)}", markup=False)
             return
         time.sleep(LOOK_S)
-    out.print(f"[yellow]![/] no gateway has taken it up yet; one that starts with --state {escape(str(path))} will")
+    out.print(f"[yellow]![/] {escape(_not_done(row, wish, path))}")
+
+
+def _not_done(row: Row, wish: Wish, path: Path) -> str:
+    """What to say of a wish that no gateway has carried out yet."""
+    starts = f"starts with --state {path}"
+    if row.owner is None:
+        return f"no gateway has taken the rollout up yet; one that {starts} will, and this with it"
+    silent = f"{max(0.0, time.time() - row.updated):.0f} s"
+    told = (
+        f"it is written down and not carried out: the gateway that judges the rollout has been silent for {silent}. "
+        f"If it is stopped, it is carried out as that one, or another, {starts}"
+    )
+    if wish == "abort":
+        told += f"; if it runs, and can't write (a full disk?): POST /rollouts/{row.model}/abort, with a key with admin"
+    return told
 
 
 def _taken_up(store: Store, row: Row) -> None:
@@ -266,7 +288,7 @@ def _show(row: Row) -> None:
         for index, weight in enumerate(row.plan.weights)
     ]
     took = "promoted" if row.state != "promoted" else "[reverse]promoted[/]"
-    out.print(f"  steps {' → '.join([*marks, took])}; {row.weight:.0%} of the requests now go to the candidate")
+    out.print(f"  steps {' → '.join([*marks, took])}; {escape(_share_now(row))}")
     if running and row.why:
         out.print(f"  came to this step because {row.why}", markup=False)
     if told := row.plan.agreement:
@@ -290,6 +312,26 @@ def _show(row: Row) -> None:
         if running and (waits := seen.get("waits")):
             whose = f" (key {decisive[name]})" if name in decisive else ""
             out.print(f"  {name}: {waits}{whose}", markup=False)
+
+
+def _share_now(row: Row) -> str:
+    """What goes to the candidate: of few clients that stay where they are, another share of the requests than meant."""
+    sticky = row.plan.sticky
+    if not sticky or not 0 < row.weight < 1:
+        return f"{row.weight:.0%} of the requests now go to the candidate"
+    told = f"{row.weight:.0%} of the {'keys' if sticky == 'key' else f'clients by {sticky}'} are to meet the candidate"
+    try:
+        (mine, _), (theirs, _) = row.snapshot["counts"]
+    except (KeyError, TypeError, ValueError):
+        return told
+    if not (total := mine + theirs):
+        return f"{told}; none has asked in this step"
+    told += f"; in this step it answered {mine / total:.0%} of the requests ({mine:,} of {total:,})"
+    if not mine or not theirs:
+        told += (
+            ", as with few clients: leave --sticky out, or take larger --steps" if not mine else ", the baseline none"
+        )
+    return told
 
 
 def _path(row: Row) -> str:

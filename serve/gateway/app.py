@@ -20,6 +20,7 @@ from serve.gateway.access.footprint import reader_bytes
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.memory import Memory
 from serve.gateway.access.metrics import PlacesCollector
+from serve.gateway.access.slots import Batcher
 from serve.gateway.edge.admin import admin_router
 from serve.gateway.edge.direct import Direct
 from serve.gateway.edge.feedback_route import feedback_router
@@ -119,8 +120,11 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
     history = History(telemetry, gate)
     upstream.follow(gate.incidents)
 
-    async def end_sequence(target: Target, sequence: int | str) -> bool:
+    async def end_sequence(target: Target, batcher: Batcher, sequence: int | str) -> bool:
         try:
+            # Who names no version may get to another by now. An ensemble is asked itself, for its other steps' sake.
+            if target.model == batcher.name or await batcher_of(target) != batcher:
+                target = batcher.target
             body = await contracts.last_request(target, sequence)
             if body is None:
                 return False
@@ -133,6 +137,11 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
         # A model that fails is rid of it, too; where it must START, or is not served, there is none.
         gone = b"START" in answer.body or is_gone(answer.status, answer.body)
         return answer.status == 200 or answer.status >= 500 or gone
+
+    async def batcher_of(target: Target) -> Batcher | None:
+        with suppress(GatewayError):  # it is gone
+            return (await contracts.of(target)).batcher
+        return None
 
     gate.slots.follow(end_sequence)
     if incidents is None:  # nobody else tells when a Triton dies

@@ -42,6 +42,7 @@ __all__ = [
     "EndsError",
     "ForbiddenError",
     "GatewayError",
+    "NoRolloutError",
     "OverloadedError",
     "Problem",
     "RateLimitedError",
@@ -146,6 +147,15 @@ class UnknownModelError(GatewayError):
     """No such model, or not this version."""
 
     status = 404
+
+
+class NoRolloutError(GatewayError):
+    """There is no rollout under way that could be aborted."""
+
+    status = 409
+
+    def __init__(self, model: str, why: str = "none is under way") -> None:
+        super().__init__(f"can't abort the rollout of {model!r}", why=why, mend="see GET /rollouts")
 
 
 class _LaterError(GatewayError):

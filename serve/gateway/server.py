@@ -20,6 +20,7 @@ import uvicorn
 
 from compress.errors import ServerError
 from serve.gateway.access.addresses import plain
+from serve.gateway.access.ending import Ending, by_model
 from serve.gateway.access.identity import KeyRing
 from serve.gateway.access.memory import CONNECTION_BYTES
 from serve.gateway.app import create_app
@@ -117,6 +118,7 @@ async def serve_gateway(
             ssl_keyfile=settings.tls_key,
         ),
         lambda: 0 if app.state.direct is None else len(app.state.direct.calls),
+        lambda: by_model(app.state.parts.gate),
     )
     proxy = None
     if settings.grpc_port:
@@ -146,6 +148,7 @@ async def serve_gateway(
         greetings = Greetings(server.greeted, most=max(FEWEST_SILENT, clients // 8), seconds=settings.head_timeout_s)
         watching = asyncio.create_task(Clients(most, 1, greetings=greetings).watch(listener.getsockname()[1]))
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
+    ending: Ending | None = None
     try:
         await _first(running, server.listening)
         if server.started and on_ready is not None:
@@ -155,17 +158,18 @@ async def serve_gateway(
         stopping.set()
         if settings.drain_delay_s and not running.done():
             await _first(running, force or asyncio.Event(), timeout_s=settings.drain_delay_s)
+        ending = Ending(app.state.parts.gate, settings.drain_timeout_s)
         if proxy is None or (force and force.is_set()):
             server.should_exit = True
         else:  # both end side by side; what they stand on is closed when both have
             app.state.others_ended.clear()
             server.should_exit = True
-            ending = asyncio.ensure_future(proxy.stop(settings.drain_timeout_s))
+            stopping_calls = asyncio.ensure_future(proxy.stop(settings.drain_timeout_s))
             try:
-                await _first(ending, force or asyncio.Event())
-                if not ending.done():
+                await _first(stopping_calls, force or asyncio.Event())
+                if not stopping_calls.done():
                     await proxy.stop(0.0)
-                await ending
+                await stopping_calls
             finally:
                 app.state.others_ended.set()
         if force is not None:
@@ -174,6 +178,8 @@ async def serve_gateway(
                 server.hurry.set()
         await running
     finally:
+        if ending is not None:
+            ending.over()
         if watching is not None:
             watching.cancel()
         server.should_exit = server.force_exit = True
@@ -241,17 +247,19 @@ class _Server(uvicorn.Server):
     Args:
         config: uvicorn's.
         direct: how many requests are on the short way, which is no task.
+        models: whose requests are in flight, in words.
 
     Attributes:
         listening: set once it does.
         hurry: to be set where it ends, and is not to wait for requests any longer.
     """
 
-    def __init__(self, config: uvicorn.Config, direct: Callable[[], int]) -> None:
+    def __init__(self, config: uvicorn.Config, direct: Callable[[], int], models: Callable[[], str]) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
         self.hurry = asyncio.Event()
         self._direct = direct
+        self._models = models
 
     def greeted(self) -> set[tuple[str, int]]:
         """Addresses and ports of the clients whose connections are made, over TLS after the handshake."""
@@ -276,7 +284,7 @@ class _Server(uvicorn.Server):
         waiting = sum(len(getattr(each, "pipeline", ())) for each in self.server_state.connections)
         cut = len(self.server_state.tasks) + self._direct() + waiting
         if cut:
-            logger.warning("the gateway ends %s; requests cut: %d", when, cut)
+            logger.warning("the gateway ends %s; requests cut: %d%s", when, cut, self._models())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 from compress.errors import ServerError
 from serve.rollout.plan import Plan, Target
 
-__all__ = ["ACTIVE", "AbortAskedError", "Happened", "Row", "State", "Store", "Wish"]
+__all__ = ["ACTIVE", "AbortAskedError", "Happened", "Row", "State", "StateFileError", "Store", "Wish"]
 
 State = Literal["waiting", "running", "promoted", "aborted"]
 Wish = Literal["step", "promote", "abort"]
@@ -50,6 +50,10 @@ COLUMNS = (
 
 class AbortAskedError(Exception):
     """A rollout is not promoted: meanwhile somebody has asked for it to be aborted."""
+
+
+class StateFileError(ServerError):
+    """The state file can't be read or written."""
 
 
 @dataclass(frozen=True)
@@ -404,7 +408,7 @@ class Store:
                     )  # fmt: skip
                 yield file
         except (OSError, sqlite3.Error, ValueError) as err:
-            raise ServerError(
+            raise StateFileError(
                 f"can't use the state file {self.path}", why=str(err),
                 mend="name a file of `serve rollout` in a folder that can be written",
             ) from err  # fmt: skip

@@ -113,6 +113,7 @@ class Healer:
     async def _look(self) -> dict[str, list[int]]:
         """Watch processes that are new; the processes by instance."""
         alive: dict[str, list[int]] = {}
+        more = False
         for stub in await asyncio.to_thread(self._triton.stubs):
             self._models[stub.instance] = stub.model
             if stub.pid not in self._watched:
@@ -121,8 +122,11 @@ class Healer:
                 except OSError:  # it has just ended
                     continue
                 self._seen[stub.pid] = time.monotonic()
+                more = True
                 asyncio.get_running_loop().add_reader(file, self._ended, stub)
             alive.setdefault(stub.instance, []).append(stub.pid)
+        if more:
+            await asyncio.to_thread(self._triton.close_regions)
         return alive
 
     def _probe(self) -> None:

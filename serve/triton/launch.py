@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sys
@@ -28,15 +29,18 @@ from serve.triton.leftovers import RUN, sweep_tritons
 from serve.triton.log import failed_models, failures
 from serve.triton.memory import check_room, region_bytes, remove_regions
 from serve.triton.ports import HOST, Ports, claim
+from serve.triton.private import close_regions, hide
 from serve.triton.processes import Family
 from serve.triton.stubs import Stub, stubs_in
 
 __all__ = ["Ports", "TritonOptions", "TritonServer"]
 
 WEDGED_S = 2.0
+TOLD_S = 3.0  # that its end may take before somebody is told
 CONTROL_HEADER = "x-serve-control"
 QUIET_S = 10.0
 """How long after a model's failure another one's is waited for, so that both are told."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,10 @@ class TritonServer:
         family, linked = self._family, self._linked
         return [] if family is None else stubs_in(family.members(), linked)
 
+    def close_regions(self) -> None:
+        """Keep other users from the shared memory of models that were loaded meanwhile."""
+        close_regions(self._memory_prefix)
+
     @property
     def http_address(self) -> str:
         """host:port of the HTTP endpoint."""
@@ -176,7 +184,7 @@ class TritonServer:
             link = self._link(run_folder)
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self.log.unlink(missing_ok=True)
-            self.log.open("xb").close()
+            os.close(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             empty = run_folder / "empty"  # where it is started may hold modules of anybody's
             empty.mkdir()
             self._family = Family(
@@ -233,9 +241,14 @@ class TritonServer:
             if family is not None:
                 # Triton keeps to the timeout itself, and then needs a moment.
                 patience_s = WEDGED_S if self.wedged else self._options.stop_timeout_s + 5.0
+                patience_s = patience_s if within_s is None else within_s
+                telling = threading.Timer(TOLD_S, _tell_of_wait, (patience_s,))
+                telling.daemon = True
+                telling.start()
                 try:
-                    family.end(patience_s if within_s is None else within_s)
+                    family.end(patience_s)
                 finally:
+                    telling.cancel()
                     self.wedged = False
                     left = family.members()
                     remove_regions(self._memory_prefix)
@@ -300,7 +313,10 @@ class TritonServer:
         paths = ["/v2/health/ready", *(f"/v2/models/{model.name}/ready" for model in models)]
         deadline = time.monotonic() + self._options.start_timeout_s
         failed, since = 0, 0.0
+        hidden = False
         while paths:
+            if not hidden and self._family is not None and self._said():  # it has read its command line
+                hidden = hide(self._family.pid, self._word)
             if (now := len(failed_models(self._said()))) > failed:
                 failed, since = now, time.monotonic()
             if self._get_ok(paths[0]):
@@ -315,6 +331,7 @@ class TritonServer:
                 raise self._failed(f"not ready after {self._options.start_timeout_s:g} s")
             else:
                 time.sleep(0.05)
+        close_regions(self._memory_prefix)
 
     def _get_ok(self, path: str) -> bool:
         try:
@@ -355,3 +372,7 @@ def _environ(triton: Triton, folder: Path) -> dict[str, str]:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         environ.setdefault(name, "1")  # instances share the cores: numpy in a hook must not take them all
     return environ
+
+
+def _tell_of_wait(seconds: float) -> None:
+    logger.warning("Triton ends what it has begun, and sequences that are open; it is killed after %.0f s", seconds)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc import service_pb2_grpc
 
 from serve.repository.scratch import OWNER
 from serve.triton.leftovers import RUN
 from tests.gateway_models import FILES_MODEL, loading_slowly, tiny_and_files
+from tests.integration.test_gateway_grpc import free_port
 from tests.integration.test_isolation import ask, asked
 from tests.integration.test_up import FREE, Up, up
 
@@ -37,6 +43,12 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     return folder
+
+
+def sleeping() -> messages.ModelInferRequest:
+    request = messages.ModelInferRequest(model_name="files", raw_input_contents=[struct.pack("<I", 5) + b"sleep"])
+    request.inputs.add(name="file", datatype="BYTES", shape=[1, 1])
+    return request
 
 
 @pytest.fixture
@@ -144,6 +156,45 @@ def test_told_twice_it_ends_without_waiting_and_says_what_it_cut(
     assert "ends at once, as it was told to; requests cut: 1" in running.said
     assert "Traceback" not in running.said
     assert runs(scratch) == []
+
+
+@pytest.mark.parametrize("over", ["http", "grpc"])
+def test_what_it_waits_for_as_it_ends_is_told_at_once_and_at_the_end(
+    tmp_path: Path, repository: Path, scratch: Path, over: str
+) -> None:
+    port = free_port()
+    more = ("--drain-timeout", "6", "--gateway", str(tmp_path / "gateway.toml"))
+    (tmp_path / "gateway.toml").write_text(f"grpc_port = {port}\n")
+    running = Up(str(repository), *FREE, *more, log=tmp_path / "up.log")
+    url = running.url()
+
+    def asks() -> None:
+        if over == "http":
+            assert ask(url, "files", asked("sleep"))[0] == 503
+            return
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError):
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(sleeping(), timeout=60)
+
+    assert ask(url, "files", asked("a"))[0] == 200
+    with ThreadPoolExecutor() as pool:
+        asking = pool.submit(asks)
+        time.sleep(1)
+        running.process.send_signal(signal.SIGTERM)
+        running.until(lambda: "waits for requests in flight (files: 1), for at most 6 s" in running.said)
+        assert running.process.wait(100) == 0, running.said
+        asking.result(60)
+    cut = "requests cut: 1" if over == "http" else "calls over gRPC cut: 1"
+    assert f"{cut} (files: 1)" in running.said
+    assert "the gateway has ended, after" in running.said
+    assert "Traceback" not in running.said
+
+
+def test_an_end_that_waits_for_nobody_says_nothing(tmp_path: Path, repository: Path, scratch: Path) -> None:
+    running = Up(str(repository), *FREE, log=tmp_path / "up.log")
+    assert ask(running.url(), "tiny", b"")[0] == 400
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(100) == 0, running.said
+    assert "the gateway waits" not in running.said
 
 
 def test_a_signal_while_models_load_leaves_nothing(tmp_path: Path, repository: Path, scratch: Path) -> None:

@@ -365,3 +365,75 @@ def test_a_sequence_stays_with_its_version_when_another_comes_to_answer(
         assert ask(addresses, bob, "twice", 1, sequence_id=7, sequence_start=True).total == 1001, "begun anew"
         for key, sequence in ((alice, 8), (bob, 7)):
             assert ask(addresses, key, "twice", 1, sequence_id=sequence, sequence_end=True).total == 1002
+
+
+@contextmanager
+def releasing(state: Path) -> Iterator[Callable[[], None]]:
+    """A rollout from the first version of "twice" to its second, and what promotes it."""
+    store = Store(state)
+    store.start("twice", Target("twice", "2"), Plan(step_s=3600.0), Target("twice", "1"))
+    until(lambda: store.all("twice")[0].state == "running")
+    time.sleep(0.6)  # a gateway looks twice a second
+
+    def promote() -> None:
+        store.wish("twice", "promote")
+        until(lambda: store.all("twice")[0].state == "promoted")
+        time.sleep(0.6)
+
+    yield promote
+    store.clear("twice")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_slots_are_those_of_the_version_that_is_asked(
+    tmp_path_factory: pytest.TempPathFactory, keys: tuple[Path, str, str], tmp_path: Path, way: str
+) -> None:
+    """Streams go to the second version all the time, by themselves; the other ways once it is promoted."""
+    _, alice, bob = keys
+    ask, by_number = WAYS[way], partial(over_http, raw=False)
+    state = tmp_path / "rollouts.db"
+    with remembering(tmp_path_factory.mktemp("versions")) as triton:  # noqa: SIM117 - the gateway is in it
+        with served(triton, keys[0], state=state, wait_s=0.5) as addresses, releasing(state) as promote:
+            for sequence in (1, 2, 3, 4):
+                assert by_number(addresses, alice, "twice", 1, sequence_id=sequence, sequence_start=True).total == 1
+            promote()
+            for sequence in (1, 2, 3, 4):  # begun anew, where all slots are free
+                assert ask(addresses, alice, "twice", 1, sequence_id=sequence, sequence_start=True).total == 1001
+            assert ask(addresses, bob, "twice", 1, sequence_id=1, sequence_start=True).total == 1001
+            for sequence in (1, 2):
+                assert ask(addresses, alice, "twice", 1, sequence_id=sequence).total == 1002
+            for sequence in (3, 4):
+                assert "the sequence was ended" in ask(addresses, alice, "twice", 1, sequence_id=sequence).refused
+            end = {"sequence_end": True}  # or Triton waits for it as it stops
+            for sequence in (1, 2, 3, 4):
+                first = by_number(addresses, alice, "twice/versions/1", 1, sequence_id=sequence, **end)
+                assert first.total == 2, "nobody waited for the first version's slots"
+            for key, sequence in ((alice, 1), (alice, 2), (bob, 1)):
+                assert ask(addresses, key, "twice", 1, sequence_id=sequence, **end).total is not None
+
+
+def test_a_stream_goes_on_with_its_sequences_across_a_promotion(
+    triton: TritonServer, keys: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    state = tmp_path / "rollouts.db"
+    coming: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with served(triton, keys[0], state=state) as addresses, releasing(state) as promote:  # noqa: SIM117
+        with grpc.insecure_channel(addresses[1]) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            metadata = [("x-api-key", keys[1])]
+            answers = stub.ModelStreamInfer(iter(coming.get, None), timeout=TIMEOUT_S, metadata=metadata)
+
+            def ask(**more: bool) -> Told:
+                coming.put(message("twice", 1, sequence_id=31, **more))
+                answer = next(answers)
+                return Told(refused=answer.error_message) if answer.error_message else read(answer.infer_response)
+
+            assert ask(sequence_start=True).total == 1001
+            assert ask().total == 1002
+            promote()
+            assert ask().total == 1003
+            for way in ("json", "raw", "grpc", "stream"):
+                assert WAYS[way](addresses, keys[1], "twice", 1, sequence_id=31).total, way
+            assert ask(sequence_end=True).total == 1008
+            coming.put(None)
+            assert list(answers) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from serve.gateway.oip.metadata import ModelMetadata
 from serve.pack.write import PackOptions, pack
 from serve.triton.launch import TritonServer
 from tests.integration.test_triton import FREE, get, infer, refusal
@@ -115,6 +117,16 @@ def test_a_pipeline_answers_as_the_ensemble_does(server: TritonServer) -> None:
     code, told = refusal(lambda: ask(server, "bls-items", "1,2"))
     assert code == 500
     assert "gave float32[2], wanted float32[4]" in told
+
+
+@pytest.mark.parametrize("model", ["bls", "bls-items", "bls-best"])
+def test_what_triton_tells_of_a_pipeline_names_its_network(server: TritonServer, model: str) -> None:
+    def told(path: str) -> bytes:
+        with urllib.request.urlopen(f"http://{server.http_address}/v2/models/{path}") as answer:
+            return bytes(answer.read())
+
+    network = ModelMetadata.parse(told(model), told(f"{model}/config")).network
+    assert ModelMetadata.parse(told(network), told(f"{network}/config")).part_of == model
 
 
 @pytest.mark.parametrize("model", ["best", "bls-best"])

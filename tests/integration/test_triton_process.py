@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 from compress.errors import RepositoryError, ServerError
+from serve.http.message import Address
+from serve.http.once import ask_once
 from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonOptions, TritonServer
+from serve.triton.memory import FOLDER
 from tests.serve_models import hook_file, tiny_artifact
 
 FREE = Ports(0, 0, 0)
@@ -161,3 +164,22 @@ def test_a_model_that_takes_too_long_is_told(repository: Path, tmp_path: Path) -
 def test_an_empty_repository_is_told(tmp_path: Path) -> None:
     with pytest.raises(RepositoryError, match="holds no model"):
         TritonServer(tmp_path, ports=FREE).start()
+
+
+def test_other_users_read_neither_its_log_nor_its_memory_nor_the_word_that_controls_it(
+    repository: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "triton.log"
+    with TritonServer(repository, ports=Ports(0, 0, 0), options=TritonOptions(heal=True), log=log) as server:
+        (word,) = server.control.values()
+        line = Path(f"/proc/{server.pid}/cmdline").read_bytes()
+        assert b"model-repository" in line
+        assert word.encode() not in line
+        assert log.stat().st_mode & 0o077 == 0
+        regions = [*FOLDER.glob(f"{server._memory_prefix}*")]
+        assert regions
+        assert all(region.stat().st_mode & 0o077 == 0 for region in regions)
+        host, _, port = server.http_address.rpartition(":")
+        for headers, status in (({}, 403), ({**server.control, "content-type": "application/json"}, 200)):
+            address, path = Address(host, int(port)), "/v2/repository/models/plain/load"
+            assert ask_once(address, "POST", path, b"{}", headers, timeout_s=30.0)[0] == status

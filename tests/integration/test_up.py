@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from serve.cli.main import main
 from serve.gateway.access.keys import add_key
 from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
+from serve.triton.memory import FOLDER
 from serve.up.preflight import claimed
 from tests.gateway_models import fetch
 from tests.serve_models import HOOKS, hook_file, tiny_artifact
@@ -325,3 +326,25 @@ def test_a_folder_with_a_dot_in_front_is_no_model_and_its_name_runs_nothing(tmp_
         here = Path(f"/proc/{triton_of(running.process)}/cwd").resolve()
         assert not (here / "named").exists()
         assert not ran.exists()
+
+
+def test_the_memory_of_a_model_that_is_loaded_again_is_closed_to_other_users_too(
+    tmp_path: Path, repository: Path
+) -> None:
+    def regions() -> dict[str, int]:
+        prefix = re.search(r"shm-region-prefix-name=([^\0]+)", line)
+        assert prefix
+        return {path.name: path.stat().st_mode & 0o077 for path in FOLDER.glob(f"{prefix[1]}*")}
+
+    with up(tmp_path, str(repository), *FREE, "--watch") as running:
+        running.url()
+        line = ""
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if (path / "stat").read_text().rpartition(")")[2].split()[1] == str(running.process.pid):
+                    found = (path / "cmdline").read_text()
+                    line = found if "shm-region-prefix-name" in found else line
+        before = regions()
+        assert not any(before.values())
+        pack_letters(tmp_path, "xyz")
+        running.until(lambda: regions().keys() - before.keys() and not any(regions().values()))

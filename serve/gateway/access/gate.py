@@ -16,7 +16,7 @@ from serve.gateway.access.slots import Slots
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.settings import ModelSettings, Settings
 
-__all__ = ["Gate"]
+__all__ = ["OTHERS", "Gate"]
 
 MAX_MODELS = 1000
 OTHERS = "(others)"

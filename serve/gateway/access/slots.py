@@ -28,8 +28,6 @@ MOST_WAITING = 32  # of a key: each has one of the places among the requests of 
 TOLD_S = 60.0
 REMEMBERED = 4096
 
-# Ends a sequence of a model, by the id that Triton knows; whether its slot is free now.
-End = Callable[[Target, int | str], Awaitable[bool]]
 logger = logging.getLogger(__name__)
 
 
@@ -62,15 +60,28 @@ class Asked(Protocol):
 class Batcher:
     """What a model's configuration says of its sequences.
 
+    Each version has a batcher, with slots, of its own: the same id is another sequence there.
+
     Attributes:
         name: of the model, or of the step of an ensemble that has them.
+        version: that is asked, by number, also where Triton chooses it; "" where that is not known.
         slots: sequences that one server runs at a time.
         idle_s: after so long without a request Triton ends one.
     """
 
     name: str
+    version: str
     slots: int
     idle_s: float
+
+    @property
+    def target(self) -> Target:
+        """The model, or the step, with the version that has the sequences."""
+        return Target(self.name, self.version or None)
+
+
+# Ends a sequence, by the id that Triton knows, of a batcher: asking it as its client did, and whether its slot is free.
+End = Callable[[Target, Batcher, int | str], Awaitable[bool]]
 
 
 @dataclass(slots=True, eq=False)
@@ -197,7 +208,7 @@ class Slots:
     def __init__(self, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._wait_s = wait_s
-        self._shared: dict[str, _Shared] = {}
+        self._shared: dict[Target, _Shared] = {}
         self._end: End | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -220,10 +231,11 @@ class Slots:
         """
         if batcher is None or not self._wait_s or self._end is None:
             return None
-        shared = self._shared.get(batcher.name)
-        if shared is None or shared.batcher != batcher:
-            shared = self._shared[batcher.name] = _Shared(batcher)
         now, id_, start = self.clock(), sequence.sent, sequence.start
+        shared = self._shared.get(batcher.target)
+        if shared is None or shared.batcher != batcher:
+            self._forget_idle(now)
+            shared = self._shared[batcher.target] = _Shared(batcher)
         found = shared.sequences.get(id_)
         if found is not None and found.ending:
             raise SequenceEndedError
@@ -238,6 +250,13 @@ class Slots:
                 found = shared.sequences[id_] = _Sequence(who, id_, target, now, now)
                 self._look_later(shared, found)
         return Turn(self, shared, found, (who, target), sequence)
+
+    def _forget_idle(self, now: float) -> None:
+        """Without batchers that have no sequence, as those of versions that are gone."""
+        for target, shared in [*self._shared.items()]:
+            shared.prune(now)
+            if not shared.sequences and all(now - ended >= TOLD_S for ended in shared.ended.values()):
+                del self._shared[target]
 
     def end(self, shared: _Shared, sequence: _Sequence) -> None:
         """End a sequence, so that its slot is free."""
@@ -273,7 +292,7 @@ class Slots:
         shared.prune(now)
         for sequence in shared.to_end(waiting, now):
             logger.warning(
-                "ended a sequence of key %s of %s: key %s waits", sequence.who, shared.batcher.name, waiting.who
+                "ended a sequence of key %s of %s: key %s waits", sequence.who, shared.batcher.target, waiting.who
             )
             self.end(shared, sequence)
         self._look_later(shared, waiting)
@@ -281,9 +300,9 @@ class Slots:
     async def _ended(self, shared: _Shared, sequence: _Sequence) -> None:
         told = False
         try:
-            told = self._end is not None and await self._end(sequence.target, sequence.id)
+            told = self._end is not None and await self._end(sequence.target, shared.batcher, sequence.id)
         except GatewayError as err:
-            logger.warning("could not end a sequence of %s: %s", shared.batcher.name, err.error)
+            logger.warning("could not end a sequence of %s: %s", shared.batcher.target, err.error)
         finally:
             if not told:  # nobody hears of it again, and Triton ends it when it has been idle
                 left = sequence.heard + shared.batcher.idle_s - self.clock()

@@ -1,4 +1,4 @@
-"""GET /rollouts: how far the releases are."""
+"""GET /rollouts: how far the releases are; POST /rollouts/{model}/abort gives one back to its baseline."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from serve.gateway.release.releases import Releases
 
 __all__ = ["rollouts_router"]
 
+_PROBLEM: dict[str, Any] = {
+    "description": "It is not aborted",
+    "content": {"application/json": {"schema": {"type": "object", "required": ["error"]}}},
+}
+
 
 def rollouts_router(releases: Releases) -> APIRouter:
-    """The route, bound to a gateway's releases."""
+    """The routes, bound to a gateway's releases."""
     router = APIRouter(tags=["releases"])
 
     @router.get("/rollouts", summary="Rollouts that decide what is served")
@@ -21,5 +26,17 @@ def rollouts_router(releases: Releases) -> APIRouter:
         some seconds old."""
         identity = request.state.identity
         return [release for release in releases.shown() if identity.sees(release["model"])]
+
+    @router.post(
+        "/rollouts/{model}/abort", summary="Give everything back to the baseline now", responses={"4XX": _PROBLEM}
+    )
+    async def abort(request: Request, model: str) -> dict[str, Any]:
+        """For keys with admin. It holds at once in this gateway, whether or not its state file can be written:
+        `written` says so, and `why` not."""
+        identity = request.state.identity
+        identity.check_admin()
+        identity.check_model(model)
+        why = await releases.abort(model)
+        return {"model": model, "state": "aborted", "written": not why, "why": why}
 
     return router

@@ -7,6 +7,7 @@ Triton hears of no deadline, and of no client that left.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import grpc
 
 from compress.errors import ServerError
+from serve.gateway.access.ending import by_model
 from serve.gateway.access.gate import Gate
 from serve.gateway.errors import GatewayError
 from serve.gateway.grpc.arriving import UNREAD_STAYS
@@ -39,11 +41,13 @@ MOST_STREAMS = 128  # calls of one connection at a time; its client keeps furthe
 # Calls that have come and wait to be taken up, one by one. Unless it is told otherwise, the library ends any of them,
 # whosever they are, where there are more than 1000. It holds some 16 KB for each, and up to 64 KiB sent with it.
 MOST_PENDING, LEAST_PENDING, PENDING_BYTES = 4096, 1000, 64 * 1024
+LATER_S = 5.0  # as long as whoever stops it may be late
 LONGEST = 2**31 - 1  # message, as gRPC counts
 UPSTREAM_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_metadata_size", 64 * 1024),
 )
+logger = logging.getLogger(__name__)
 
 
 class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
@@ -87,6 +91,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self._brought = Brought(settings.max_body_bytes)
         self._clients = Clients(of_address, max(1, settings.max_clients // 4), self._brought)
         self._watching: asyncio.Task[None] | None = None
+        self._under_way: set[object] = set()
         incoming = Incoming(settings, gate, releases, contracts, self._clients)
         self._inference = Inference(settings, gate, releases, self._calls, incoming, telemetry)
         self._streams = Streams(settings, gate, self._calls, incoming)
@@ -121,7 +126,14 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, and give those under way so many seconds."""
-        await self._server.stop(grace_s)
+        ending = asyncio.ensure_future(self._server.stop(grace_s + LATER_S))  # it does not say what it cuts
+        await asyncio.wait((ending,), timeout=grace_s)
+        if not ending.done() and self._under_way:
+            logger.warning("the gateway ends; calls over gRPC cut: %d%s", len(self._under_way), by_model(self._gate))
+            self._under_way.clear()
+        if not ending.done():
+            await self._server.stop(0.0)
+        await ending
         if self._watching is not None:
             self._watching.cancel()
         await self._calls.close()
@@ -146,7 +158,14 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
 
     def _taken_up(self, context: Context) -> None:
         client = self._brought.begins(context.peer())
-        context.add_done_callback(lambda _: self._brought.ends(client))
+        call = object()
+        self._under_way.add(call)
+
+        def over(_: object) -> None:
+            self._under_way.discard(call)
+            self._brought.ends(client)
+
+        context.add_done_callback(over)
 
     def _admitted(self, name: str, metadata: Any) -> None:
         """Whether whoever calls may call this at all, and now: told before a byte of the message is read.

@@ -52,6 +52,7 @@ class ModelMetadata:
         sequence_texts: whether the id of a sequence may be a text: where the model asks for numbers, or nothing is
             known, a text would end Triton.
         steps: models, and their versions (None for Triton's choice), that an ensemble asks.
+        network: that a packed pipeline asks from its code, at Triton's choice of a version; "" for none.
         decoupled: whether it gives any number of answers to a request; None where nothing is known.
         batcher: of its sequences; None where it has none, or nothing is known.
     """
@@ -69,6 +70,7 @@ class ModelMetadata:
     steps: tuple[tuple[str, str | None], ...] = ()
     decoupled: bool | None = None
     batcher: Batcher | None = None
+    network: str = ""
 
     @property
     def answer_bytes(self) -> float:
@@ -106,15 +108,17 @@ class ModelMetadata:
             parameters = known.get("parameters", {})
             whole = parameters.get("part_of", {}).get("string_value", "")
             part_of = "" if whole == data["name"] else whole
-            shares = "ensemble_scheduling" in known or "network" in parameters  # the latter is pack's own
+            network = parameters.get("network", {}).get("string_value", "")  # pack's own
+            shares = "ensemble_scheduling" in known or bool(network)
             versions = tuple(data.get("versions", ()))
             most = int(known.get("max_batch_size", 0))
             texts = config is not None and _ids(known) <= {TEXT}
             steps = tuple(map(_step, known.get("ensemble_scheduling", {}).get("step", ())))
             decoupled = bool(known.get("model_transaction_policy", {}).get("decoupled")) if config is not None else None
+            chosen = max((each for each in versions if each.isdigit()), key=int, default="")  # by Triton
             return cls(
                 data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
-                decoupled, _batcher(known, data["name"]),
+                decoupled, _batcher(known, data["name"], chosen), network,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err
@@ -168,7 +172,7 @@ def _ids(config: Mapping[str, Any]) -> set[str]:
     return {control.get("data_type", "") for control in controls if control.get("kind") == CORRELATION_ID}
 
 
-def _batcher(config: Mapping[str, Any], name: str) -> Batcher | None:
+def _batcher(config: Mapping[str, Any], name: str, version: str) -> Batcher | None:
     batching = config.get("sequence_batching")
     if batching is None:
         return None
@@ -177,7 +181,7 @@ def _batcher(config: Mapping[str, Any], name: str) -> Batcher | None:
     )
     each = int(batching.get("oldest", {}).get("max_candidate_sequences", 0)) or int(config.get("max_batch_size", 0))
     idle = int(batching.get("max_sequence_idle_microseconds", 0)) or DEFAULT_IDLE
-    return Batcher(name, max(1, instances) * max(1, each), idle / 1e6)
+    return Batcher(name, version, max(1, instances) * max(1, each), idle / 1e6)
 
 
 def _step(step: Mapping[str, Any]) -> tuple[str, str | None]:

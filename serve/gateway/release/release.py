@@ -154,6 +154,10 @@ class Release:
         """Who answers whoever does not meet the candidate; the candidate itself, once it has taken over."""
         return self.candidate if self.weight >= 1 else self.baseline
 
+    def withdraw(self) -> None:
+        """The candidate gets nothing more, where another gateway judges."""
+        self._weight = 0.0
+
     @property
     def running(self) -> bool:
         """Whether this gateway judges it now."""

@@ -9,12 +9,13 @@ import secrets
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
-from serve.gateway.errors import GatewayError, UpstreamTimeoutError
+from serve.gateway.errors import GatewayError, NoRolloutError, UnknownModelError, UpstreamTimeoutError
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.agreement import misfit, unlike
 from serve.gateway.release.begun import Begun
@@ -24,7 +25,7 @@ from serve.gateway.upstream.upstream import Upstream, model_path
 from serve.http.client import ExchangeError
 from serve.rollout.course import Course, Event
 from serve.rollout.plan import Target
-from serve.rollout.store import AbortAskedError, Row, Store
+from serve.rollout.store import AbortAskedError, Row, StateFileError, Store
 
 __all__ = ["Releases"]
 
@@ -34,6 +35,11 @@ PATIENCE_S = 2.0
 MOST_STEPS = 64  # of an ensemble, that are looked at
 NOTHING = "no other version is there to go back to, or the model can't be asked"
 UNKNOWN = "a model under release is answered by whatever Triton serves under its name, until its rollout can be read"
+ASKED = "asked for"
+UNWRITTEN = (
+    "{}; this gateway keeps the candidate from requests, and writes it down as soon as it can: until then other "
+    "gateways go on, and so does this one if it is started anew"
+)
 LOST = "the baseline {} is no longer served: pack with --serve-latest 2, so that Triton keeps both versions"
 
 logger = logging.getLogger(__name__)
@@ -60,6 +66,7 @@ class Releases:
         self._by_model: dict[str, Release] = {}
         self._rows: dict[str, Row] = {}
         self._saved: dict[int, float] = {}
+        self._aborted: set[tuple[int, float]] = set()  # here, whatever the file says
         self._broken = False
         self._started = False
         self._looked = False
@@ -110,6 +117,32 @@ class Releases:
                     }
             found.append(told)
         return found
+
+    async def abort(self, model: str) -> str:
+        """Give everything back to the baseline, at once; why that can't be written down yet, "" where it is.
+
+        Raises:
+            NoRolloutError: none is under way.
+        """
+        row = self._rows.get(model)
+        with suppress(ServerError):
+            row = next(iter(await asyncio.to_thread(self._store.all, model)), None)
+        release = self._by_model.get(model)
+        ended = release is not None and release.course is not None and release.course.state == "aborted"
+        if row is None or not row.active or ended:
+            raise NoRolloutError(model)
+        self._aborted.add(row.rollout)
+        if release is not None:
+            _abort(release)
+        try:
+            await asyncio.to_thread(self._store.wish, model, "abort")
+        except StateFileError as err:
+            logger.error("the rollout of %s is aborted here, and not in the state file: %s", model, err.why)
+            return UNWRITTEN.format(f"{err.what}: {err.why}")
+        except ServerError as err:
+            self._aborted.discard(row.rollout)
+            raise NoRolloutError(model, err.why) from err
+        return ""
 
     async def watch(self) -> None:
         """Follow the state file until cancelled; one that can't be used changes nothing."""
@@ -167,8 +200,11 @@ class Releases:
             release = None
             self._saved.pop(row.id, None)
         if not row.active:
+            self._aborted.discard(row.rollout)
             self._settle(row, release)
             return
+        if row.rollout in self._aborted:
+            row = replace(row, wish="abort")
         if row.owner != self._owner:
             try:
                 claimed = await asyncio.to_thread(self._store.claim, row, self._owner)
@@ -202,8 +238,7 @@ class Releases:
         if row.wish is not None and release.running:
             release.events.append(_granted(row, release.course))
         elif row.wish == "abort" and release.course.state == "promoted":  # which nobody has been told of yet
-            release.events[:] = [event for event in release.events if event.kind != "promoted"]
-            release.events.append(release.course.end("aborted", "asked for"))
+            _abort(release)
         release.look()
         if release.events or row.wish or time.monotonic() - self._saved.get(row.id, 0.0) > SAVE_S:
             decided = [event.why for event in release.events if event.kind != "note"]
@@ -229,8 +264,12 @@ class Releases:
 
     def _trail(self, row: Row, release: Release | None) -> None:
         """Another gateway judges: go where it goes."""
-        if row.baseline is not None and (release is None or release.course or release.weight != row.weight):
-            self._by_model[row.model] = _release(row, row.baseline, release)
+        here = row.rollout in self._aborted
+        weight = 0.0 if here else row.weight
+        if row.baseline is not None and (release is None or release.course or release.weight != weight):
+            self._by_model[row.model] = release = _release(row, row.baseline, release)
+            if here:
+                _abort(release)
 
     async def _resumed(self, row: Row) -> Release | None:
         """Keep what is served, or go on where an earlier process was; None where nobody knows what is served."""
@@ -270,7 +309,7 @@ class Releases:
         lost = await self._is_lost(release)
         why, for_good = (LOST.format(release.baseline), True) if lost else await self._unready(release)
         if row.wish == "abort":
-            release.events.append(Event("aborted", "asked for"))
+            release.events[:] = [Event("aborted", ASKED)]  # also where it could not be written before
         elif not why:
             release.course = Course(row.plan, time.monotonic())
             release.events.append(Event("step", f"{release.candidate} is ready"))
@@ -330,13 +369,16 @@ class Releases:
         return "", False
 
     async def _steps(self, target: Target) -> set[Target]:
-        """The models that an ensemble asks, those of ensembles in it too."""
+        """The models that an ensemble or a packed pipeline asks, those of such in it too."""
         found: set[Target] = set()
-        asked = [target]
+        asked = [await self._metadata(target)]
         while asked and len(found) < MOST_STEPS:
-            steps = {Target(*step) for step in (await self._metadata(asked.pop())).steps} - found
+            whole = asked.pop()
+            steps = {Target(*step) for step in whole.steps} | ({Target(whole.network)} if whole.network else set())
+            for step in steps - found:
+                with suppress(UnknownModelError):  # a word in somebody's own model
+                    asked.append(await self._metadata(step))
             found |= steps
-            asked += steps
         return found
 
     async def _metadata(self, target: Target) -> ModelMetadata:
@@ -354,7 +396,7 @@ class Releases:
         if course is None and events:
             state = "aborted"
         if release is None and row.wish == "abort":
-            state, why, events = "aborted", "asked for", [Event("aborted", "asked for")]
+            state, why, events = "aborted", ASKED, [Event("aborted", ASKED)]
         save = partial(
             self._store.save,
             row.id,
@@ -376,7 +418,7 @@ class Releases:
             return  # the next look sees the wish
         if saved:
             self._saved[row.id] = time.monotonic()
-            del events[: len(written)]
+            events[:] = [event for event in events if not any(event is each for each in written)]
             for event in written:
                 logger.info("rollout of %s: %s: %s", row.model, event.kind, event.why)
         elif release is not None:
@@ -395,7 +437,17 @@ def _release(row: Row, baseline: Target, before: Release | None = None) -> Relea
     return release
 
 
+def _abort(release: Release) -> None:
+    """The baseline has everything, before anybody has written so."""
+    course = release.course
+    if course is None:
+        release.withdraw()
+        return
+    release.events[:] = [event for event in release.events if event.kind != "promoted"]
+    release.events.append(course.end("aborted", ASKED))
+
+
 def _granted(row: Row, course: Course) -> Event:
     if row.wish == "step":
-        return course.promote(time.monotonic(), "asked for")
-    return course.end("promoted" if row.wish == "promote" else "aborted", "asked for")
+        return course.promote(time.monotonic(), ASKED)
+    return course.end("promoted" if row.wish == "promote" else "aborted", ASKED)

@@ -19,7 +19,7 @@ from serve.gateway.release.release import Release
 from serve.rollout.plan import Plan, Target
 
 ONE, TWO, NAME = Target("m", "1"), Target("m", "2"), Target("m")
-BATCHER = Batcher("m", 4, idle_s=10.0)
+BATCHER = Batcher("m", "1", 4, idle_s=10.0)
 
 
 class Told:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -169,8 +170,8 @@ def test_contracts_are_remembered_for_as_many_models_as_a_repository_may_have(
     assert len(contracts._holding) <= 600
 
 
-def config(batching: object = None, **more: Any) -> ModelMetadata:
-    told = {"name": "m", "versions": ["1"], "inputs": [], "outputs": []}
+def config(batching: object = None, versions: Sequence[str] = ("1",), **more: Any) -> ModelMetadata:
+    told = {"name": "m", "versions": versions, "inputs": [], "outputs": []}
     known = {"max_batch_size": 4, "instance_group": [{"count": 1}], **more}
     return ModelMetadata.parse(
         orjson.dumps(told), orjson.dumps(known | ({"sequence_batching": batching} if batching is not None else {}))
@@ -181,12 +182,14 @@ def config(batching: object = None, **more: Any) -> ModelMetadata:
     ("metadata", "batcher"),
     [
         (config(), None),
-        (config({}), Batcher("m", 4, 1.0)),
-        (config({"direct": {}, "max_sequence_idle_microseconds": "2500000"}), Batcher("m", 4, 2.5)),
-        (config({"direct": {}}, max_batch_size=0), Batcher("m", 1, 1.0)),
-        (config({"oldest": {"max_candidate_sequences": 64}}), Batcher("m", 64, 1.0)),
-        (config({}, instance_group=[{"count": 2}, {"count": 1}]), Batcher("m", 12, 1.0)),
-        (config({}, instance_group=[{"count": 2, "gpus": [0, 1, 2]}]), Batcher("m", 24, 1.0)),
+        (config({}), Batcher("m", "1", 4, 1.0)),
+        (config({"direct": {}, "max_sequence_idle_microseconds": "2500000"}), Batcher("m", "1", 4, 2.5)),
+        (config({"direct": {}}, max_batch_size=0), Batcher("m", "1", 1, 1.0)),
+        (config({"oldest": {"max_candidate_sequences": 64}}), Batcher("m", "1", 64, 1.0)),
+        (config({}, versions=("9", "10", "2")), Batcher("m", "10", 4, 1.0)),  # which Triton chooses
+        (config({}, versions=()), Batcher("m", "", 4, 1.0)),
+        (config({}, instance_group=[{"count": 2}, {"count": 1}]), Batcher("m", "1", 12, 1.0)),
+        (config({}, instance_group=[{"count": 2, "gpus": [0, 1, 2]}]), Batcher("m", "1", 24, 1.0)),
     ],
 )
 def test_the_slots_for_sequences_are_those_of_the_configuration(
@@ -206,7 +209,7 @@ def test_an_ensemble_has_the_slots_of_its_first_step_that_has_some() -> None:
         def forget(self, _model: str, _version: str | None = None) -> None:
             """Nothing is kept."""
 
-    assert asyncio.run(Contracts(Steps(), 0).of(TARGET)).batcher == Batcher("m", 4, 1.0)
+    assert asyncio.run(Contracts(Steps(), 0).of(TARGET)).batcher == Batcher("m", "1", 4, 1.0)
 
 
 def test_the_last_request_of_a_sequence_is_of_zeros_and_fits_the_model() -> None:

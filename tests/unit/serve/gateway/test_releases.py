@@ -11,8 +11,8 @@ import resource
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -879,6 +879,87 @@ async def test_on_a_full_disk_a_bad_candidate_is_taken_back_and_written_down_lat
         row = await w.until(ended)
         assert row.state == "aborted"
         assert [event.kind for event in w.store.events(row.id)] == ["started", "step", "aborted"]
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Every write to a file fails."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
+async def abort(pool: Pool, model: str = "m", key: str = "") -> tuple[int, dict[str, Any]]:
+    headers = [(b"x-api-key", key.encode())] if key else []
+    answered = await pool.request(b"POST", f"/rollouts/{model}/abort".encode(), headers)
+    return answered.status, json.loads(answered.body)
+
+
+PATIENT = replace(FAST, step_s=3600.0, steps=(99.9,))
+
+
+@pytest.mark.parametrize("at", ["running", "waiting"])
+@in_loop
+async def test_on_a_full_disk_an_abort_holds_at_once_and_is_written_down_later(tmp_path: Path, at: str) -> None:
+    keys = tmp_path / "keys.json"
+    admin = add_key(keys, "root", admin=True)[0]
+    triton = FakeTriton(missing={"m/2"} if at == "waiting" else set())
+    async with world(tmp_path, triton, keys=keys) as w:
+        w.store.start("m", Target("m", "2"), PATIENT)
+        await w.until(lambda row: row.state == at and row.baseline is not None)
+        with full_disk():
+            with pytest.raises(ServerError, match="can't use the state file"):
+                w.store.wish("m", "abort")
+            status, told = await abort(w.pool, key=admin)
+            assert (status, told["state"], told["written"]) == (200, "aborted", False)
+            assert "can't use the state file" in told["why"]
+            triton.missing.clear()
+            for _ in range(3):
+                assert await w.served(20, x_api_key=admin) == {"m/1": 20}
+                await asyncio.sleep(LOOK_S)
+        row = await w.until(ended)
+        assert (row.state, row.why) == ("aborted", "asked for")
+        assert [event.kind for event in w.store.events(row.id)].count("aborted") == 1
+        assert await w.served(20, x_api_key=admin) == {"m/1": 20}
+
+
+@in_loop
+async def test_a_gateway_that_does_not_judge_keeps_the_candidate_from_requests_too(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    admin = add_key(keys, "root", admin=True)[0]
+    async with world(tmp_path, FakeTriton(), keys=keys) as w, world(tmp_path, FakeTriton(), keys=keys) as other:
+        w.store.start("m", Target("m", "2"), PATIENT)
+        await w.until(lambda row: row.state == "running")
+        await asyncio.sleep(2 * LOOK_S)
+        with full_disk():
+            for each in (w, other):
+                assert (await abort(each.pool, key=admin))[1]["written"] is False
+            for _ in range(3):
+                for each in (w, other):
+                    assert await each.served(20, x_api_key=admin) == {"m/1": 20}
+                await asyncio.sleep(LOOK_S)
+        assert (await w.until(ended)).state == "aborted"
+
+
+@in_loop
+async def test_an_abort_is_for_admins_and_for_what_is_under_way(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    plain, admin = add_key(keys, "plain")[0], add_key(keys, "root", admin=True)[0]
+    async with world(tmp_path, FakeTriton(), keys=keys) as w:
+        assert (await abort(w.pool, key=admin))[0] == 409
+        w.store.start("m", Target("m", "2"), PATIENT)
+        await w.until(lambda row: row.state == "running")
+        await asyncio.sleep(2 * LOOK_S)
+        assert (await abort(w.pool))[0] == 401
+        assert (await abort(w.pool, key=plain))[0] == 403
+        assert w.store.current()[0].wish is None
+        status, told = await abort(w.pool, key=admin)
+        assert (status, told) == (200, {"model": "m", "state": "aborted", "written": True, "why": ""})
+        assert (await w.until(ended)).state == "aborted"
+        assert (await abort(w.pool, key=admin))[0] == 409
 
 
 @pytest.mark.parametrize("wish", ["abort", "promote", None])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from serve.gateway.errors import GatewayError, RateLimitedError
 from serve.gateway.oip.sequence import Named
 from serve.rollout.plan import Target
 
-MODEL = Target("counts")
+MODEL, COUNTS = Target("counts"), Target("counts", "1")
 WAIT_S = 0.02
 
 
@@ -21,14 +23,14 @@ class Server:
 
     def __init__(self, slots: int = 4, idle_s: float = 600.0, wait_s: float = WAIT_S) -> None:
         self.now = 0.0
-        self.batcher = Batcher("counts", slots, idle_s)
+        self.batcher = Batcher("counts", "1", slots, idle_s)
         self.ended: list[int | str] = []
         self.hears = True
         self.slots = Slots(wait_s, lambda: self.now)
         self.slots.follow(self.end)
 
-    async def end(self, target: Target, sequence: int | str) -> bool:
-        assert target == MODEL
+    async def end(self, target: Target, batcher: Batcher, sequence: int | str) -> bool:
+        assert (target, batcher) == (MODEL, self.batcher)
         self.ended.append(sequence)
         if self.hears is None:
             raise GatewayError("Triton is away")
@@ -81,7 +83,7 @@ async def test_each_key_that_waits_comes_to_a_slot() -> None:
     server.held("bad", 1, 2, 3, 4)
     for number, who in enumerate(("a", "b", "c"), 50):
         waiting = server.asked(who, number, start=True)
-        await until(lambda: len(server.slots._shared["counts"].sequences) <= 4)
+        await until(lambda: len(server.slots._shared[COUNTS].sequences) <= 4)
         waiting.leave(200)
     assert server.ended == [3, 4, 2]
     waiting = server.asked("d", 60, start=True)
@@ -185,7 +187,7 @@ async def test_one_whose_first_request_was_refused_is_nobody_s_however_it_goes_o
     second.leave(None)
     await asyncio.sleep(0)
     assert server.ended == []
-    assert not server.slots._shared["counts"].sequences
+    assert not server.slots._shared[COUNTS].sequences
 
 
 @running
@@ -213,7 +215,7 @@ def test_what_triton_can_t_be_told_of_is_refused_until_it_is_idle(hears: bool | 
         await asyncio.sleep(0.01)
         with pytest.raises(SequenceEndedError):  # not even anew: that would keep its slot
             server.asked("bad", 2, start=True)
-        await until(lambda: 2 not in server.slots._shared["counts"].sequences)
+        await until(lambda: 2 not in server.slots._shared[COUNTS].sequences)
         server.asked("bad", 2, start=True).leave(200)
         waiting.leave(200)
 
@@ -231,13 +233,56 @@ async def test_sequences_that_were_begun_elsewhere_count_too() -> None:
 
 
 @running
+async def test_versions_have_slots_and_sequences_of_their_own() -> None:
+    server = Server()
+    ended: list[tuple[Target, Batcher, int | str]] = []
+
+    async def end(*sequence: Any) -> bool:
+        ended.append(sequence)
+        return True
+
+    server.slots.follow(end)
+    two = replace(server.batcher, version="2")
+    server.held("bad", 1, 2, 3, 4)
+
+    def begun(who: str, sequence: int) -> Turn:
+        turn = server.slots.asked(two, MODEL, Named(sequence, sequence, start=True), who)
+        assert turn is not None
+        assert turn.waits, "the same id is another sequence"
+        turn.sends()
+        return turn
+
+    waiting = begun("good", 1)
+    await asyncio.sleep(5 * WAIT_S)
+    assert ended == [], "the other version's are in nobody's way"
+    waiting.leave(200)
+    for sequence in (2, 3, 4):
+        begun("bad", sequence).leave(200)
+    waiting = begun("good", 5)
+    await until(lambda: ended)
+    assert ended == [(MODEL, two, 4)], "where it is"
+    waiting.leave(200)
+    server.asked("bad", 4).leave(200)  # of the other version
+
+
+@running
+async def test_batchers_of_versions_that_are_gone_are_forgotten() -> None:
+    server = Server(idle_s=10.0)
+    for number in range(100):
+        server.batcher = replace(server.batcher, version=str(number))
+        server.held("one", 1)
+        server.now += 100.0
+    assert len(server.slots._shared) == 1
+
+
+@running
 async def test_nothing_is_remembered_of_requests_that_triton_refused() -> None:
     server = Server()
     for sequence in range(1000):
         server.asked("bad", sequence).leave(400)
         server.asked("bad", sequence, start=True).leave(400)
         server.asked("bad", sequence, start=True, end=True).leave(200)
-    assert server.slots._shared["counts"].sequences == {}
+    assert server.slots._shared[COUNTS].sequences == {}
 
 
 @pytest.mark.parametrize("known", ["no batcher", "no wait"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,9 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def kept(state: Path, of: State, analysis: Analysis) -> None:
+def kept(state: Path, of: State, analysis: Analysis, sticky: str = "") -> None:
     store = Store(state)
-    row = store.start("m", Target("m", "2"), Plan(shadow=0.0), Target("m", "1"))
+    row = store.start("m", Target("m", "2"), Plan(shadow=0.0, sticky=sticky), Target("m", "1"))
     store.claim(row, "me")
     store.save(
         row.id, "me", state=of, step=1, seconds=3.0, why=BEFORE, baseline=Target("m", "1"),
@@ -145,3 +146,60 @@ def test_so_much_feedback_is_a_proof(every: float, some: int) -> None:
         analysis.reported("candidate", wrong=count % every == 1)
         analysis.reported("baseline", wrong=count % every == 10)
     assert 0.6 * some < count < 1.4 * some
+
+
+@pytest.mark.parametrize("wish", ["promote", "abort"])
+def test_a_wish_that_nobody_carries_out_is_told_as_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    monkeypatch.setattr(command, "TAKEN_UP_S", 0.01)
+    path = tmp_path / "s.db"
+    Store(path).start("m", Target("m", "2"), Plan(), Target("m", "1"))
+    found = told(capsys, wish, "m", "--state", str(path))
+    assert f"no gateway has taken the rollout up yet; one that starts with --state {path} will" in found
+    kept(tmp_path / "t.db", "running", Analysis(Plan(), 0.1))
+    found = told(capsys, wish, "m", "--state", str(tmp_path / "t.db"))
+    assert "no gateway has taken" not in found
+    assert "the gateway that judges the rollout has been silent for" in found
+    assert "carried out as that one, or another, starts with --state" in found
+    assert ("POST /rollouts/m/abort" in found) == (wish == "abort")
+
+
+def test_who_can_not_write_down_an_abort_is_told_how_to_abort_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s.db"
+    kept(path, "running", Analysis(Plan(), 0.1))
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["rollout", "abort", "m", "--state", str(path)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert ended.value.code == 2
+    assert "POST /rollouts/m/abort, with a key with admin" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "share"),
+    [
+        (130, 130, "; in this step it answered 50% of the requests (130 of 260)"),
+        (0, 260, "answered 0% of the requests (0 of 260), as with few clients: leave --sticky out"),
+        (260, 0, "answered 100% of the requests (260 of 260), the baseline none"),
+        (0, 0, "; none has asked in this step"),
+    ],
+)
+def test_with_few_clients_that_stay_the_share_is_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mine: int, theirs: int, share: str
+) -> None:
+    analysis = Analysis(Plan(), 0.25)
+    for _ in range(mine):
+        analysis.candidate(Outcome(False, 0.01))
+    for _ in range(theirs):
+        analysis.baseline(Outcome(False, 0.01))
+    kept(tmp_path / "s.db", "running", analysis, "key")
+    found = told(capsys, "status", "--state", str(tmp_path / "s.db"))
+    assert "25% of the keys are to meet the candidate" in found
+    assert share in found
+    assert "of the requests now go" not in found
