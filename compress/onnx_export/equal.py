@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,7 @@ def equal_throughout(
     steps: tuple[int, int] = (0, 0),
     doubted: Callable[[Arrays, StageError], None] = lambda _inputs, _err: None,
     both: bool = False,
+    logistic: Collection[str] = (),
 ) -> dict[str, dict[str, Any]]:
     """Prove that two models give the same answers: to random inputs at every batch, at one with other sizes, on data.
 
@@ -74,6 +75,7 @@ def equal_throughout(
         doubted: is given what the second fails at first, and may raise another error.
         both: where the second fails at the first other sizes that the first model takes, to try such as both take:
             ONNX Runtime gives answers for pictures that are smaller than a pooling's window, which torch refuses.
+        logistic: see `differences`.
 
     Returns:
         How far they are apart, as JSON values, by what they were compared on.
@@ -94,7 +96,7 @@ def equal_throughout(
             here = f"; {words.fixed.format(', '.join(moved))}"
             said = dataclasses.replace(words, fails=words.fails + here, differs=words.differs + here)
         try:
-            parity[key] = _equal(first, second, signature, inputs, told, said, tolerance)
+            parity[key] = _equal(first, second, signature, inputs, told, said, tolerance, logistic)
         except StageError as err:
             doubted(inputs, err)
             raise
@@ -157,6 +159,7 @@ def _equal(
     told: str,
     words: Wording,
     tolerance: float,
+    logistic: Collection[str],
 ) -> dict[str, Any]:
     """Prove that two models give the same answers to some inputs; gives how far these are apart, as JSON values.
 
@@ -203,7 +206,7 @@ def _equal(
                 why=f"it says that the model gives {spec}, and it gives {kinds[0]}",
                 mend="save the model again with compress.save",
             )
-    found = differences(expected, got, tolerance)
+    found = differences(expected, got, tolerance, logistic)
     for name, apart in found.items():
         if not apart.fits:
             here, there = (list(answers[name].shape) for answers in (expected, got))

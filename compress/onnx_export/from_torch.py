@@ -18,6 +18,7 @@ import torch
 from compress.artifact import Signature
 from compress.data.dataset import Dataset
 from compress.errors import StageError
+from compress.formats.onnx.scope import made_by
 from compress.model import Model, OnnxModel, TorchModel, example_inputs
 from compress.model.infer import elsewhere, proven, runs_at
 from compress.onnx_export.equal import BATCHES, Wording, equal_throughout, sizes_assumed
@@ -69,9 +70,11 @@ class OnnxFromTorch:
         _check_file(path, model.signature)
         given = OnnxModel(path, model.signature, model.ranges)
         torches, onnxes = TorchBackend(model, torch.get_num_threads()), OnnxBackend(given, threads=1)
+        logistic = made_by("Sigmoid", onnx.load(path, load_external_data=False).graph)
         parity = equal_throughout(
-            model.module, torches, onnxes, model.signature, self.data, progress, Wording(), steps=(1, 1)
-        )
+            model.module, torches, onnxes, model.signature, self.data, progress, Wording(), steps=(1, 1),
+            logistic=logistic,
+        )  # fmt: skip
         progress(trials + 2, trials + 2, "equal to torch")
         worst = max(figures["max_abs_error"] for figures in parity.values())
         sizes = model.signature.sizes_text

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import onnx
+
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.evaluate.parity import TOLERANCE
+from compress.formats.onnx.scope import made_by
 from compress.formats.onnx_layers.graph import NOT_PRUNED, layers_of
 from compress.model import Model, OnnxModel, TorchModel, sample_inputs
 from compress.onnx_export.equal import Wording, equal_throughout, sizes_assumed
@@ -89,6 +92,8 @@ def _proven(
     before, after = OnnxBackend(OnnxModel(model.path, signature), cores()), TorchBackend(given, cores())
     words = Wording("the file, taken back to layers,", "in the original", MEND, MEND, FIXED)
     tolerance = HALF_TOLERANCE if half else TOLERANCE
+    logistic = made_by("Sigmoid", onnx.load(model.path, load_external_data=False).graph)
     return equal_throughout(
-        model.module, before, after, signature, data, progress, words, tolerance=tolerance, both=True
-    )
+        model.module, before, after, signature, data, progress, words, tolerance=tolerance, both=True,
+        logistic=logistic,
+    )  # fmt: skip

@@ -17,6 +17,7 @@ __all__ = [
     "inner_bodies",
     "inner_names",
     "inner_nodes",
+    "made_by",
     "name_nodes",
     "names_in",
     "opset_of",
@@ -25,11 +26,26 @@ __all__ = [
     "sort",
 ]
 
+_MOVES = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice")
+
 
 def bodies(node: NodeProto) -> list[GraphProto]:
     """The graphs that a node holds: branches of an If, the body of a Loop or a Scan."""
     found = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
     return found + [graph for attribute in node.attribute for graph in attribute.graphs]
+
+
+def made_by(kind: str, graph: GraphProto) -> set[str]:
+    """Outputs that an operator of that kind makes, or that are moved from what one made."""
+    makers = {name: node for node in graph.node for name in node.output}
+    found = set()
+    for value in graph.output:
+        node = makers.get(value.name)
+        while node is not None and node.op_type in _MOVES:
+            node = makers.get(node.input[0])
+        if node is not None and node.op_type == kind:
+            found.add(value.name)
+    return found
 
 
 def inner_bodies(graph: GraphProto) -> Iterator[GraphProto]:

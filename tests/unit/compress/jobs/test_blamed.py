@@ -20,12 +20,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network whose middle layer is rounded coarsely in INT8, and one that is not; with labels that they know."""
     folder = tmp_path_factory.mktemp("blamed")
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    first, middle = nn.Linear(8, 16), nn.Linear(16, 16)
+    module = nn.Sequential(first, nn.ReLU(), middle, nn.ReLU(), nn.Linear(16, 4)).eval()
     x = np.random.default_rng(0).normal(size=(400, 8)).astype(np.float32)
     compress.save(module, folder / "fine.pt", inputs="x:float32[batch,8]")
     with torch.no_grad():
-        module[0].weight[0], module[0].bias[0] = 0.0, 0.0
-        module[2].weight[:, 0] = 60.0  # of a channel that is 0: only the step of the others' weights grows
+        first.weight[0], first.bias[0] = 0.0, 0.0
+        middle.weight[:, 0] = 60.0  # of a channel that is 0: only the step of the others' weights grows
         labels = module(torch.from_numpy(x)).argmax(1).numpy()
     compress.save(module, folder / "coarse.pt", inputs="x:float32[batch,8]")
     np.savez(folder / "data.npz", x=x, y=labels)

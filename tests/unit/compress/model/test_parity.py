@@ -119,6 +119,14 @@ def test_the_unit_that_an_output_is_in_makes_no_difference(values: np.ndarray[An
         assert difference(scale * values, scale * got).fits == fits
 
 
+def test_an_output_of_a_sigmoid_has_the_scale_of_1_however_small_its_values_are() -> None:
+    nothing_found = 2e-6 * CLASSES / CLASSES.max()
+    rounded = nothing_found + np.float32(1.5e-7) * np.sign(LOGITS[0, 0])
+    for logistic, fits in (((), False), (("seen",), True)):
+        assert differences({"seen": nothing_found}, {"seen": rounded}, logistic=logistic)["seen"].fits == fits
+    assert not differences({"seen": nothing_found}, {"seen": 0 * rounded}, logistic=("seen",))["seen"].fits
+
+
 def test_each_output_is_judged_by_itself() -> None:
     found = differences({"box": 640 * LOGITS, "label": CLASSES}, {"box": 640 * LOGITS, "label": 0 * CLASSES})
     assert {name: apart.fits for name, apart in found.items()} == {"box": True, "label": False}

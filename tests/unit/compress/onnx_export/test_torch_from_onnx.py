@@ -279,6 +279,16 @@ def test_a_picture_is_brought_to_the_size_of_another(tmp_path: Path) -> None:
     assert str(model.signature.outputs[0]) == "y:float32[batch,4,height,width]"
 
 
+def test_a_detector_that_finds_nothing_is_held_against_what_a_sigmoid_rounds(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["logits"]),
+        helper.make_node("Sigmoid", ["logits"], ["seen"]),
+        helper.make_node("Transpose", ["seen"], ["y"], perm=[0, 2, 3, 1]),
+    ]
+    weights = {"w": normal(4, 4, 3, 3), "b": np.full(4, -16, F32)}
+    assert taken_back(load_onnx(stored(nodes, weights, IMAGE, tmp_path)))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_file_that_gives_no_numbers_is_not_said_to_be_taken_back_wrongly(value: float, tmp_path: Path) -> None:
     weight = normal(6, 5)
