@@ -53,6 +53,7 @@ class ModelMetadata:
             known, a text would end Triton.
         steps: models, and their versions (None for Triton's choice), that an ensemble asks.
         decoupled: whether it gives any number of answers to a request; None where nothing is known.
+        task: what `serve pack` says that it does; "" where nobody says.
         batcher: of its sequences; None where it has none, or nothing is known.
     """
 
@@ -69,6 +70,7 @@ class ModelMetadata:
     steps: tuple[tuple[str, str | None], ...] = ()
     decoupled: bool | None = None
     batcher: Batcher | None = None
+    task: str = ""
 
     @property
     def answer_bytes(self) -> float:
@@ -114,7 +116,7 @@ class ModelMetadata:
             decoupled = bool(known.get("model_transaction_policy", {}).get("decoupled")) if config is not None else None
             return cls(
                 data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
-                decoupled, _batcher(known, data["name"]),
+                decoupled, _batcher(known, data["name"]), parameters.get("task", {}).get("string_value", ""),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err
