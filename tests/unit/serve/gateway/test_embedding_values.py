@@ -72,7 +72,8 @@ def test_answers_are_joined_in_order_and_tokens_added() -> None:
 def test_base64_is_of_single_precision_as_openais_is() -> None:
     told = orjson.loads(embeddings_of([answer([[0.1, -2]])], BY, "m", 1, True))
     assert (
-        np.frombuffer(base64.b64decode(told["data"][0]["embedding"]), "<f4").tolist() == np.float32([0.1, -2]).tolist()
+        np.frombuffer(base64.b64decode(told["data"][0]["embedding"]), "<f4").tolist()
+        == np.array([0.1, -2], np.float32).tolist()
     )
     assert told["usage"]["total_tokens"] == 0
 
