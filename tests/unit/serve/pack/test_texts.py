@@ -66,6 +66,15 @@ def test_hooks_of_the_users_own_stand_alone(tmp_path: Path) -> None:
         packed(artifact, hooks=hook_file(tmp_path, HOOKS), text=True)
 
 
+def test_users_hooks_can_be_told_to_give_embeddings(tmp_path: Path) -> None:
+    artifact = tiny_artifact(tmp_path / "artifact")
+    own = PackOptions(models={"ensemble": {"parameters": {"task": "embeddings"}}})
+    packed(artifact, hooks=hook_file(tmp_path, HOOKS), options=own)
+    parameters = parse((tmp_path / "models/words/config.pbtxt").read_text()).parameters
+    assert parameters["task"].string_value == "embeddings"
+    assert parameters["part_of"].string_value == "words"
+
+
 def test_pairs_are_taken_where_the_artifact_or_the_user_says_so(tmp_path: Path) -> None:
     told = artifact_of_texts(tmp_path / "told", columns=Columns(pair="other"))
     assert names(packed(told))[0] == ["text", "text_pair"]
