@@ -212,7 +212,10 @@ def _back(source: Artifact) -> str:
     shape = item_shape(spec, batched=True)
     if len(shape) != 1 or spec.dtype not in FLOATS or int(shape[0]) > MOST_CLASSES:
         return ""
-    classes, name = int(shape[0]), tensor.name
+    classes = int(shape[0])
+    name = tensor.name if tensor.name == "logits" else f"{tensor.name}_"  # it may be a name of the module's
+    if not name.isidentifier():
+        return ""
     if classes == 1:
         return f'''
 class Answer(NamedTuple):

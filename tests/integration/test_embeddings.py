@@ -131,6 +131,7 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"input": {"text": "word1"}}, 400, "input", "input 0 is no text"),
     ({"input": ["word1"] * 2049}, 400, "input", "2048 are allowed"),
     ({"input": ["word1"] * 20 + ["word1 " * 40_000]}, 400, "input", "240,000 characters"),
+    ({"input": ["word1 " * 20_000, ""]}, 400, "input", "input 1 is empty"),  # read in another process
     ({"dimensions": 16}, 400, "dimensions", "its own have 32"),
     ({"dimensions": True}, 400, "dimensions", "no number above 0"),
     ({"encoding_format": "hex"}, 400, "encoding_format", "neither 'float' nor 'base64'"),

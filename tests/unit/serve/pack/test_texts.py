@@ -24,10 +24,10 @@ TOKENS = ("input_ids", "attention_mask")
 
 def artifact_of_texts(
     folder: Path, names: tuple[str, ...] = TOKENS, length: str = "length", task: str = "sequence-classification",
-    **changes: Any,
+    output: str = "logits", **changes: Any,
 ) -> Path:  # fmt: skip
     """Sums of tokens as the scores of two classes, with a tokenizer of words."""
-    place = ids(folder, names, length)
+    place = ids(folder, names, length, output)
     (place / "processor").mkdir()
     words = tokenizer_file(place / "processor").rename(place / "processor/tokenizer.json")
     files = {words.name: sha256_of(words)}
@@ -140,6 +140,12 @@ def test_labels_that_do_not_exclude_each_other_are_judged_apart(tmp_path: Path) 
     (answer,) = hooks.postprocess(scores)
     assert answer.label == "bright"
     assert answer.scores.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("output", ["np", "LABELS", "class-scores", "0", "made"])
+def test_an_output_of_any_name_is_judged(tmp_path: Path, output: str) -> None:
+    place = artifact_of_texts(tmp_path / "artifact", output=output)
+    assert names(packed(place))[1] in (["label", "probability", "scores", "tokens"], [output, "tokens"])
 
 
 def test_the_text_hooks_can_stand_in_a_pipeline(tmp_path: Path) -> None:
