@@ -12,10 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
 from starlette.responses import Response
 from starlette.types import Scope
 
@@ -23,8 +21,8 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
 from serve.gateway.edge.asking import CLIENT_LEFT, unless_client_leaves
 from serve.gateway.edge.bodies import read_body
+from serve.gateway.edge.embedding_schemas import ANSWERS, BODY, OF_MODELS, Embeddings, Model, Models
 from serve.gateway.edge.embedding_values import (
-    MOST_TEXTS,
     OTHERS,
     Asked,
     Embedder,
@@ -34,7 +32,7 @@ from serve.gateway.edge.embedding_values import (
     parts_of,
     unknown,
 )
-from serve.gateway.edge.openai_errors import OpenAIProblem, ParameterError
+from serve.gateway.edge.openai_errors import ParameterError
 from serve.gateway.edge.together import together
 from serve.gateway.edge.way import Way
 from serve.gateway.errors import (
@@ -61,98 +59,14 @@ AT_ONCE = 4  # parts of a request that are under way at a time
 LONG_ANSWER = 256 * 1024  # of embeddings, raw
 
 
-class Embedding(BaseModel):
-    """Of one text."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str = Field(description="Numbers; or base64 of them, float32, little endian.")
-
-
-class Usage(BaseModel):
-    """Tokens that the model read, those that mark a text's beginning and end among them; 0 where it does not count."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class Embeddings(BaseModel):
-    """The answer, in the order of the texts."""
-
-    object: Literal["list"]
-    data: list[Embedding]
-    model: str
-    usage: Usage
-
-
-class Model(BaseModel):
-    """A model that gives embeddings."""
-
-    id: str = Field(examples=["minilm"])
-    object: Literal["model"] = "model"
-    created: int = 0
-    owned_by: str = "serve"
-
-
-class Models(BaseModel):
-    """Those that are ready, and that the key may ask."""
-
-    object: Literal["list"] = "list"
-    data: list[Model]
-
-
-_TEXT = {"type": "string", "minLength": 1}
-_BODY = {
-    "required": True,
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "required": ["model", "input"],
-                "additionalProperties": False,
-                "properties": {
-                    "model": {"type": "string", "minLength": 1},
-                    "input": {
-                        "anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MOST_TEXTS}]
-                    },
-                    "encoding_format": {"enum": ["float", "base64"], "default": "float"},
-                    "dimensions": {"type": "integer", "minimum": 1, "description": "Those of the model, or left out."},
-                    "user": {"type": "string", "description": "Taken, and not used."},
-                },
-            },
-            "example": {"model": "minilm", "input": ["The quick brown fox jumps over the lazy dog."]},
-        }
-    },
-}
-_PROBLEMS = {
-    400: "A field that can't be taken: `param` names it; or a text that the model refuses.",
-    401: "No key, or none that is known, where the gateway asks for one.",
-    403: "The key may not ask this model.",
-    404: "No such model.",
-    413: "The body is over the gateway's bound.",
-    415: "A content type that is not read.",
-    429: "The key has sent too many requests; Retry-After says when to go on.",
-    500: "The model failed.",
-    502: "The model server's answer broke off, or is no embeddings.",
-    503: "The model server can't be reached, or has too much to do.",
-    504: "The model server took too long.",
-}
-_ANSWERS: dict[int | str, dict[str, Any]] = {
-    status: {"model": OpenAIProblem, "description": told} for status, told in _PROBLEMS.items()
-}
-_OF_MODELS: dict[int | str, dict[str, Any]] = {
-    status: _ANSWERS[status] for status in (401, 403, 404, 429, 502, 503, 504)
-}
-
-
 def embeddings_router(settings: Settings, way: Way) -> APIRouter:
     """The routes, bound to one upstream."""
     router = APIRouter(tags=["OpenAI"])
     gate = way.gate
 
     @router.post(
-        "/v1/embeddings", summary="Embeddings of texts", openapi_extra={"requestBody": _BODY},
-        responses={**_ANSWERS, 200: {"model": Embeddings, "description": "One for each text."}},
+        "/v1/embeddings", summary="Embeddings of texts", openapi_extra={"requestBody": BODY},
+        responses={**ANSWERS, 200: {"model": Embeddings, "description": "One for each text."}},
     )  # fmt: skip
     async def embeddings(request: Request) -> Response:
         """A text, or a list of them, becomes a vector each.
@@ -202,7 +116,7 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
         finally:
             share.close()
 
-    @router.get("/v1/models", summary="Models that give embeddings", responses=_OF_MODELS)
+    @router.get("/v1/models", summary="Models that give embeddings", responses=OF_MODELS)
     async def models(request: Request) -> Models:
         identity: Identity = request.state.identity
         found = []
@@ -213,7 +127,7 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
                         found.append(Model(id=name))
         return Models(data=found)
 
-    @router.get("/v1/models/{model}", summary="A model that gives embeddings", responses=_OF_MODELS)
+    @router.get("/v1/models/{model}", summary="A model that gives embeddings", responses=OF_MODELS)
     async def one_model(model: str) -> Model:
         await _embedder(way, Asked(model, (), False, None), way.releases.get(model), status=404)
         return Model(id=model)

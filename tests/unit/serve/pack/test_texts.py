@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
 from compress.artifact import Artifact, sha256_of
 from compress.errors import HookError, RepositoryError, ToolkitError
@@ -16,7 +18,7 @@ from serve.config.pbtxt import parse
 from serve.hooks.load import load_hooks
 from serve.hooks.served_texts import served_texts
 from serve.pack.write import Packed, PackOptions, pack
-from tests.serve_models import HOOKS, hook_file, tiny_artifact
+from tests.serve_models import HOOKS, artifact_of, hook_file, tiny_artifact
 from tests.starting_models import ids, tokenizer_file
 
 TOKENS = ("input_ids", "attention_mask")
@@ -28,6 +30,10 @@ def artifact_of_texts(
 ) -> Path:  # fmt: skip
     """Sums of tokens as the scores of two classes, with a tokenizer of words."""
     place = ids(folder, names, length, output)
+    return with_tokenizer(place, task, **changes)
+
+
+def with_tokenizer(place: Path, task: str, **changes: Any) -> Path:
     (place / "processor").mkdir()
     words = tokenizer_file(place / "processor").rename(place / "processor/tokenizer.json")
     files = {words.name: sha256_of(words)}
@@ -101,6 +107,24 @@ def test_what_no_text_becomes_is_left_to_tokens_and_refused_where_texts_are_aske
         found = packed(artifact)
         assert "text" not in names(found)[0]
         assert any(why in warning for warning in found.warnings)
+
+
+def test_answers_for_each_token_are_none_for_texts(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["input_ids"], ["real"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Mul", ["real", "mask"], ["kept"]),
+        helper.make_node("Unsqueeze", ["kept", "last"], ["logits"]),
+    ]
+    specs = [f"{name}:int64[batch,length]" for name in TOKENS]
+    last = {"last": np.array([2], np.int64)}
+    artifact = artifact_of(tmp_path / "artifact", nodes, specs, ["logits:float32[batch,length,1]"], last)
+    with_tokenizer(artifact, "token-classification")
+    with pytest.raises(HookError, match="something for each token"):
+        packed(artifact, text=True)
+    found = packed(artifact)
+    assert names(found) == (list(TOKENS), ["logits"])
+    assert any("takes tokens as arrays" in warning for warning in found.warnings)
 
 
 def test_a_model_without_a_tokenizer_takes_no_texts(tmp_path: Path) -> None:
