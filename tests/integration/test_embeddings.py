@@ -193,8 +193,21 @@ def test_keys_are_asked_for_and_each_part_is_charged(triton: str, tmp_path: Path
             client.embeddings.create(model="encoder", input="word1")
             with pytest.raises(openai.RateLimitError) as caught:
                 client.embeddings.create(model="encoder", input=["word1"] * (LARGEST + 1))
+            with pytest.raises(openai.RateLimitError):
+                client.embeddings.create(model="encoder", input="word1")
         assert caught.value.code == "rate_limit_exceeded"
         assert int(caught.value.response.headers["retry-after"]) > 0
+
+
+def test_what_a_key_could_never_send_at_once_is_told_not_put_off(triton: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    slow = add_key(keys, "slow", models=("encoder",), rate=100, burst=2)[0]
+    with (
+        gateway_thread(Settings(upstream=(triton,), port=0, keys=keys)) as url,
+        client_of(url, slow) as client,
+        pytest.raises(openai.BadRequestError, match="3 requests of 8 texts, and the key may send 2 at once"),
+    ):
+        client.embeddings.create(model="encoder", input=["word1"] * (2 * LARGEST + 1))
 
 
 def test_requests_are_counted_by_their_model(client: openai.OpenAI, url: str) -> None:

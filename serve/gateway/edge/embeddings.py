@@ -91,8 +91,7 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
             by = await _embedder(way, asked, release)
             parts, count = parts_of(asked.texts, by), len(asked.texts)
             asked = replace(asked, texts=())  # they are in the parts
-            for _ in parts[1:]:
-                identity.take()
+            _charge(identity, len(parts), by.most)
             share.resize(sum(len(part.body) for part in parts))
             draw = os.urandom(8)
             works = [
@@ -133,6 +132,24 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
         return Model(id=model)
 
     return router
+
+
+def _charge(identity: Identity, parts: int, most: int) -> None:
+    """Count all parts but the first, which was counted as it came.
+
+    Raises:
+        RateLimitedError: the key has to wait.
+        ParameterError: waiting would not help.
+    """
+    if parts > 1 and identity.bucket is not None and parts > identity.bucket.burst:
+        raise ParameterError(
+            "input",
+            f"input is too long for the key {identity.name!r}",
+            why=f"it counts as {parts} requests of {most} texts, and the key may send {identity.bucket.burst} at once",
+            mend="send fewer texts at a time",
+        )
+    for _ in range(1, parts):
+        identity.take()
 
 
 async def _asked(
