@@ -84,7 +84,7 @@ def made(name: str, served_as: str, folder: Path, data: dict[str, Path]) -> dict
             last = report.stages[-1].measured
             row |= {"cosine": last.value, "smaller": report.gains["size"]}
             row["int8"] = report.stages[-1].did
-            pack(artifact.folder, repository=folder / "models", name=served_as)
+            pack(artifact.folder, repository=folder / "models", name=served_as, text=False)
     except ToolkitError as err:
         row["refused"] = f"{err.what}; {err.why}; {err.mend}"
     return row

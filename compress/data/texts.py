@@ -13,9 +13,9 @@ import numpy as np
 
 from compress.console.wording import AssumedWarning, counted
 from compress.data.class_names import number_of
-from compress.data.tokenizer import open_tokenizer
 from compress.errors import DatasetError
 from compress.processor import Processor
+from compress.tokenizer.open import open_tokenizer
 from compress.vetting.tables import Row, rows_of
 
 __all__ = ["write_tokens"]
@@ -41,6 +41,8 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
         MissingExtraError: tokenizers is not installed.
     """
     tokenizer = open_tokenizer(processor)
+    for note in tokenizer.notes:
+        warnings.warn(note, AssumedWarning, stacklevel=2)
     lengths: list[int] = []
     labels: list[Any] = []
     columns: dict[str, None] = {}

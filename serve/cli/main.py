@@ -80,6 +80,8 @@ def pack(
     config: Path | None = None,
     input_: Annotated[tuple[str, ...], Parameter(name="--input")] = (),
     output: Annotated[tuple[str, ...], Parameter(name="--output")] = (),
+    text: bool | None = None,
+    text_pair: bool | None = None,
     options: Annotated[PackOptions | None, Flat] = None,
 ) -> None:
     """Write an artifact into a Triton model repository.
@@ -110,6 +112,11 @@ def pack(
         Of a TensorRT plan or TorchScript file, which don't tell: each tensor as in x:float32[batch,3,224,224].
     output
         The same for what it gives.
+    text
+        Let it take texts: tokens are made of them by the tokenizer that came with the model, and the answer is its
+        embeddings, or a label and scores. By default where that can be done and no hooks are given.
+    text_pair
+        Let it take two texts a sample. By default where the model was exported with --text-pair-column.
     """
     from compress.artifact import Signature, TensorSpec
     from serve.pack.write import pack as run
@@ -129,10 +136,12 @@ def pack(
         keep=keep,
         edits=edits,
         signature=signature,
+        text=text,
+        text_pair=text_pair,
     )
     out.print(f"wrote version {packed.version} of {', '.join(packed.models)} into {repository}")
-    for text in packed.warnings:
-        out.print(f"[yellow]![/] {escape(text)}")
+    for warning in packed.warnings:
+        out.print(f"[yellow]![/] {escape(warning)}")
     for field in packed.kept:
         out.print(f"kept your edit of {escape(field)}")
     if packed.dropped:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from serve import __version__
@@ -23,13 +23,16 @@ from serve.gateway.access.metrics import PlacesCollector
 from serve.gateway.access.slots import Batcher
 from serve.gateway.edge.admin import admin_router
 from serve.gateway.edge.direct import Direct
+from serve.gateway.edge.embeddings import embeddings_router
 from serve.gateway.edge.feedback_route import feedback_router
 from serve.gateway.edge.guard import GuardMiddleware
 from serve.gateway.edge.infer import InferEndpoint
+from serve.gateway.edge.openai_errors import refusal
 from serve.gateway.edge.predict import predict_router
 from serve.gateway.edge.rollouts_route import rollouts_router
 from serve.gateway.edge.routes import health_router, protocol_router
-from serve.gateway.errors import EndsError, GatewayError, Refusal, UpstreamDownError
+from serve.gateway.edge.way import Way
+from serve.gateway.errors import EndsError, GatewayError, UpstreamDownError
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.observe.access_log import AccessLog
 from serve.gateway.observe.history import History
@@ -53,7 +56,7 @@ from serve.rollout.plan import Target
 __all__ = ["Parts", "create_app"]
 
 DESCRIPTION = (
-    "Models behind Triton. `POST /predict/{model}` takes files and plain values; "
+    "Models behind Triton. `POST /predict/{model}` takes files and plain values; `POST /v1/embeddings` is OpenAI's; "
     "`POST /v2/models/{model}[/versions/{version}]/infer` is the Open Inference Protocol v2, JSON and binary."
 )
 
@@ -72,7 +75,7 @@ class _App(FastAPI):
             if scope["type"] != "http" or not self.state.draining:
                 raise
             with suppress(RuntimeError):  # the answer has begun
-                await Refusal(EndsError())(scope, receive, send)
+                await refusal(EndsError(), scope)(scope, receive, send)
                 return
             raise
 
@@ -196,7 +199,9 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
     def draining() -> bool:
         return bool(app.state.draining)
 
-    app.include_router(predict_router(settings, gate, releases, upstream, contracts, released))
+    way = Way(gate, releases, upstream, contracts, released)
+    app.include_router(predict_router(settings, way))
+    app.include_router(embeddings_router(settings, way))
     app.include_router(protocol_router(upstream, draining))
     app.include_router(health_router(upstream, telemetry, draining))
     app.include_router(rollouts_router(releases))
@@ -216,19 +221,24 @@ def _answer_errors(app: FastAPI) -> None:
     """Every error is JSON with an "error"."""
 
     @app.exception_handler(GatewayError)
-    async def refused(_: Request, err: GatewayError) -> Response:
-        return Refusal(err)
+    async def refused(request: Request, err: GatewayError) -> Response:
+        return refusal(err, request.scope)
+
+    def told(request: Request, err: GatewayError, headers: Mapping[str, str] | None = None) -> Response:
+        answer = refusal(err, request.scope)
+        answer.headers.update(headers or {})
+        return answer
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, err: HTTPException) -> Response:
         what = "Not Found" if err.status_code == 404 else str(err.detail)
         why = f"there is no {request.method} {request.url.path} here"
-        return JSONResponse({"error": what, "why": why, "mend": "see /docs"}, err.status_code, err.headers)
+        return told(request, GatewayError(what, why=why, mend="see /docs", status=err.status_code), err.headers)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, err: RequestValidationError) -> Response:
-        return JSONResponse({"error": "the request does not fit the route", "why": str(err)}, 422)
+    async def invalid(request: Request, err: RequestValidationError) -> Response:
+        return told(request, GatewayError("the request does not fit the route", why=str(err), status=422))
 
     @app.exception_handler(Exception)
-    async def bug(_: Request, err: Exception) -> Response:
-        return JSONResponse({"error": "the gateway failed", "why": type(err).__name__}, 500)
+    async def bug(request: Request, err: Exception) -> Response:
+        return told(request, GatewayError("the gateway failed", why=type(err).__name__))

@@ -299,10 +299,10 @@ def bare(err: E) -> E:
 
 
 class Refusal(Response):
-    """The answer that a GatewayError makes."""
+    """The answer that a GatewayError makes; `body` is what a route's own clients read in place of the error's."""
 
-    def __init__(self, error: GatewayError) -> None:
-        super().__init__(error.body, error.status, media_type="application/json")
+    def __init__(self, error: GatewayError, body: bytes | None = None) -> None:
+        super().__init__(error.body if body is None else body, error.status, media_type="application/json")
         self.raw_headers += error.headers
         bare(error)  # this may take seconds
         self._discard_bytes, self._discard_s = 0, DISCARD_S

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from serve.hooks.image_settings import ImageSettings
 from serve.hooks.starting import Part
 
-__all__ = ["images", "labels", "number", "rows"]
+__all__ = ["images", "labels", "list_of", "number", "rows"]
 
 LINE = 120 - len("LABELS = ")  # letters
 
@@ -192,7 +192,7 @@ def labels(*, output: str, classes: int, probabilities: bool, names: Sequence[st
         body = f"    return Answer(LABELS[int({output}.argmax())], float({output}.max()))"
     if alone:
         body = f"    {output} = {output}[0]  # the network's batch is of one\n{body}"
-    held = _list_of(names) if names else f"[str(number) for number in range({classes})]"
+    held = list_of(names) if names else f"[str(number) for number in range({classes})]"
     code = f'''
 # The network's classes, in its order.
 LABELS = {held}
@@ -222,7 +222,7 @@ def test_the_highest_score_is_the_answer() -> None:
     return Part(says, code, test, imports, ("import numpy as np",), results=("label", "probability"))
 
 
-def _list_of(words: Sequence[str]) -> str:
+def list_of(words: Sequence[str]) -> str:
     """A list in Python's source: JSON's escapes are Python's, and what can't be seen is escaped, too."""
     told = [
         "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in quoted)

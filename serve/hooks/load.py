@@ -13,11 +13,13 @@
 
     def example() -> dict[str, object]: ...              # optional: one sample of the served model's inputs
 
-Either function may be left out. `preprocess` gives the network's input, or a dict by name when there are several.
-`postprocess` gives a NamedTuple, or one bare value, which is served as "result". No array has a batch dimension. An
-output of the network that is no Python name has an underscore for each character that is none; where that makes two
-the same, they are told apart by their places, as a_b_0 and a_b_1. Any may have one underscore more behind its name, as
-`np_` for an output named np. An output that postprocess does not take is not served.
+Either function may be left out. `preprocess` gives the network's input, or a dict by name when there are several; or a
+NamedTuple of these by name and of further fields, annotated as an answer's are, which go past the network: they are
+outputs of the served model. `postprocess` gives a NamedTuple, or one bare value, which is served as "result". No array
+has a batch dimension. An output of the network that is no Python name has an underscore for each character that is
+none; where that makes two the same, they are told apart by their places, as a_b_0 and a_b_1. Any may have one
+underscore more behind its name, as `np_` for an output named np. An output that postprocess does not take is not
+served.
 
 A ValueError in preprocess tells the client that its input is bad (HTTP 400); anything else that a hook raises is the
 server's fault (500). Either fails that request alone.
@@ -35,6 +37,7 @@ import re
 import traceback
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,7 +58,7 @@ class Stage:
 
     Attributes:
         arguments: what it takes.
-        results: what it gives, in order.
+        results: what it gives, in order. Of preprocess, those that are no input of the network have no `tensor`.
         returns: "value" (one result, bare), "mapping" (by name) or "tuple" (in order).
         batchwise: whether it takes a whole batch at a time.
     """
@@ -64,6 +67,11 @@ class Stage:
     results: tuple[HookTensor, ...]
     returns: str
     batchwise: bool = False
+
+    @property
+    def passed(self) -> tuple[HookTensor, ...]:
+        """Of preprocess: what goes past the network into the answer."""
+        return tuple(item for item in self.results if not item.tensor)
 
     def spec(self) -> dict[str, Any]:
         """What serve.hooks.packed.values.Hook is made of, as JSON takes it."""
@@ -120,15 +128,17 @@ def load_hooks(path: Path, signature: Signature) -> Hooks:
         raise source.error(
             None, "it defines neither preprocess nor postprocess", "define one of them, at the top of the module"
         )
-    preprocess = None if before is None else _preprocess(source, before, inputs)
+    preprocess = None if before is None else _preprocess(source, module, before, inputs)
     postprocess = None if after is None else _postprocess(source, module, after, outputs)
     front = preprocess.arguments if preprocess else inputs
     back = postprocess.results if postprocess else outputs
-    both = sorted({item.name for item in front} & {item.name for item in back})
+    passed = preprocess.passed if preprocess else ()
+    both = sorted(name for name, count in Counter(item.name for item in (*front, *back, *passed)).items() if count > 1)
     if both:
+        twice = "an input and of an output" if both[0] in {item.name for item in front} else "two outputs"
         raise source.error(
-            "postprocess" if postprocess else "preprocess",
-            f"{both[0]!r} is the name of an input and of an output of the served model",
+            "postprocess" if postprocess and twice != "two outputs" else "preprocess",
+            f"{both[0]!r} is the name of {twice} of the served model",
             "rename one of the two: in an ensemble each tensor has its own name",
         )
     example = _example(source, module, front)
@@ -143,7 +153,7 @@ def load_hooks(path: Path, signature: Signature) -> Hooks:
     return hooks
 
 
-def _preprocess(source: Source, hook: Any, inputs: tuple[HookTensor, ...]) -> Stage:
+def _preprocess(source: Source, module: types.ModuleType, hook: Any, inputs: tuple[HookTensor, ...]) -> Stage:
     arguments = []
     names = _argument_names(source, "preprocess", hook)
     hints = _hints(source, "preprocess", hook)
@@ -162,7 +172,30 @@ def _preprocess(source: Source, hook: Any, inputs: tuple[HookTensor, ...]) -> St
     if not arguments:
         raise source.error("preprocess", "it takes no argument", "give it one for each input of the served model")
     whole = _whole(source, "preprocess", arguments)
-    return Stage(tuple(arguments), inputs, "value" if len(inputs) == 1 else "mapping", whole)
+    made = hints.get("return")
+    if not _is_named_tuple(made):
+        return Stage(tuple(arguments), inputs, "value" if len(inputs) == 1 else "mapping", whole)
+    return Stage(tuple(arguments), _made(source, module, made, inputs, whole=whole), "tuple", whole)
+
+
+def _made(
+    source: Source, module: types.ModuleType, made: Any, inputs: tuple[HookTensor, ...], *, whole: bool
+) -> tuple[HookTensor, ...]:
+    """What a preprocess gives whose result is a NamedTuple: the network's inputs, and what goes past the network."""
+    where, by_name = made.__name__, {tensor.name: tensor for tensor in inputs}
+    with Guarded(source, where, "its annotations can't be read"):
+        hints = typing.get_type_hints(made, globalns=vars(module), include_extras=True)
+    lacking = [name for name in by_name if name not in made._fields]
+    if lacking:
+        raise source.error(where, f"it has no field {lacking[0]!r}", "give it one for each input of the network")
+    try:
+        passed = {name: of_annotation(name, hints[name]) for name in made._fields if name not in by_name}
+    except SignatureError as err:
+        raise source.error(where, f"{err.what}: {err.why}", err.mend) from err
+    if passed and _whole(source, where, list(passed.values())) != whole:
+        mend = "annotate them as those of a batch where the arguments of preprocess are, and only there"
+        raise source.error(where, f"{next(iter(passed))!r} is not as the arguments are, one item or a batch", mend)
+    return tuple(by_name[name] if name in by_name else passed[name] for name in made._fields)
 
 
 def _whole(source: Source, where: str, tensors: Sequence[HookTensor]) -> bool:

@@ -21,7 +21,9 @@ from serve.pack.network_config import batching, input_of, latest, network_config
 from serve.pack.options import PackOptions
 from serve.repository.folders import PACKED_BY, PART_OF, SUFFIXES
 
-__all__ = ["PACKED_BY", "PART_OF", "SUFFIXES", "configs_for"]
+__all__ = ["PACKED_BY", "PART_OF", "SUFFIXES", "TASK", "configs_for"]
+
+TASK = "task"  # the parameter by which others know what a served model does
 
 
 def configs_for(
@@ -33,6 +35,7 @@ def configs_for(
     backend: str,
     platform: str = "",
     engine: Engine | None = None,
+    task: str = "",
 ) -> dict[str, ModelConfig]:
     """The models that serve a network as `name`, that one first, by their roles.
 
@@ -49,6 +52,7 @@ def configs_for(
         backend: that opens the network's file.
         platform: for a backend that has several.
         engine: the profiles of a TensorRT plan, as far as they are known.
+        task: what the served model does, of `compress.processor.TASKS`, kept in its parameters; "" where nobody says.
 
     Raises:
         RepositoryError: Triton can't serve such a signature.
@@ -61,7 +65,7 @@ def configs_for(
     if hooks is None:
         return {"network": network}
     if options.pipeline == "bls":
-        return {"pipeline": _pipeline(name, hooks, network, options), "network": network}
+        return {"pipeline": _pipeline(name, hooks, network, options, task), "network": network}
     before, after = hooks.preprocess, hooks.postprocess
     helpers = {"network": network}
     if before:
@@ -69,7 +73,7 @@ def configs_for(
     if after:
         helpers["postprocess"] = _hook(name, "postprocess", after, hooks, network, options)
     front, *_, back = [*helpers.values(), network] if len(helpers) == 1 else helpers.values()
-    return {"ensemble": _ensemble(name, hooks, front, network, back, options)} | helpers
+    return {"ensemble": _ensemble(name, hooks, front, network, back, options, task)} | helpers
 
 
 def _hook(name: str, stage: str, what: Stage, hooks: Hooks, network: ModelConfig, options: PackOptions) -> ModelConfig:
@@ -104,11 +108,12 @@ def _python(
     )
 
 
-def _pipeline(name: str, hooks: Hooks, network: ModelConfig, options: PackOptions) -> ModelConfig:
+def _pipeline(name: str, hooks: Hooks, network: ModelConfig, options: PackOptions, task: str) -> ModelConfig:
     """One Python model that runs the hooks, and asks the network through Triton."""
     before, after = hooks.preprocess, hooks.postprocess
     inputs = tuple(input_of(tensor) for tensor in before.arguments) if before else network.input
     outputs = tuple(output_of(tensor) for tensor in after.results) if after else network.output
+    passed = before.passed if before else ()
     stages = {key: stage.spec() for key, stage in (("preprocess", before), ("postprocess", after)) if stage}
     needed = [item.tensor or item.name for item in after.arguments] if after else [item.name for item in outputs]
     parameters = {
@@ -117,14 +122,17 @@ def _pipeline(name: str, hooks: Hooks, network: ModelConfig, options: PackOption
         "network_outputs": json.dumps(needed),
         "requirements": json.dumps(hooks.source.requirements),
     }
-    parameters |= _marks(name) | _example(hooks, inputs, network)
-    plain = tuple(replace(output, label_filename="") for output in outputs)
+    if passed:
+        parameters["passed"] = json.dumps([item.name for item in passed])
+    parameters |= _marks(name) | _task(task) | _example(hooks, inputs, network)
+    plain = tuple(replace(output, label_filename="") for output in (*outputs, *map(output_of, passed)))
     return _python(name, inputs, plain, parameters, network.max_batch_size, options)
 
 
 def _ensemble(
-    name: str, hooks: Hooks, front: ModelConfig, network: ModelConfig, back: ModelConfig, options: PackOptions
-) -> ModelConfig:
+    name: str, hooks: Hooks, front: ModelConfig, network: ModelConfig, back: ModelConfig, options: PackOptions,
+    task: str,
+) -> ModelConfig:  # fmt: skip
     """The front model; a tensor between two steps is named after the network's, with a word that no hook can use."""
     into = {
         tensor.name: tensor.name if front is network else f"network-input:{tensor.name}" for tensor in network.input
@@ -133,16 +141,17 @@ def _ensemble(
     if back is not network and hooks.postprocess is not None:
         # Only what it takes: Triton refuses an ensemble with a tensor that goes nowhere.
         out = {item.tensor: f"network-output:{item.tensor}" for item in hooks.postprocess.arguments}
+    passed = tuple(map(output_of, hooks.preprocess.passed)) if hooks.preprocess else ()
     steps = []
     if front is not network:
-        steps.append(EnsembleStep(front.name, input_map=_same(front.input), output_map=into))
+        steps.append(EnsembleStep(front.name, input_map=_same(front.input), output_map=into | _same(passed)))
     steps.append(EnsembleStep(network.name, input_map=into, output_map=out))
     if back is not network and hooks.postprocess is not None:
         arguments = {item.name: out[item.tensor] for item in hooks.postprocess.arguments}
         steps.append(EnsembleStep(back.name, input_map=arguments, output_map=_same(back.output)))
     # Triton reshapes for the step's own model: the ensemble itself has the outer shapes only.
     inputs = tuple(ModelInput(tensor.name, tensor.data_type, tensor.dims) for tensor in front.input)
-    outputs = tuple(ModelOutput(tensor.name, tensor.data_type, tensor.dims) for tensor in back.output)
+    outputs = tuple(ModelOutput(tensor.name, tensor.data_type, tensor.dims) for tensor in (*back.output, *passed))
     return ModelConfig(
         name=name,
         platform="ensemble",
@@ -151,7 +160,7 @@ def _ensemble(
         input=inputs,
         output=outputs,
         ensemble_scheduling=ModelEnsembling(tuple(steps)),
-        parameters=_marks(name) | _example(hooks, inputs, network),
+        parameters=_marks(name) | _task(task) | _example(hooks, inputs, network),
     )
 
 
@@ -164,6 +173,10 @@ def _example(hooks: Hooks, inputs: tuple[ModelInput, ...], network: ModelConfig)
 def _marks(part_of: str) -> dict[str, str]:
     """How a later `serve pack` knows what it may replace."""
     return {PACKED_BY: "serve", PART_OF: part_of}
+
+
+def _task(task: str) -> dict[str, str]:
+    return {TASK: task} if task else {}
 
 
 def _same(tensors: tuple[ModelInput, ...] | tuple[ModelOutput, ...]) -> dict[str, str]:

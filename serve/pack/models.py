@@ -52,8 +52,10 @@ class Wanted:
     labels: Path | None
 
 
-def wanted_models(name: str, source: Artifact, hooks: Hooks | None, options: PackOptions) -> dict[str, Wanted]:
-    """The models that serve an artifact as `name`, that one first.
+def wanted_models(
+    name: str, source: Artifact, hooks: Hooks | None, options: PackOptions, task: str = ""
+) -> dict[str, Wanted]:
+    """The models that serve an artifact as `name`, that one first; `task` is what that one does, where somebody says.
 
     Raises:
         RepositoryError: Triton can't serve it, a table names no model of this pack, or a field that there is not.
@@ -62,7 +64,7 @@ def wanted_models(name: str, source: Artifact, hooks: Hooks | None, options: Pac
     backend, platform, _ = BACKENDS[source.format]
     if runs_on_openvino(source, options):
         backend = "openvino"
-    configs = configs_for(name, source.signature, source.sha256, hooks, options, backend, platform, engine)
+    configs = configs_for(name, source.signature, source.sha256, hooks, options, backend, platform, engine, task)
     if backend == "openvino" and source.stages and source.stages[-1].measured.runtime == "OpenVINO, BF16":
         network = configs["network"]  # what was measured: without this it would be computed in FP32
         configs["network"] = replace(network, parameters={**network.parameters, "HINT_BF16": "YES"})

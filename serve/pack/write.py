@@ -13,10 +13,11 @@ from serve.config.model_config import ModelConfig, ModelInput, ModelOutput
 from serve.config.names import PACKED_NAME
 from serve.config.pbtxt import from_message
 from serve.hooks.check import UnprovenError, check_hooks
-from serve.hooks.load import Hooks, load_hooks
+from serve.hooks.load import Hooks
 from serve.pack.models import BACKENDS, keep_edits, wanted_models, write_model
 from serve.pack.options import PackOptions
 from serve.pack.source import load_source
+from serve.pack.texts import Around, around
 from serve.repository.folders import replaceable, replacing, staging
 from serve.repository.lock import locked
 from serve.repository.read import read_model
@@ -66,6 +67,8 @@ def pack(
     keep: int = KEEP,
     edits: Edits = "merge",
     signature: Signature | None = None,
+    text: bool | None = None,
+    text_pair: bool | None = None,
 ) -> Packed:
     """Write an artifact, with its hooks, into a model repository that any Triton serves as it is.
 
@@ -85,10 +88,15 @@ def pack(
         edits: what becomes of changes that were made by hand in config.pbtxt since the last pack: they are merged with
             what this one writes, preferred to it, or dropped.
         signature: of a TensorRT plan or a TorchScript file, which don't tell it.
+        text: whether the served model takes texts, by the tokenizer that came with the artifact; None where it can, and
+            no hooks are given.
+        text_pair: whether two texts make one sample; None is what the artifact says.
 
     Raises:
         ArtifactError: the artifact is missing or damaged.
-        HookError: the hooks can't be used with it, or fail on their own example().
+        HookError: the hooks can't be used with it, or fail on their own example(); or texts can't be.
+        DatasetError: the tokenizer contradicts what stands beside it.
+        MissingExtraError: texts are to be served, and tokenizers is not installed.
         RepositoryError: the name can't be used, an option makes no sense, the network refuses what preprocess makes of
             the hooks' own example(), an edit by hand contradicts this pack, or the disk refuses.
     """
@@ -102,9 +110,16 @@ def pack(
         )
     if repository.exists() and not repository.is_dir():
         raise RepositoryError(f"can't write into {repository}", why="it is not a folder", mend="name a folder")
-    loaded = None if hooks is None else load_hooks(hooks, source.signature)
+    with around(source, hooks, text=text, pair=text_pair) as found:
+        return _write(name, repository, source, found, options, keep, edits)
+
+
+def _write(
+    name: str, repository: Path, source: Artifact, found: Around, options: PackOptions, keep: int, edits: Edits
+) -> Packed:
+    loaded = found.hooks
     untried = () if loaded is None else _try_out(loaded, source)
-    wanted = wanted_models(name, source, loaded, options)
+    wanted = wanted_models(name, source, loaded, options, found.task)
     new = tuple(wanted)
     with locked(repository):
         old = replaceable(repository, name, set(new))
@@ -132,7 +147,7 @@ def pack(
         version=version,
         dropped=tuple(dropped),
         kept=kept,
-        warnings=(*_warnings(source, options), *untried),
+        warnings=(*_warnings(source, options), *found.notes, *untried),
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ def load_hub_folder(
     labels = labels_of(built.config) if built.task.endswith("classification") else ()
     pad = getattr(built.config, "pad_token_id", None)
     processor = processor_of(folder, built.kind, built.task, labels, built.longest, pad)
+    if processor is not None and getattr(built.config, "problem_type", None) == "multi_label_classification":
+        processor = replace(processor, multi_label=True)
     return TorchModel(module, signature, has_layers, processor=processor)
 
 

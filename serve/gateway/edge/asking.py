@@ -24,7 +24,7 @@ from serve.http.body import GrowingBody
 from serve.http.client import Response
 from serve.http.connection import LEFT, Leaving
 
-__all__ = ["CLIENT_LEFT", "ask_model", "unless_client_leaves"]
+__all__ = ["CLIENT_LEFT", "ask_model", "unless_client_leaves", "watch_by_receiving"]
 
 CLIENT_LEFT = 499
 T = TypeVar("T")
@@ -138,7 +138,7 @@ async def unless_client_leaves(scope: Scope, receive: Receive, work: Awaitable[T
             task.cancel()
         left = True
 
-    watch = scope.get("extensions", {}).get(LEAVING) or partial(_watch, receive, [])
+    watch = scope.get("extensions", {}).get(LEAVING) or partial(watch_by_receiving, receive, [])
     watch(leave)
     try:
         if left:  # before it began: a cancellation would wait for whatever is awaited next, if this has nothing to
@@ -155,7 +155,7 @@ async def unless_client_leaves(scope: Scope, receive: Receive, work: Awaitable[T
         watch(None)
 
 
-def _watch(receive: Receive, watchers: list[asyncio.Task[None]], leave: Callable[[], None] | None) -> None:
+def watch_by_receiving(receive: Receive, watchers: list[asyncio.Task[None]], leave: Callable[[], None] | None) -> None:
     """The client's leaving by ASGI's own means, where the server does not tell: a task that waits for it."""
 
     async def wait(leave: Callable[[], None]) -> None:

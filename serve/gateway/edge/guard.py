@@ -10,7 +10,8 @@ from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import KEY_HEADERS, Identity
 from serve.gateway.access.path import take_path
 from serve.gateway.edge.extensions import STILL
-from serve.gateway.errors import BadRequestError, GatewayError, Refusal
+from serve.gateway.edge.openai_errors import refusal
+from serve.gateway.errors import BadRequestError, GatewayError
 
 __all__ = ["GuardMiddleware", "cost_of", "key_headers"]
 
@@ -18,13 +19,13 @@ __all__ = ["GuardMiddleware", "cost_of", "key_headers"]
 FREE = re.compile(
     r"/(?:healthz|readyz|v2/health/(?:live|ready)|docs(?:/[a-z.-]+)?|ui/[a-z]+\.(?:js|css)|openapi\.json)?"
 )
-OF_MODEL = re.compile(r"/(?:v2/models|predict)/([^/]+)(?:/.*)?")
+OF_MODEL = re.compile(r"/(?:v2/models|predict|v1/models)/([^/]+)(?:/.*)?")
 ALL_STATISTICS = "/v2/models/stats"
-PREDICT = "/predict/"
+PREDICT, EMBEDDINGS = "/predict/", "/v1/embeddings"  # the latter names its model in its body
 # What a question costs its key, in Triton's answers or about as much work here; anything else costs 1.
 COSTS = (
-    (re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?(?:/example)?"), 2),
-    (re.compile(r"/metrics|/ui/models|/v2/models/stats|/v2/repository/index"), 5),
+    (re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?(?:/example)?|/v1/models/[^/]+"), 2),
+    (re.compile(r"/metrics|/ui/models|/v1/models|/v2/models/stats|/v2/repository/index"), 5),
     (re.compile(r"/v2/repository/models/.*"), 10),
 )
 SAFE = (
@@ -62,7 +63,7 @@ class GuardMiddleware:
         try:
             self._check(scope)
         except GatewayError as err:
-            await Refusal(err)(scope, receive, safe)
+            await refusal(err, scope)(scope, receive, safe)
             return
         await self.app(scope, receive, safe)
 
@@ -74,7 +75,7 @@ class GuardMiddleware:
         state = scope.setdefault("state", {})
         state["identity"] = identity
         state[STILL] = lambda: self._check_rights(self._gate.keys.again(identity), path)
-        if path.startswith(PREDICT):
+        if path.startswith(PREDICT) or path == EMBEDDINGS:
             identity.take()
         else:
             identity.ask(cost_of(path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
@@ -14,13 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message as ASGIMessage
 
-from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
-from serve.gateway.edge.asking import CLIENT_LEFT, ask_model, unless_client_leaves
+from serve.gateway.edge.asking import CLIENT_LEFT, unless_client_leaves
 from serve.gateway.edge.bodies import read_body
 from serve.gateway.edge.predict_values import answer_of, message_from, message_of
 from serve.gateway.edge.routes import UPSTREAM
+from serve.gateway.edge.way import Way
 from serve.gateway.errors import (
     BadRequestError,
     ClientGoneError,
@@ -34,13 +33,11 @@ from serve.gateway.oip.friendly import from_file
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import BINARY_HEADER, Message
 from serve.gateway.release.answers import ANSWER_ID
-from serve.gateway.release.released import SERVED_BY, Released
-from serve.gateway.release.releases import Releases
+from serve.gateway.release.released import SERVED_BY
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import TIMEOUT_HEADER, patience_s
 from serve.gateway.upstream.upstream import Upstream, triton_error
 from serve.http.client import Response as UpstreamResponse
-from serve.rollout.plan import Target
 
 __all__ = ["predict_router"]
 
@@ -90,11 +87,10 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def predict_router(
-    settings: Settings, gate: Gate, releases: Releases, upstream: Upstream, contracts: Contracts, released: Released
-) -> APIRouter:
+def predict_router(settings: Settings, way: Way) -> APIRouter:
     """The route, bound to one upstream."""
     router = APIRouter(tags=["predict"])
+    gate, contracts = way.gate, way.contracts
 
     @router.post("/predict/{model}", responses=_ANSWERS, openapi_extra={"requestBody": _BODY}, summary="Ask a model")
     async def predict(model: Annotated[str, Path(examples=["digits"])], request: Request) -> Response:
@@ -120,38 +116,16 @@ def predict_router(
             )
             if encoding := headers.get(b"content-encoding"):
                 body = await unpack(body, encoding, settings.max_body_bytes, share)
-            plain = Target(model)
-            release = releases.get(model)
-            kept = plain if release is None else release.kept
-            metadata = replace(await upstream.metadata(kept.model, kept.version), name=model)
+            release = way.releases.get(model)
+            metadata = await way.metadata(model, release)
             reading = _message(contracts, metadata, request, body, settings.max_elements, identity, deadline)
             if len(body) > LONG_JSON:  # it may have to wait
                 reading = unless_client_leaves(request.scope, request.receive, reading)
             message, item = await reading
             del body
             share.resize(len(message.body))
-            if message.header_length is not None:
-                head, tail = message.body[: message.header_length], len(message.body) - message.header_length
-                await contracts.read(kept, head, tail, shared_memory=False, digest=identity.digest, deadline=deadline)
-
-            async def ask() -> UpstreamResponse:
-                left, came = deadline - time.monotonic(), request.scope["headers"]
-                path = plain.path.encode()
-                return await released.infer(release, path, identity, came, message.headers, message.body, left)
-
-            answer = await ask_model(
-                gate,
-                identity,
-                model,
-                ask,
-                request.scope,
-                request.receive,
-                deadline,
-                message.body,
-                size=len(message.body),
-                beside=releases.beside(plain, release),
-            )
-            writing = _plain(contracts, upstream, metadata, answer, identity, deadline, item=item)
+            answer = await way.ask(model, release, message, identity, request.scope, request.receive, deadline)
+            writing = _plain(contracts, way.upstream, metadata, answer, identity, deadline, item=item)
             response = await unless_client_leaves(request.scope, request.receive, writing)
             counted = 0 if answer.held is None else len(answer.body)  # for the key already
             gate.memory.check_for(identity.id, len(response.body) - counted)

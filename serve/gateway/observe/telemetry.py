@@ -29,9 +29,9 @@ from serve.gateway.observe.tracing import Trace, Tracing
 __all__ = ["GRPC_ROUTE", "INFERENCE_ROUTES", "INFER_ROUTE", "Observed", "Telemetry", "TelemetryMiddleware"]
 
 INFER_ROUTE = "/v2/models/{model}/infer"
-PREDICT_ROUTE = "/predict/{model}"
+PREDICT_ROUTE, EMBEDDINGS_ROUTE = "/predict/{model}", "/v1/embeddings"
 GRPC_ROUTE = "ModelInfer"
-INFERENCE_ROUTES = frozenset((INFER_ROUTE, PREDICT_ROUTE, GRPC_ROUTE))
+INFERENCE_ROUTES = frozenset((INFER_ROUTE, PREDICT_ROUTE, EMBEDDINGS_ROUTE, GRPC_ROUTE))
 MAX_MODELS = 1000
 
 
@@ -229,7 +229,8 @@ class TelemetryMiddleware:
             raise
         finally:
             observed.route = getattr(scope.get("route"), "path", "other")
-            observed.model = scope.get("path_params", {}).get("model")
-            identity = scope.get("state", {}).get("identity")
+            state = scope.get("state", {})
+            observed.model = scope.get("path_params", {}).get("model") or state.get("model")  # or in its body
+            identity = state.get("identity")
             observed.key = identity.name if identity is not None else ""
             self.telemetry.observe(observed, code)

@@ -54,6 +54,7 @@ class ModelMetadata:
         steps: models, and their versions (None for Triton's choice), that an ensemble asks.
         network: that a packed pipeline asks from its code, at Triton's choice of a version; "" for none.
         decoupled: whether it gives any number of answers to a request; None where nothing is known.
+        task: what `serve pack` says that it does; "" where nobody says.
         batcher: of its sequences; None where it has none, or nothing is known.
     """
 
@@ -71,6 +72,7 @@ class ModelMetadata:
     decoupled: bool | None = None
     batcher: Batcher | None = None
     network: str = ""
+    task: str = ""
 
     @property
     def answer_bytes(self) -> float:
@@ -108,7 +110,8 @@ class ModelMetadata:
             parameters = known.get("parameters", {})
             whole = parameters.get("part_of", {}).get("string_value", "")
             part_of = "" if whole == data["name"] else whole
-            network = parameters.get("network", {}).get("string_value", "")  # pack's own
+            # Both are pack's own.
+            network, task = (parameters.get(name, {}).get("string_value", "") for name in ("network", "task"))
             shares = "ensemble_scheduling" in known or bool(network)
             versions = tuple(data.get("versions", ()))
             most = int(known.get("max_batch_size", 0))
@@ -118,7 +121,7 @@ class ModelMetadata:
             chosen = max((each for each in versions if each.isdigit()), key=int, default="")  # by Triton
             return cls(
                 data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
-                decoupled, _batcher(known, data["name"], chosen), network,
+                decoupled, _batcher(known, data["name"], chosen), network, task,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err

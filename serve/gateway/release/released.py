@@ -94,6 +94,7 @@ class Released:
         timeout_s: float,
         sequence: bytes | None = None,
         stays: Target | None = None,
+        draw: bytes | None = None,
     ) -> Response:
         """An answer by one of the two models under release, whose header Served-By says which, and Answer-Id how to
         speak of it, where the key may; else by Triton's choice.
@@ -106,6 +107,7 @@ class Released:
             timeout_s: for all tries together.
             sequence: what says which server has the request's sequence; None for none.
             stays: who has it, where that is nobody who answers for the name now.
+            draw: what keeps the parts of one request together, where nothing keeps its client with the same model.
 
         Raises:
             GatewayError: there was no answer.
@@ -146,7 +148,7 @@ class Released:
         movable = release.weight >= 1 or sequence is None
         copied = False
         try:
-            sticky = sticky_value(release, who, came)
+            sticky = sticky_value(release, who, came) or draw
             answered = await release.ask(sticky, ask, movable=movable, reserve=place.take, stays=stays, key=who.id)
             if isinstance(answered.answer, Response):
                 release.saw(len(answered.answer.body))

@@ -202,7 +202,9 @@ def test_a_folder_and_texts_become_an_artifact_with_its_tokenizer_that_serve_pac
     assert (found.kind, found.labels, found.max_length) == ("text", LABELS, 32)
     assert (found.folder / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     pack(tmp_path / "artifact", repository=tmp_path / "models", name="judge")
-    assert (tmp_path / "models" / "judge" / "1" / "model.onnx").is_file()
+    assert (tmp_path / "models" / "judge_network" / "1" / "model.onnx").is_file()
+    packed = tmp_path / "models" / "judge_preprocess" / "1" / "tokenizer.json"
+    assert packed.read_bytes() == (folder / "tokenizer.json").read_bytes()
     (found.folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ArtifactError, match="damaged"):
         Artifact.load(tmp_path / "artifact")

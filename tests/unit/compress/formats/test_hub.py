@@ -63,6 +63,14 @@ def test_a_classifier_in_shards_answers_as_transformers_does_and_keeps_its_layer
     assert (model.processor.kind, model.processor.labels, model.processor.max_length) == ("text", LABELS, 32)
 
 
+def test_a_classifier_says_whether_its_labels_exclude_each_other(folder: Path) -> None:
+    processors = [
+        load(folder).processor,
+        load(with_config(folder, problem_type="multi_label_classification")).processor,
+    ]
+    assert [each is not None and each.multi_label for each in processors] == [False, True]
+
+
 def test_a_sentence_encoder_gives_what_its_modules_say(tmp_path: Path) -> None:
     folder = bert_folder(tmp_path / "encoder", kind="BertModel")
     kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}

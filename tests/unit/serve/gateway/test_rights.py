@@ -47,6 +47,7 @@ TABLE = {
         for version in ("", "/versions/1") for part in ("", "/ready", "/config", "/stats", "/example")
     },
     "POST /v2/models/m/infer": "model", "POST /v2/models/m/versions/1/infer": "model", "POST /predict/m": "model",
+    "POST /v1/embeddings": "known", "GET /v1/models": "known", "GET /v1/models/m": "model",
     "POST /v2/repository/index": "admin", "POST /v2/repository/models/m/load": "admin",
     "POST /v2/repository/models/m/unload": "admin", "GET /v2/logging": "admin", "POST /v2/logging": "admin",
     "GET /v2/trace/setting": "admin", "POST /v2/trace/setting": "admin",
@@ -173,6 +174,27 @@ async def test_each_key_may_do_what_the_table_says_and_nothing_else(tmp_path: Pa
 
 
 @in_loop
+async def test_a_model_that_a_body_names_is_asked_by_those_who_may(tmp_path: Path) -> None:
+    async with tried(tmp_path) as gate:
+        for kind in KEYS:
+            body = '{"model": "m", "input": "a text"}'
+            got = await gate.ask(
+                "POST",
+                "/v1/embeddings",
+                kind,
+                "content-type: application/json",
+                f"content-length: {len(body)}",
+                body=body,
+            )
+            if may("model", kind):
+                assert gate.reached(), (kind, got)
+            else:
+                assert got.status in expected("model", kind), (kind, got)
+                assert b'"message":' in got.body
+                assert not gate.reached(), kind
+
+
+@in_loop
 async def test_no_other_method_opens_a_route(tmp_path: Path) -> None:
     async with tried(tmp_path) as gate:
         paths = sorted({line.split(" ")[1] for line in TABLE})
@@ -290,6 +312,6 @@ async def test_everything_that_a_key_asks_is_counted_against_it(tmp_path: Path) 
                 got = [(await gate.ask(*line.split(" "), "x")).status for _ in range(21)]
                 assert got[-1] == 429, (kind, line, got)
                 assert set(got[got.index(429) :]) == {429}
-                if "infer" in line or "predict" in line:
+                if "infer" in line or "predict" in line or "embeddings" in line:
                     assert got.index(429) == 3, (kind, line, got)
                     assert (await gate.ask("GET", "/rollouts", "x")).status == 200, "its questions are counted apart"

@@ -7,17 +7,15 @@ it would need another tokenizer.json.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.console.wording import AssumedWarning
-from compress.data.tokenizer_keys import contradicted, growth_of, padding_of, side_of
 from compress.errors import DatasetError, MissingExtraError, first_line
 from compress.processor import Processor
+from compress.tokenizer.keys import contradicted, growth_of, padding_of, side_of
 from compress.vetting.texts import read_bytes, read_json
 
 __all__ = ["Tokens", "open_tokenizer"]
@@ -36,12 +34,16 @@ class Tokens:
     Attributes:
         longest: tokens of a text at most.
         pad: the number that fills up.
+        side: of a longer text that is cut off, "left" or "right".
+        notes: what its user should know of keys that are not followed.
     """
 
     tokenizer: Any
     longest: int
     pad: int
+    side: str
     place: Path
+    notes: tuple[str, ...] = ()
 
     def encoded(self, texts: Sequence[Any]) -> list[Any]:
         """What `tokenizers` makes of texts, or of pairs.
@@ -53,8 +55,12 @@ class Tokens:
             return list(self.tokenizer.encode_batch(texts))
 
 
-def open_tokenizer(processor: Processor) -> Tokens:
+def open_tokenizer(processor: Processor, extra: str = "hf") -> Tokens:
     """The tokenizer of a model's texts.
+
+    Args:
+        processor: whose files it is made of.
+        extra: of this project, that brings `tokenizers` to who asks.
 
     Raises:
         DatasetError: it is missing or damaged, contradicts what stands beside it, or can't make what the model takes.
@@ -71,7 +77,7 @@ def open_tokenizer(processor: Processor) -> Tokens:
     try:
         from tokenizers import Tokenizer
     except ImportError as err:
-        raise MissingExtraError("read texts", module="tokenizers", extra="hf") from err
+        raise MissingExtraError("read texts", module="tokenizers", extra=extra) from err
     longest = processor.max_length or 512
     with _guarded(place, "read"):
         told = _tokenizer_of(place / _TOKENIZER)
@@ -102,8 +108,8 @@ def open_tokenizer(processor: Processor) -> Tokens:
             why=f"texts are cut to {longest}, and its special tokens alone are {special}",
             mend=f"mend model_max_length in its {_CONFIG}, or max_seq_length in its {_SENTENCES}",
         )
-    _warn(place, padded, cut, own)
-    return Tokens(tokenizer, longest, _agreed(processor, pad, named), place)
+    notes = tuple(_notes(place, padded, cut, own))
+    return Tokens(tokenizer, longest, _agreed(processor, pad, named), cut, place, notes)
 
 
 def _agreed(processor: Processor, pad: int, named: bool) -> int:
@@ -118,14 +124,14 @@ def _agreed(processor: Processor, pad: int, named: bool) -> int:
     return pad if wanted is None else wanted
 
 
-def _warn(place: Path, padded: str, cut: str, own: Mapping[str, Any] | None) -> None:
+def _notes(place: Path, padded: str, cut: str, own: Mapping[str, Any] | None) -> Iterator[str]:
     """Of keys that change tokens, where they are followed nowhere or not where the texts are served."""
     if padded == "left":
-        _told(f"padding_side left in {place} is not followed: texts are filled up on the right, which the mask hides")
+        yield f"padding_side left in {place} is not followed: texts are filled up on the right, which the mask hides"
     if cut == "left" and side_of(None, own) != "left":
-        _told(
-            f"truncation_side left in {place} stands beside {_TOKENIZER}, which serving reads alone: write it there, "
-            'too: tokenizer.enable_truncation(length, direction="left"), tokenizer.save(path)'
+        yield (
+            f"truncation_side left in {place} stands beside {_TOKENIZER}, which hooks of your own read alone: write it "
+            'there, too: tokenizer.enable_truncation(length, direction="left"), tokenizer.save(path)'
         )
     for folder in (place, *([place.parent] if (place.parent / "modules.json").is_file() else [])):
         if (folder / _PROMPTS).is_file():
@@ -133,14 +139,10 @@ def _warn(place: Path, padded: str, cut: str, own: Mapping[str, Any] | None) -> 
                 prompts = _table(folder / _PROMPTS)
             name, known = str(prompts.get("default_prompt_name")), prompts.get("prompts")
             if isinstance(known, dict) and known.get(name):
-                _told(
+                yield (
                     f"default_prompt_name {name[:40]!r} in {folder / _PROMPTS} is not followed: where texts are to "
                     f"begin with {str(known[name])[:60]!r}, write it into the data"
                 )
-
-
-def _told(words: str) -> None:
-    warnings.warn(words, AssumedWarning, stacklevel=4)
 
 
 def _map_of(processor: Processor) -> Mapping[str, Any]:

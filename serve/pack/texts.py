@@ -1,0 +1,77 @@
+"""Hooks around a network of tokens that came with its tokenizer, where the user gives none: texts in."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress.artifact import Artifact
+from compress.errors import RepositoryError
+from serve.hooks.load import Hooks, load_hooks
+from serve.hooks.served_texts import NAME, TOKENIZER, NoTextsError, served_texts
+
+__all__ = ["Around", "around"]
+
+
+@dataclass(frozen=True)
+class Around:
+    """What stands around a network.
+
+    Attributes:
+        hooks: the user's, or those for texts.
+        task: what the served model does, where these are for texts.
+        notes: what to know before it is served.
+    """
+
+    hooks: Hooks | None
+    task: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@contextmanager
+def around(source: Artifact, hooks: Path | None, *, text: bool | None, pair: bool | None) -> Iterator[Around]:
+    """The hooks of a pack, whose files are there as long as this lasts.
+
+    Args:
+        source: of the network.
+        hooks: the user's.
+        text: whether the served model takes texts; None where its tokenizer came along and its answers are no tokens'.
+        pair: whether two texts make one sample; None is what the artifact says.
+
+    Raises:
+        HookError: the hooks can't be used with it, or it can't be served to texts and is to be.
+        RepositoryError: there are hooks, and texts are asked for.
+        DatasetError: the tokenizer contradicts what stands beside it.
+        MissingExtraError: tokenizers is not installed.
+    """
+    if hooks is not None:
+        if text or pair:
+            raise RepositoryError(
+                f"can't pack with --text and the hooks {hooks}",
+                why="both would stand before the network",
+                mend="leave one of the two out; `serve hooks new --task text` writes hooks to begin with",
+            )
+        yield Around(load_hooks(hooks, source.signature))
+        return
+    processor = source.processor
+    asked = text if text is not None else pair or (processor is not None and processor.kind == "text")
+    if not asked:
+        yield Around(None)
+        return
+    try:
+        code, notes = served_texts(source, pair=pair)
+    except NoTextsError as err:
+        if text or pair:
+            raise
+        yield Around(None, notes=(f"it takes tokens as arrays, no texts: {err.why}",))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / NAME
+        path.write_text(code, encoding="utf-8")
+        if processor is not None:
+            shutil.copyfile(processor.folder / TOKENIZER, path.with_name(TOKENIZER))
+        yield Around(load_hooks(path, source.signature), "" if processor is None else processor.task, notes)
