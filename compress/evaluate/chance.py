@@ -71,10 +71,11 @@ class OfPlaces:
 
     Args:
         axis: of the classes, in the output.
+        unsure: why the classes may be elsewhere, a sentence, or "".
     """
 
-    def __init__(self, axis: int) -> None:
-        self._axis = axis
+    def __init__(self, axis: int, unsure: str = "") -> None:
+        self._axis, self._unsure = axis, unsure
         self._counts: Counter[int] = Counter()
         self._classes = 0
 
@@ -90,7 +91,7 @@ class OfPlaces:
         inside = [count for label, count in self._counts.items() if 0 <= label < self._classes]
         if not inside:
             return f"No place's label is a class of the model: its classes go from 0 to {self._classes - 1}."
-        return _doubt(low, told, max(inside) / sum(inside))
+        return self._unsure or _doubt(low, told, max(inside) / sum(inside))
 
 
 def _doubt(low: float | None, told: str, rate: float) -> str | None:

@@ -318,7 +318,7 @@ def _of_labels(
     if len(found) == 1:
         spec, form = found[0]
         if form.kind is OutputKind.DENSE:
-            return _of_places(name or "pixel_accuracy", form.axis, spec.name)
+            return _of_places(name or "pixel_accuracy", form, spec.name)
         if form.kind is OutputKind.REGRESSION:
             numbers = None if name is None and form.ending == "normalize" else _of_numbers(data, spec.name)
             if numbers is not None or name is None:
@@ -356,8 +356,9 @@ def _of_numbers(data: Dataset, output: str) -> Metric | None:
     return dataclasses.replace(METRICS["r2"], per_sample=r2_of(spread), output=output, code=told)
 
 
-def _of_places(name: str, axis: int, output: str) -> Metric:
-    metric = dataclasses.replace(METRICS[name], output=output, chance=lambda: OfPlaces(axis))
+def _of_places(name: str, form: OutputForm, output: str) -> Metric:
+    axis = form.axis
+    metric = dataclasses.replace(METRICS[name], output=output, chance=lambda: OfPlaces(axis, form.doubt))
     if name == "miou":
         return dataclasses.replace(metric, accumulated=lambda: IntersectionOverUnion(axis, output))
     return dataclasses.replace(metric, per_sample=pixel_accuracy_of(axis))

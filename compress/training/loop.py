@@ -99,6 +99,8 @@ class _Training:
         if labels is not None and not self.labels_teach:
             why = f"they don't fit the output {output.name!r}, taken as {form.kind}"
             self.warnings.append(f"the labels don't count: {why}")
+        if self.labels_teach and form.doubt:
+            self.warnings.append(form.doubt)
         self.fabric = fabric_for(kind, self.precision, task.module)
         self.device: torch.device = self.fabric.device
         first = self.fabric.is_global_zero

@@ -223,6 +223,37 @@ def test_a_network_that_finds_edges_is_exported_and_judged_by_its_pixels(tmp_pat
     assert judge.original == 1
 
 
+class Tags:
+    """Logits [n, length, 4] of the tag that a token is."""
+
+    runtime, emulated = "numpy", False
+
+    def infer(self, inputs: Arrays) -> Arrays:
+        """Outputs by name."""
+        return {"y": 9 * np.eye(4, dtype=np.float32)[inputs["x"].astype(np.int64)]}
+
+
+@pytest.mark.parametrize("length", [3, 4, 5])
+def test_a_sequence_as_long_as_there_are_classes_is_judged_as_any_other(length: int) -> None:
+    x = RNG.integers(0, 4, (60, length))
+    signature = Signature(
+        (TensorSpec("x", "float32", ("batch", "seq")),), (TensorSpec("y", "float32", ("batch", "seq", 4)),)
+    )
+    for name in ("pixel_accuracy", "miou"):
+        judge = Judge(Tags(), data(x, x), find_metric(name, data(x, x), signature))
+        assert judge.original == 1
+        assert not judge.doubts
+
+
+def test_where_the_classes_may_be_along_two_dimensions_no_budget_counts_as_kept() -> None:
+    x = RNG.integers(0, 4, (60, 4))
+    signature = Signature((TensorSpec("x", "float32", ("batch", 4)),), (TensorSpec("y", "float32", ("batch", 4, 4)),))
+    for name in ("pixel_accuracy", "miou"):
+        judge = Judge(Tags(), data(x, x), find_metric(name, data(x, x), signature))
+        assert "along its second dimension or along its last" in judge.doubts[0]
+        assert judge.drop(Tags()).counted == np.inf
+
+
 # --- numbers
 
 
