@@ -20,6 +20,7 @@ from torch import fx, nn
 from compress.artifact import TensorSpec
 from compress.formats.onnx.outline import outline
 from compress.model import OnnxModel, TorchModel
+from compress.model.in_order import InOrder
 
 __all__ = [
     "BY_SHAPE",
@@ -230,6 +231,8 @@ def ending_of(module: nn.Module, index: int = 0) -> Ending | None:
         module: in evaluation mode.
         index: of the output, in the order of what the forward gives.
     """
+    if isinstance(module, InOrder):
+        return ending_of(module.original, module.outputs[index])
     try:
         graph = module if isinstance(module, fx.GraphModule) else fx.symbolic_trace(module)
     except Exception:  # the user's forward: anything may come out of it

@@ -28,6 +28,7 @@ from compress.jobs.profiled import profile_told
 from compress.jobs.recipe import data_at, inputs_of, labelled_of, training_of, with_sizes
 from compress.jobs.source import load_source
 from compress.model import TorchModel
+from compress.model.in_order import in_order_of, places_of
 from compress.options import FinetuneOptions
 from compress.options.ranges import check_ranges
 from compress.pipeline import Outcome, Watcher, check, hashing_shown, run, with_seen
@@ -139,12 +140,7 @@ def _finetune(
         load_source(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval}
     )
     teacher = None if options.teacher is None else load_source(options.teacher, options)
-    if teacher is not None and _shapes(teacher) != _shapes(model):
-        raise SignatureError(
-            f"{options.teacher} can't teach {checkpoint}",
-            why=f"it takes and gives {_shapes(teacher)}, the model {_shapes(model)}",
-            mend="name the model that this one was pruned from",
-        )
+    by_place = "" if teacher is None else _taught_by(teacher, model, options, checkpoint)
 
     def data(source: str | None) -> Dataset | None:
         return None if source is None else Dataset.open(data_at(source, checkpoint, model), model.signature)
@@ -169,12 +165,15 @@ def _finetune(
     profile = profile_told(outcome)
     if "profile" not in outcome.given.details:  # which the page tells by itself
         notes += profile
+    notes += (by_place,) if by_place else ()
     notes += assumed_of(model.assumed, "" if teacher is None else teacher.assumed)
     given = dataclasses.replace(outcome.given, warnings=(*outcome.given.warnings, *notes))
     assert isinstance(given.model, TorchModel)  # noqa: S101  the stage gives one
     rows: tuple[Row, ...] = ()
     if judged is not None and metric is not None:
-        models = {"before": model, "after": given.model} | ({} if teacher is None else {"original": teacher})
+        models = {"before": model, "after": given.model} | (
+            {} if teacher is None else {"original": in_order_of(teacher, model.signature)}
+        )
         progress = watcher.started("compare")
         backends: dict[str, Backend] = {name: TorchBackend(each, cores()) for name, each in models.items()}
         reference = "before" if teacher is None else "original"
@@ -225,9 +224,31 @@ def _run(
     return outcome
 
 
-def _shapes(model: TorchModel) -> str:
-    ends = (model.signature.inputs, model.signature.outputs)
-    return " → ".join(", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in specs) for specs in ends)
+def _taught_by(teacher: TorchModel, model: TorchModel, options: FinetuneOptions, checkpoint: Path) -> str:
+    """What is assumed of which outputs and inputs of the two are the same, in words; "" where names say it.
+
+    Raises:
+        SignatureError: they don't fit.
+    """
+    words = []
+    for ours, theirs, what in (
+        (model.signature.inputs, teacher.signature.inputs, "inputs"),
+        (model.signature.outputs, teacher.signature.outputs, "outputs"),
+    ):
+        try:
+            places_of(ours, theirs)
+        except SignatureError as err:
+            raise SignatureError(
+                f"{options.teacher} can't teach {checkpoint}",
+                why=f"its {what} are {', '.join(map(str, theirs))}, the model's {', '.join(map(str, ours))}",
+                mend="name the model that this one was pruned from; of tensors that are the same, names have to be",
+            ) from err
+        if len(ours) > 1 and ours[0].name not in {spec.name for spec in theirs}:
+            pairs = (f"{mine.name} as {its.name}" for mine, its in zip(ours, theirs, strict=True))
+            words.append(f"{what} by their order ({', '.join(pairs)})")
+    if not words:
+        return ""
+    return f"The teacher has other names: it is assumed to take and give the same {' and '.join(words)}."
 
 
 def _write(
