@@ -34,9 +34,14 @@ class Chance(Protocol):
 
 
 class OfSets:
-    """Labels that are there or not, several to a sample: the best that is always the same (`constant_f1`)."""
+    """Labels that are there or not, several to a sample: the best that is always the same.
 
-    def __init__(self) -> None:
+    Args:
+        constant: the metric of the best such answer, of which labels [n, k] there are.
+    """
+
+    def __init__(self, constant: Callable[[Array], float] = constant_f1) -> None:
+        self._constant = constant
         self._there: list[Array] = []
 
     def add(self, outputs: Arrays, labels: Array | None) -> None:  # noqa: ARG002
@@ -46,7 +51,7 @@ class OfSets:
 
     def doubt(self, low: float | None, told: str) -> str | None:
         """See `Chance`."""
-        rate = constant_f1(np.concatenate(self._there)) if self._there else 0.0
+        rate = self._constant(np.concatenate(self._there)) if self._there else 0.0
         return _doubt(low, told, rate)
 
 

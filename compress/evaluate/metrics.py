@@ -17,7 +17,15 @@ from compress.data.dataset import Dataset
 from compress.errors import RecipeError
 from compress.evaluate.chance import Chance, OfNumbers, OfPlaces, OfSets, OfShuffled
 from compress.evaluate.intervals import Bounds
-from compress.evaluate.label_metrics import IntersectionOverUnion, f1_of, pixel_accuracy_of, r2_of, spread_of
+from compress.evaluate.label_metrics import (
+    IntersectionOverUnion,
+    binary_accuracy_of,
+    constant_accuracy,
+    f1_of,
+    pixel_accuracy_of,
+    r2_of,
+    spread_of,
+)
 from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds, the_output
 from compress.evaluate.output_kind import Ending, OutputForm, OutputKind, by_labels, no_classes
 from compress.evaluate.users_metric import Accumulator, users_metric
@@ -56,6 +64,7 @@ class Metric:
         output: the one that is judged; None is all of them.
         code: hash of the user's, if it is one of theirs.
         chance: makes what tells an original from one that knows nothing, beside classes, where that is known otherwise.
+        labels: of a sample, for those that are each there or not.
     """
 
     name: str
@@ -70,6 +79,7 @@ class Metric:
     output: str | None = None
     code: str = ""
     chance: Callable[[], Chance] | None = None
+    labels: int = 1
 
     @property
     def identity(self) -> Mapping[str, str | None]:
@@ -84,7 +94,7 @@ class Metric:
     @property
     def counted(self) -> bool:
         """Whether a score is 0 or 1: an answer that is right or wrong."""
-        return self.classifies or self.name == "binary_accuracy"
+        return self.classifies or (self.name == "binary_accuracy" and self.labels == 1)
 
     @property
     def classifies(self) -> bool:
@@ -188,7 +198,13 @@ METRICS = {
     for metric in (
         Metric("top1", _top(1), needs_labels=True, bounds=(0.0, 1.0)),
         Metric("top5", _top(5), needs_labels=True, bounds=(0.0, 1.0)),
-        Metric("binary_accuracy", f1_of(0.0), needs_labels=True, bounds=(0.0, 1.0), chance=OfSets),
+        Metric(
+            "binary_accuracy",
+            binary_accuracy_of(0.0),
+            needs_labels=True,
+            bounds=(0.0, 1.0),
+            chance=lambda: OfSets(constant_accuracy),
+        ),
         Metric("f1_samples", f1_of(0.0), needs_labels=True, bounds=(0.0, 1.0), chance=OfSets),
         Metric(
             "pixel_accuracy", pixel_accuracy_of(1), needs_labels=True, bounds=(0.0, 1.0), chance=lambda: OfPlaces(1)
@@ -339,12 +355,12 @@ def _of_labels(
 
 
 def _of_sets(name: str | None, data: Dataset, spec: TensorSpec, form: OutputForm, sample: Arrays | None) -> Metric:
-    if name is None:
-        name = "binary_accuracy" if math.prod(data.labels.shape[1:]) == 1 else "f1_samples"  # type: ignore[union-attr]
+    labels = math.prod(data.labels.shape[1:])  # type: ignore[union-attr]
+    name = name or ("binary_accuracy" if labels == 1 else "f1_samples")
     values = None if sample is None else sample.get(spec.name)
     shares = form.ending == "sigmoid" or (values is not None and bool(((values >= 0) & (values <= 1)).all()))
-    scorer = f1_of(0.5 if shares else 0.0)
-    return dataclasses.replace(METRICS[name], per_sample=scorer, output=spec.name)
+    scorer = (binary_accuracy_of if name == "binary_accuracy" else f1_of)(0.5 if shares else 0.0)
+    return dataclasses.replace(METRICS[name], per_sample=scorer, output=spec.name, labels=labels)
 
 
 def _of_numbers(data: Dataset, output: str) -> Metric | None:
