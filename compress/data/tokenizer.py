@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from compress.console.wording import AssumedWarning
-from compress.data.tokenizer_keys import contradicted, growth_of, padding_of, side_of
+from compress.data.tokenizer_keys import contradicted, padding_of, side_of
+from compress.data.tokenizer_parts import dropped, growth_of, refuse_parts, spread_of
 from compress.errors import DatasetError, MissingExtraError, first_line
 from compress.processor import Processor
 from compress.vetting.texts import read_bytes, read_json
@@ -26,7 +27,9 @@ _TOKENIZER, _CONFIG, _SENTENCES = "tokenizer.json", "tokenizer_config.json", "se
 _PROMPTS = "config_sentence_transformers.json"
 _AGAIN = "copy or download the folder again"
 LARGEST, MOST_VALUES = 128 << 20, 8_000_000  # of a tokenizer.json: those of 260,000 tokens have a quarter
-LARGEST_GROWTH = 16  # letters that a normalizer's replacements make of one
+# Letters that are looked at in one call, after all that a normalizer may make of them; and of a text alone, after what
+# its own texts make of them.
+AT_ONCE, LONGEST_TEXT = 16_000_000, 4_000_000
 
 
 @dataclass(frozen=True)
@@ -36,21 +39,52 @@ class Tokens:
     Attributes:
         longest: tokens of a text at most.
         pad: the number that fills up.
+        place: of its files.
+        growth, spread: letters that it makes of one, see `compress.data.tokenizer_parts`.
     """
 
     tokenizer: Any
     longest: int
     pad: int
     place: Path
+    growth: float = 1.0
+    spread: float = 1.0
 
-    def encoded(self, texts: Sequence[Any]) -> list[Any]:
-        """What `tokenizers` makes of texts, or of pairs.
+    def encoded(self, texts: Sequence[Any]) -> Iterator[Any]:
+        """What `tokenizers` makes of texts, or of pairs, a few at a time: what is cut off takes memory, too.
 
         Raises:
-            DatasetError: the tokenizer fails at them.
+            DatasetError: the tokenizer fails at them, or one is too long.
         """
-        with _guarded(self.place, "use"):
-            return list(self.tokenizer.encode_batch(texts))
+        for few in self._few(texts):
+            with _guarded(self.place, "use"):
+                found = self.tokenizer.encode_batch(few)
+                longest = max(len(each.ids) for each in found)
+                if longest > self.longest:
+                    raise ValueError(
+                        f"it makes {longest:,} tokens of a text, and was told to cut it to {self.longest:,}"
+                    )
+            yield from found
+
+    def _few(self, texts: Sequence[Any]) -> Iterator[list[Any]]:
+        """The texts in parts of not too many letters."""
+        few: list[Any] = []
+        room = AT_ONCE / self.spread
+        for text in texts:
+            letters = len(text) if isinstance(text, str) else sum(map(len, text))
+            if letters * self.growth > LONGEST_TEXT:
+                raise DatasetError(
+                    f"can't make tokens of a text of {letters:,} letters",
+                    why=f"{LONGEST_TEXT / self.growth:,.0f} are looked at, and the model takes {self.longest:,} tokens",
+                    mend="cut it to what the model takes",
+                )
+            if few and letters > room:
+                yield few
+                few, room = [], AT_ONCE / self.spread
+            few.append(text)
+            room -= letters
+        if few:
+            yield few
 
 
 def open_tokenizer(processor: Processor) -> Tokens:
@@ -77,19 +111,19 @@ def open_tokenizer(processor: Processor) -> Tokens:
         told = _tokenizer_of(place / _TOKENIZER)
         config = _table(place / _CONFIG) if _CONFIG in processor.files else {}
         sentences = _table(place / _SENTENCES) if _SENTENCES in processor.files else {}
-        growth = growth_of(told.get("normalizer"))
-        if growth > LARGEST_GROWTH:  # of a few lines of JSON, a word of 20 letters would take all memory
-            raise ValueError(f"the normalizer in its {_TOKENIZER} makes up to {growth:,.0f} letters of one")
+        refuse_parts(told)
         tokenizer = Tokenizer.from_file(str(place / _TOKENIZER))
+        if dropped(told) > 0:
+            tokenizer.model.dropout = None
         own = tokenizer.truncation
         cut = side_of(config.get("truncation_side"), own)
         padded = side_of(config.get("padding_side"), tokenizer.padding)
-        faults = list(contradicted(tokenizer, told, config, sentences))
         pad, named = padding_of(tokenizer, config, _map_of(processor))
+        tokenizer.no_padding()  # before anything is made: it may be to any length
+        faults = list(contradicted(tokenizer, told, config, sentences))
         special = tokenizer.num_special_tokens_to_add(bool(processor.columns.pair))
         if special < longest:
             tokenizer.enable_truncation(longest, direction=cut)
-        tokenizer.no_padding()
     if faults:
         raise DatasetError(
             f"can't make tokens as the model in {place} takes them",
@@ -103,7 +137,12 @@ def open_tokenizer(processor: Processor) -> Tokens:
             mend=f"mend model_max_length in its {_CONFIG}, or max_seq_length in its {_SENTENCES}",
         )
     _warn(place, padded, cut, own)
-    return Tokens(tokenizer, longest, _agreed(processor, pad, named), place)
+    if dropped(told) > 0:
+        _told(
+            f"the dropout {dropped(told):g} in {place / _TOKENIZER} is left out: it makes other tokens of a text each "
+            "time; serving reads the file as it is: write null there"
+        )
+    return Tokens(tokenizer, longest, _agreed(processor, pad, named), place, growth_of(told), spread_of(told))
 
 
 def _agreed(processor: Processor, pad: int, named: bool) -> int:
