@@ -77,6 +77,7 @@ class Recovery:
         rows: the models judged.
         details: the training's own figures.
         warnings: what to know.
+        findings: those of the warnings that the stage itself did not tell.
         profile: where the time of a step went, in clauses, or why that is not known; none where nobody asked.
         flags: that the file is loaded with, where it is a state_dict.
     """
@@ -89,6 +90,7 @@ class Recovery:
     rows: tuple[Row, ...]
     details: Mapping[str, Any]
     warnings: tuple[str, ...]
+    findings: tuple[str, ...] = ()
     profile: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
 
@@ -157,6 +159,7 @@ def _finetune(
     if judged is not None and rank() == 0:  # of the same data as a whole, the stage warns
         made_with = {"data": training} | ({} if validation is None else {"validation": validation})
         notes += overlap_words(judged, {name: each for name, each in made_with.items() if each.sha256 != seen})
+    findings = notes + ((by_place,) if by_place else ())
     source = fingerprint(model) + ("" if teacher is None else fingerprint(teacher)) + json.dumps(versions())
     work = _work(options)
     outcome = _run(stage, model, work, source, watcher, tidy=options.work is None, cache=cache)
@@ -165,8 +168,7 @@ def _finetune(
     profile = profile_told(outcome)
     if "profile" not in outcome.given.details:  # which the page tells by itself
         notes += profile
-    notes += (by_place,) if by_place else ()
-    notes += assumed_of(model.assumed, "" if teacher is None else teacher.assumed)
+    notes += ((by_place,) if by_place else ()) + assumed_of(model.assumed, "" if teacher is None else teacher.assumed)
     given = dataclasses.replace(outcome.given, warnings=(*outcome.given.warnings, *notes))
     assert isinstance(given.model, TorchModel)  # noqa: S101  the stage gives one
     rows: tuple[Row, ...] = ()
@@ -179,8 +181,6 @@ def _finetune(
         reference = "before" if teacher is None else "original"
         found = compare(reference, backends, judged, metric, progress=lambda d, t: progress(d, t, "samples"))
         first = found[reference]
-        if teacher is not None:  # before a training from labels alone, chance is what is to be beaten
-            given = dataclasses.replace(given, warnings=(*given.warnings, *first.doubts))
         for name in [reference, *(name for name in ("before", "after") if name != reference)]:
             row = Row(name, found[name].value)
             scores = found[name].scores
@@ -190,6 +190,11 @@ def _finetune(
                 drop = None if name == reference else metric.drop(first.value, found[name].value)
                 row = Row(name, found[name].value, own.low, own.high, drop, against.low, against.high)
             rows = (*rows, row)
+        if teacher is not None or not _clearly_better(rows[-1]):
+            doubts = tuple(f"{doubt} No drop is told." for doubt in first.doubts)
+            given = dataclasses.replace(given, warnings=(*given.warnings, *doubts))
+            findings += doubts
+            rows = tuple(_untold(row) for row in rows) if first.doubts else rows
     _write(model, given, outcome.seconds, rows, options, checkpoint, metric.name if metric else None, stage, work)
     name = "model.pt" if (options.output / "model.pt").exists() else "weights.pt"
     flags: tuple[str, ...] = ()
@@ -201,8 +206,18 @@ def _finetune(
         )
     return Recovery(
         options.output, name, given.did, outcome.seconds, metric.name if metric else None, rows, given.details,
-        given.warnings, profile, flags,
+        given.warnings, findings, profile, flags,
     )  # fmt: skip
+
+
+def _clearly_better(after: Row) -> bool:
+    """Whether a training from labels alone has brought something: before it, chance is what is to be beaten."""
+    return after.drop_high is not None and after.drop_high < 0
+
+
+def _untold(row: Row) -> Row:
+    """A row without its drop, which would mean nothing."""
+    return dataclasses.replace(row, drop=None, drop_low=None, drop_high=None)
 
 
 def _run(
