@@ -27,7 +27,8 @@ from compress.evaluate.label_metrics import (
     spread_of,
 )
 from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds, the_output
-from compress.evaluate.output_kind import Ending, OutputForm, OutputKind, by_labels, no_classes
+from compress.evaluate.output_kind import SHARES, Ending, OutputForm, OutputKind, by_labels, no_classes
+from compress.evaluate.shares import as_values, hits
 from compress.evaluate.users_metric import Accumulator, users_metric
 from compress.model import Arrays
 from compress.model.apart import without_fills
@@ -326,7 +327,7 @@ def _of_labels(
     for spec in signature.outputs if data.labels is not None else ():
         if output in (None, spec.name) and spec.dtype.startswith("float"):
             form = by_labels(data.labels, spec, endings.get(spec.name))
-            forms += [] if form is None else [(spec, form)]
+            forms += [] if form is None else [(spec, _of_shares(form, spec, data, name, sample))]
     wanted = _KIND_OF.get(name or "")
     found = [(spec, form) for spec, form in forms if form.kind in (_KIND_OF.values() if wanted is None else [wanted])]
     if name is None and any(form.kind is OutputKind.SOFTMAX for _, form in forms):
@@ -352,6 +353,17 @@ def _of_labels(
         why=f"it needs labels that are {needed}" + (", and several outputs fit" if len(found) > 1 else ""),
         mend="add such an array `label` to the evaluation data, name an output with --judge, or take --metric cosine",
     )
+
+
+def _of_shares(
+    form: OutputForm, spec: TensorSpec, data: Dataset, name: str | None, sample: Arrays | None
+) -> OutputForm:
+    """The form of an output, as numbers to hit where it hits them, or where these are asked for."""
+    if form.because != SHARES:
+        return form
+    values = None if sample is None else sample.get(spec.name)
+    hit = values is not None and hits(form, values, data.take(slice(0, len(values)))[1])
+    return as_values(form) if hit or name == "r2" else form
 
 
 def _of_sets(name: str | None, data: Dataset, spec: TensorSpec, form: OutputForm, sample: Arrays | None) -> Metric:

@@ -24,6 +24,7 @@ from compress.model.in_order import InOrder
 
 __all__ = [
     "BY_SHAPE",
+    "SHARES",
     "Ending",
     "OutputForm",
     "OutputKind",
@@ -40,6 +41,7 @@ __all__ = [
 Ending = Literal["softmax", "log_softmax", "sigmoid", "normalize"]
 
 LOOKED_AT = 4096  # labels
+SHARES = "the labels are shares of classes"
 BY_SHAPE = "its shape is that of a logit for each class"
 # What moves values, or gives them another type, and does not change them.
 MOVING = {
@@ -173,7 +175,7 @@ def by_labels(labels: Any, spec: TensorSpec, ending: Ending | None) -> OutputFor
         if whole and ending == "sigmoid":
             return None
         if ending != "sigmoid" and _shares(values):
-            return OutputForm(OutputKind.SOFTMAX, 1, ending, "the labels are shares of classes")
+            return OutputForm(OutputKind.SOFTMAX, 1, ending, SHARES)
         return OutputForm(OutputKind.REGRESSION, 1, ending, "the labels are numbers in its shape")
     one = values.ndim == 2 and values.shape[1] > 1 and bool((values.sum(1) == 1).all())
     if one and ending != "sigmoid":

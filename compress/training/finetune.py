@@ -19,7 +19,7 @@ from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError
 from compress.evaluate.labels_told import squeezed
-from compress.evaluate.output_forms import forms_of, labelled_output
+from compress.evaluate.output_forms import forms_by, labelled_output
 from compress.evaluate.output_kind import OutputForm, OutputKind, class_axis
 from compress.model import Model, TorchModel
 from compress.model.in_order import in_order_of
@@ -217,7 +217,7 @@ class Finetune:
 
     def _forms(self, model: TorchModel) -> tuple[tuple[OutputForm, ...], int]:
         """What each output is, and which of them labels teach; of that one, what was said of it, or what they tell."""
-        forms, at = forms_of(model, self._fitting(model.signature)[0].labels, self.labelled)
+        forms, at = forms_by(model, self._fitting(model.signature)[0], self.labelled)
         if self.training.loss == "auto":
             return forms, at
         taught, shape = forms[at], model.signature.outputs[at].shape
