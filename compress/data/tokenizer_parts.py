@@ -22,7 +22,7 @@ SPREAD = {
     "NFC": 3, "NFD": 4, "NFKC": IN_UNICODE, "NFKD": IN_UNICODE, "Precompiled": IN_UNICODE, "Lowercase": 3,
     "ByteLevel": 4, "BertNormalizer": 12,
 }  # fmt: skip
-KNOWN = {
+KNOWN: dict[str, set[str | None]] = {
     "normalizer": {
         "Sequence", "BertNormalizer", "Strip", "StripAccents", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Nmt",
         "Precompiled", "Replace", "Prepend", "ByteLevel",

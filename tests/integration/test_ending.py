@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.repository.scratch import OWNER
+from compress.vetting.scratch import OWNER
 from serve.triton.leftovers import RUN
 from tests.gateway_models import FILES_MODEL, loading_slowly, tiny_and_files
 from tests.integration.test_isolation import ask, asked

@@ -148,12 +148,13 @@ def test_the_share_of_right_labels_is_no_count_of_right_answers() -> None:
     "name", ["top1", "binary_accuracy", "f1_samples", "pixel_accuracy", "miou", "r2", "mse", "cosine", "agreement"]
 )
 def test_outputs_that_are_no_numbers_have_the_worst_score(name: str) -> None:
-    labels, shape = {
+    tables: dict[str, tuple[Any, tuple[int, ...]]] = {
         "top1": (np.zeros(9, np.int64), (5,)),
         "pixel_accuracy": (np.zeros((9, 4), np.int64), (5, 4)),
         "miou": (np.zeros((9, 4), np.int64), (5, 4)),
         "r2": (OWN.standard_normal((9, 5)).astype(np.float32), (5,)),
-    }.get(name, (np.zeros((9, 5), np.int64), (5,)))
+    }
+    labels, shape = tables.get(name, (np.zeros((9, 5), np.int64), (5,)))
     if name in ("mse", "cosine", "agreement"):
         labels = None
     signature = Signature(FIVE.inputs, (TensorSpec("y", "float32", ("batch", *shape)),))

@@ -39,7 +39,7 @@ class Two(nn.Module):
 
 
 def saved(folder: Path, name: str, *, turned: bool = False, named: str = "xyab", **made: Any) -> TorchModel:
-    x, y, a, b = named
+    x, y, a, b = list(named)
     inputs = [f"{x}:float32[batch,{WIDE}]", f"{y}:float32[batch,{WIDE}]"]
     outputs = [a, b]
     module = Two(turned=turned, **made).eval()
