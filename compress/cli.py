@@ -259,6 +259,8 @@ def finetune(
     console = _console()
     if found.metric is not None:
         console.print(training_table(found.metric, found.rows))
+    for words in found.findings:
+        _tell(console, words, warns=not isinstance(words, Note))
     for line in found.profile:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     print(f"wrote {found.folder}: {found.model_file}, training.json, training.html")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import shutil
-import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from compress.data.dataset import MADE_OF
@@ -12,10 +11,12 @@ from compress.data.images import is_image_folder, write_index
 from compress.data.texts import write_tokens
 from compress.errors import DatasetError
 from compress.processor import Processor
+from compress.vetting.scratch import scratch, sweep
 from compress.vetting.tables import SUFFIXES, check_file
 
 __all__ = ["arrays_of"]
 
+SCRATCH = "compress-"
 _made: dict[tuple[str, str, int, int], str] = {}
 
 
@@ -49,9 +50,11 @@ def arrays_of(source: str, processor: Processor | None) -> str:
         0 if told is None else told.st_mtime_ns, 0 if told is None else told.st_size,
     )  # fmt: skip
     if key not in _made:
-        folder = Path(tempfile.mkdtemp(prefix="compress-")) / path.name
-        atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
-        folder.mkdir()
+        sweep(SCRATCH)
+        held = ExitStack()
+        atexit.register(held.close)
+        folder = held.enter_context(scratch(SCRATCH)) / "arrays" / path.name
+        folder.mkdir(parents=True)
         (write_tokens if kind == "text" else write_index)(path, processor, folder)
         (folder / MADE_OF).write_text(source, errors="surrogateescape")
         _made[key] = str(folder)

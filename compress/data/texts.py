@@ -60,6 +60,12 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
     arrays["input_ids"][:] = tokenizer.pad
     for number, rows in _chunks(rows_of(source)):
         for at, found in enumerate(tokenizer.encoded(_texts(rows, number, source, processor)), number):
+            if len(found.ids) != lengths[at]:
+                raise DatasetError(
+                    f"can't make tokens of row {at + 1} of {source}",
+                    why=f"its tokenizer made {counted(lengths[at], 'tokens')} of it, and then {len(found.ids):,}",
+                    mend="leave what is random out of tokenizer.json",
+                )
             for name, values in zip(names, (found.ids, found.attention_mask, found.type_ids), strict=True):
                 arrays[name][at, : len(values)] = values
     for array in arrays.values():

@@ -34,9 +34,14 @@ class Chance(Protocol):
 
 
 class OfSets:
-    """Labels that are there or not, several to a sample: the best that is always the same (`constant_f1`)."""
+    """Labels that are there or not, several to a sample: the best that is always the same.
 
-    def __init__(self) -> None:
+    Args:
+        constant: the metric of the best such answer, of which labels [n, k] there are.
+    """
+
+    def __init__(self, constant: Callable[[Array], float] = constant_f1) -> None:
+        self._constant = constant
         self._there: list[Array] = []
 
     def add(self, outputs: Arrays, labels: Array | None) -> None:  # noqa: ARG002
@@ -46,7 +51,7 @@ class OfSets:
 
     def doubt(self, low: float | None, told: str) -> str | None:
         """See `Chance`."""
-        rate = constant_f1(np.concatenate(self._there)) if self._there else 0.0
+        rate = self._constant(np.concatenate(self._there)) if self._there else 0.0
         return _doubt(low, told, rate)
 
 
@@ -71,10 +76,11 @@ class OfPlaces:
 
     Args:
         axis: of the classes, in the output.
+        unsure: why the classes may be elsewhere, a sentence, or "".
     """
 
-    def __init__(self, axis: int) -> None:
-        self._axis = axis
+    def __init__(self, axis: int, unsure: str = "") -> None:
+        self._axis, self._unsure = axis, unsure
         self._counts: Counter[int] = Counter()
         self._classes = 0
 
@@ -90,7 +96,7 @@ class OfPlaces:
         inside = [count for label, count in self._counts.items() if 0 <= label < self._classes]
         if not inside:
             return f"No place's label is a class of the model: its classes go from 0 to {self._classes - 1}."
-        return _doubt(low, told, max(inside) / sum(inside))
+        return self._unsure or _doubt(low, told, max(inside) / sum(inside))
 
 
 def _doubt(low: float | None, told: str, rate: float) -> str | None:

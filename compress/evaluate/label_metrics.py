@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["IntersectionOverUnion", "constant_f1", "f1_of", "pixel_accuracy_of", "r2_of", "spread_of"]
+__all__ = [
+    "IntersectionOverUnion",
+    "binary_accuracy_of",
+    "constant_accuracy",
+    "constant_f1",
+    "f1_of",
+    "pixel_accuracy_of",
+    "r2_of",
+    "spread_of",
+]
 
 Array = np.ndarray[Any, Any]
 Scorer = Callable[[dict[str, Array], dict[str, Array], Array | None], Array]
@@ -52,6 +61,32 @@ def constant_f1(there: Array) -> float:
     return best
 
 
+def binary_accuracy_of(threshold: float) -> Scorer:
+    """The share of each sample's labels [n] that are right, given or not; 0 where an output is no number.
+
+    Args:
+        threshold: of an output, above which a label is given: 0 for logits, 0.5 for probabilities.
+    """
+
+    def per_sample(outputs: dict[str, Array], _expected: dict[str, Array], labels: Array | None) -> Array:
+        values = next(iter(outputs.values()))
+        values = values.reshape(len(values), -1)
+        right = (values > threshold) == (np.asarray(labels).reshape(len(values), -1) > 0)
+        return np.where(np.isnan(values).any(axis=1), 0.0, right.mean(axis=1))
+
+    return per_sample
+
+
+def constant_accuracy(there: Array) -> float:
+    """The share of labels that is right where each is always given that most samples have, and else never.
+
+    Args:
+        there: which labels [n, k] each sample has.
+    """
+    rates = (there > 0).mean(0)
+    return float(np.maximum(rates, 1 - rates).mean())
+
+
 def pixel_accuracy_of(axis: int) -> Scorer:
     """The share of each sample's places [n] whose largest logit is that of the label.
 
@@ -75,8 +110,12 @@ def _places(values: Array, labels: Array, axis: int) -> tuple[Array, Array]:
     """Where the answer is the label, and where the label is a class."""
     there = (labels >= 0) & (labels < values.shape[axis])
     logits = np.moveaxis(values, axis, -1)
-    prefers = ~np.isnan(logits).any(-1) & (logits != logits[..., :1]).any(-1)
-    return (logits.argmax(-1) == labels) & prefers, there
+    return (logits.argmax(-1) == labels) & _prefers(logits), there
+
+
+def _prefers(logits: Array) -> Array:
+    """Where there is an answer: all logits, along the last axis, are numbers, and not all the same."""
+    return np.asarray(~np.isnan(logits).any(-1) & (logits != logits[..., :1]).any(-1))
 
 
 def spread_of(labels: Array) -> Array | None:
@@ -117,6 +156,8 @@ def r2_of(spread: Array) -> Scorer:
 class IntersectionOverUnion:
     """Mean over the classes that there are of places right over places that are, or are taken for, of the class.
 
+    Places of which the logits are no numbers, or all the same, are taken for no class.
+
     Args:
         axis: of the classes, in the output.
         output: that is judged; None is the first.
@@ -131,16 +172,18 @@ class IntersectionOverUnion:
         values = next(iter(outputs.values())) if self._output is None else outputs[self._output]
         ids, classes = np.asarray(labels), values.shape[self._axis]
         if self._counts is None:
-            self._counts = np.zeros((classes, classes), np.int64)
+            self._counts = np.zeros((classes, classes + 1), np.int64)  # the last for places without an answer
         there = (ids >= 0) & (ids < classes)
-        given = np.moveaxis(values, self._axis, -1).argmax(-1)
-        pairs = ids[there].astype(np.int64) * classes + given[there]
-        self._counts += np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+        logits = np.moveaxis(values, self._axis, -1)
+        given = np.where(_prefers(logits), logits.argmax(-1), classes)
+        pairs = ids[there].astype(np.int64) * (classes + 1) + given[there]
+        self._counts += np.bincount(pairs, minlength=self._counts.size).reshape(self._counts.shape)
 
     def compute(self) -> float:
         """0 to 1."""
         if self._counts is None:
             return float("nan")
-        right = np.diag(self._counts)
-        union = self._counts.sum(0) + self._counts.sum(1) - right
+        given = self._counts[:, :-1]
+        right = np.diag(given)
+        union = given.sum(0) + self._counts.sum(1) - right
         return float((right[union > 0] / union[union > 0]).mean()) if (union > 0).any() else float("nan")

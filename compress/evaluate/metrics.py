@@ -17,9 +17,18 @@ from compress.data.dataset import Dataset
 from compress.errors import RecipeError
 from compress.evaluate.chance import Chance, OfNumbers, OfPlaces, OfSets, OfShuffled
 from compress.evaluate.intervals import Bounds
-from compress.evaluate.label_metrics import IntersectionOverUnion, f1_of, pixel_accuracy_of, r2_of, spread_of
+from compress.evaluate.label_metrics import (
+    IntersectionOverUnion,
+    binary_accuracy_of,
+    constant_accuracy,
+    f1_of,
+    pixel_accuracy_of,
+    r2_of,
+    spread_of,
+)
 from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds, the_output
-from compress.evaluate.output_kind import Ending, OutputForm, OutputKind, by_labels, no_classes
+from compress.evaluate.output_kind import SHARES, Ending, OutputForm, OutputKind, by_labels, no_classes
+from compress.evaluate.shares import as_values, hits
 from compress.evaluate.users_metric import Accumulator, users_metric
 from compress.model import Arrays
 from compress.model.apart import without_fills
@@ -56,6 +65,7 @@ class Metric:
         output: the one that is judged; None is all of them.
         code: hash of the user's, if it is one of theirs.
         chance: makes what tells an original from one that knows nothing, beside classes, where that is known otherwise.
+        labels: of a sample, for those that are each there or not.
     """
 
     name: str
@@ -70,6 +80,7 @@ class Metric:
     output: str | None = None
     code: str = ""
     chance: Callable[[], Chance] | None = None
+    labels: int = 1
 
     @property
     def identity(self) -> Mapping[str, str | None]:
@@ -84,7 +95,7 @@ class Metric:
     @property
     def counted(self) -> bool:
         """Whether a score is 0 or 1: an answer that is right or wrong."""
-        return self.classifies or self.name == "binary_accuracy"
+        return self.classifies or (self.name == "binary_accuracy" and self.labels == 1)
 
     @property
     def classifies(self) -> bool:
@@ -188,7 +199,13 @@ METRICS = {
     for metric in (
         Metric("top1", _top(1), needs_labels=True, bounds=(0.0, 1.0)),
         Metric("top5", _top(5), needs_labels=True, bounds=(0.0, 1.0)),
-        Metric("binary_accuracy", f1_of(0.0), needs_labels=True, bounds=(0.0, 1.0), chance=OfSets),
+        Metric(
+            "binary_accuracy",
+            binary_accuracy_of(0.0),
+            needs_labels=True,
+            bounds=(0.0, 1.0),
+            chance=lambda: OfSets(constant_accuracy),
+        ),
         Metric("f1_samples", f1_of(0.0), needs_labels=True, bounds=(0.0, 1.0), chance=OfSets),
         Metric(
             "pixel_accuracy", pixel_accuracy_of(1), needs_labels=True, bounds=(0.0, 1.0), chance=lambda: OfPlaces(1)
@@ -310,7 +327,7 @@ def _of_labels(
     for spec in signature.outputs if data.labels is not None else ():
         if output in (None, spec.name) and spec.dtype.startswith("float"):
             form = by_labels(data.labels, spec, endings.get(spec.name))
-            forms += [] if form is None else [(spec, form)]
+            forms += [] if form is None else [(spec, _of_shares(form, spec, data, name, sample))]
     wanted = _KIND_OF.get(name or "")
     found = [(spec, form) for spec, form in forms if form.kind in (_KIND_OF.values() if wanted is None else [wanted])]
     if name is None and any(form.kind is OutputKind.SOFTMAX for _, form in forms):
@@ -318,7 +335,7 @@ def _of_labels(
     if len(found) == 1:
         spec, form = found[0]
         if form.kind is OutputKind.DENSE:
-            return _of_places(name or "pixel_accuracy", form.axis, spec.name)
+            return _of_places(name or "pixel_accuracy", form, spec.name)
         if form.kind is OutputKind.REGRESSION:
             numbers = None if name is None and form.ending == "normalize" else _of_numbers(data, spec.name)
             if numbers is not None or name is None:
@@ -338,13 +355,24 @@ def _of_labels(
     )
 
 
+def _of_shares(
+    form: OutputForm, spec: TensorSpec, data: Dataset, name: str | None, sample: Arrays | None
+) -> OutputForm:
+    """The form of an output, as numbers to hit where it hits them, or where these are asked for."""
+    if form.because != SHARES:
+        return form
+    values = None if sample is None else sample.get(spec.name)
+    hit = values is not None and hits(form, values, data.take(slice(0, len(values)))[1])
+    return as_values(form) if hit or name == "r2" else form
+
+
 def _of_sets(name: str | None, data: Dataset, spec: TensorSpec, form: OutputForm, sample: Arrays | None) -> Metric:
-    if name is None:
-        name = "binary_accuracy" if math.prod(data.labels.shape[1:]) == 1 else "f1_samples"  # type: ignore[union-attr]
+    labels = math.prod(data.labels.shape[1:])  # type: ignore[union-attr]
+    name = name or ("binary_accuracy" if labels == 1 else "f1_samples")
     values = None if sample is None else sample.get(spec.name)
     shares = form.ending == "sigmoid" or (values is not None and bool(((values >= 0) & (values <= 1)).all()))
-    scorer = f1_of(0.5 if shares else 0.0)
-    return dataclasses.replace(METRICS[name], per_sample=scorer, output=spec.name)
+    scorer = (binary_accuracy_of if name == "binary_accuracy" else f1_of)(0.5 if shares else 0.0)
+    return dataclasses.replace(METRICS[name], per_sample=scorer, output=spec.name, labels=labels)
 
 
 def _of_numbers(data: Dataset, output: str) -> Metric | None:
@@ -356,8 +384,9 @@ def _of_numbers(data: Dataset, output: str) -> Metric | None:
     return dataclasses.replace(METRICS["r2"], per_sample=r2_of(spread), output=output, code=told)
 
 
-def _of_places(name: str, axis: int, output: str) -> Metric:
-    metric = dataclasses.replace(METRICS[name], output=output, chance=lambda: OfPlaces(axis))
+def _of_places(name: str, form: OutputForm, output: str) -> Metric:
+    axis = form.axis
+    metric = dataclasses.replace(METRICS[name], output=output, chance=lambda: OfPlaces(axis, form.doubt))
     if name == "miou":
         return dataclasses.replace(metric, accumulated=lambda: IntersectionOverUnion(axis, output))
     return dataclasses.replace(metric, per_sample=pixel_accuracy_of(axis))

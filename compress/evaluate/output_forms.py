@@ -6,15 +6,19 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import torch
 
 from compress.artifact import Signature
+from compress.data.dataset import Dataset
 from compress.data.sources import Fetched
 from compress.errors import RecipeError
 from compress.evaluate.output_choice import OutputContent, class_outputs, content_of, named_so
-from compress.evaluate.output_kind import BY_SHAPE, OutputForm, OutputKind, by_labels, form_of, no_classes
-from compress.model import TorchModel
+from compress.evaluate.output_kind import BY_SHAPE, SHARES, OutputForm, OutputKind, by_labels, form_of, no_classes
+from compress.evaluate.shares import as_values, hits
+from compress.model import TorchModel, call
+from compress.model.inputs import run_on
 
-__all__ = ["forms_of", "labelled_output"]
+__all__ = ["forms_by", "forms_of", "labelled_output"]
 
 LOOKED_AT = 64  # labels that are made when asked for
 _NAMED = {OutputContent.EMBEDDING: OutputKind.EMBEDDING, OutputContent.VALUES: OutputKind.REGRESSION}
@@ -87,3 +91,28 @@ def forms_of(model: TorchModel, labels: Any | None, named: str | None = None) ->
         if place != at and form.kind is OutputKind.SOFTMAX and not form.ending:
             forms[place] = dataclasses.replace(PLAIN)
     return tuple(forms), at
+
+
+def forms_by(model: TorchModel, data: Dataset, named: str | None = None) -> tuple[tuple[OutputForm, ...], int]:
+    """As `forms_of`, by labels and by what the model itself answers beside them.
+
+    Args:
+        model: as it came, before it is trained on these labels.
+        data: with labels or without.
+        named: see `labelled_output`.
+    """
+    forms, at = forms_of(model, data.labels, named)
+    if forms[at].because != SHARES or forms[at].ending is not None:
+        return forms, at
+    inputs, labels = data.take(np.unique(np.linspace(0, len(data) - 1, min(len(data), LOOKED_AT)).astype(np.int64)))
+    mode, device = model.module.training, next((each.device for each in model.module.parameters()), None)
+    given = {name: torch.as_tensor(values, device=device) for name, values in inputs.items()}
+    model.module.eval()
+    try:
+        with torch.no_grad():
+            answers = list(run_on(inputs, lambda: call(model.module, model.signature.inputs, given)).values())
+    finally:
+        model.module.train(mode)
+    if not hits(forms[at], answers[at].float().cpu().numpy(), labels):
+        return forms, at
+    return (*forms[:at], as_values(forms[at]), *forms[at + 1 :]), at

@@ -20,13 +20,16 @@ from torch import fx, nn
 from compress.artifact import TensorSpec
 from compress.formats.onnx.outline import outline
 from compress.model import OnnxModel, TorchModel
+from compress.model.in_order import InOrder
 
 __all__ = [
     "BY_SHAPE",
+    "SHARES",
     "Ending",
     "OutputForm",
     "OutputKind",
     "by_labels",
+    "class_axes",
     "class_axis",
     "ending_of",
     "endings_of",
@@ -38,6 +41,7 @@ __all__ = [
 Ending = Literal["softmax", "log_softmax", "sigmoid", "normalize"]
 
 LOOKED_AT = 4096  # labels
+SHARES = "the labels are shares of classes"
 BY_SHAPE = "its shape is that of a logit for each class"
 # What moves values, or gives them another type, and does not change them.
 MOVING = {
@@ -78,12 +82,14 @@ class OutputForm:
         axis: of the classes, for SOFTMAX and DENSE.
         ending: what the network has done to it already: probabilities, their logarithms, or a unit vector.
         because: how it is known, a clause.
+        doubt: why it may be otherwise, a sentence; "" where nothing else fits.
     """
 
     kind: OutputKind
     axis: int = 1
     ending: Ending | None = None
     because: str = ""
+    doubt: str = ""
 
 
 def kind_of(model: TorchModel, name: str, labels: Any | None = None) -> OutputKind:
@@ -123,7 +129,22 @@ def class_axis(shape: tuple[int | str, ...]) -> int:
     Args:
         shape: of the output; a size that varies counts no classes.
     """
-    return -1 if len(shape) == 3 and (isinstance(shape[2], int) or not isinstance(shape[1], int)) else 1
+    if len(shape) < 3 or not isinstance(shape[-1], int):
+        return 1
+    return -1 if len(shape) == 3 or not isinstance(shape[1], int) else 1
+
+
+def class_axes(shape: tuple[int | str, ...], of: tuple[int, ...]) -> tuple[int, ...]:
+    """Where the classes may be, of an output that has class ids for each of its places: 1, -1, both or neither.
+
+    Args:
+        shape: of the output; a size that varies counts no classes, and one value is no choice of a class.
+        of: the labels' shape, for each sample.
+    """
+    if len(of) == 0 or len(shape) != len(of) + 2:
+        return ()
+    places = ((1, shape[2:]), (-1, shape[1:-1]))
+    return tuple(at for at, rest in places if isinstance(shape[at], int) and shape[at] != 1 and _fits(rest, of))
 
 
 def by_labels(labels: Any, spec: TensorSpec, ending: Ending | None) -> OutputForm | None:
@@ -132,10 +153,16 @@ def by_labels(labels: Any, spec: TensorSpec, ending: Ending | None) -> OutputFor
     whole = labels.dtype.kind in "iub"
     if whole and not of and len(shape) == 2 and isinstance(shape[1], int) and shape[1] > 1:
         return OutputForm(OutputKind.SOFTMAX, 1, ending, "the labels are class ids")
-    if whole and of and len(shape) == len(of) + 2:
-        for axis, places in ((1, shape[2:]), (-1, shape[1:-1])):
-            if shape[axis] != 1 and _fits(places, of):  # one value is no choice of a class: it is there or not
-                return OutputForm(OutputKind.DENSE, axis, ending, "the labels are class ids for each place")
+    if whole and (axes := class_axes(shape, of)):
+        doubt = ""
+        if len(axes) > 1:
+            doubt = (
+                f"The classes of {spec} may be along its second dimension or along its last: both fit the labels "
+                f"{['n', *of]}. The second is taken, as torch's cross_entropy has it; where the last is meant, its "
+                "figures mean nothing: judge by a function of your own, --metric package.module:function, and give a "
+                "model whose other sizes vary, or differ from the number of classes."
+            ).replace("'n'", "n")
+        return OutputForm(OutputKind.DENSE, axes[0], ending, "the labels are class ids for each place", doubt)
     sizes = [size for size in shape[1:] if isinstance(size, int)]
     flat = len(sizes) == len(shape) - 1 and math.prod(sizes) == math.prod(of)
     alone = shape[1:2] == (1,) and _fits(shape[2:], of)
@@ -148,7 +175,7 @@ def by_labels(labels: Any, spec: TensorSpec, ending: Ending | None) -> OutputFor
         if whole and ending == "sigmoid":
             return None
         if ending != "sigmoid" and _shares(values):
-            return OutputForm(OutputKind.SOFTMAX, 1, ending, "the labels are shares of classes")
+            return OutputForm(OutputKind.SOFTMAX, 1, ending, SHARES)
         return OutputForm(OutputKind.REGRESSION, 1, ending, "the labels are numbers in its shape")
     one = values.ndim == 2 and values.shape[1] > 1 and bool((values.sum(1) == 1).all())
     if one and ending != "sigmoid":
@@ -206,6 +233,8 @@ def ending_of(module: nn.Module, index: int = 0) -> Ending | None:
         module: in evaluation mode.
         index: of the output, in the order of what the forward gives.
     """
+    if isinstance(module, InOrder):
+        return ending_of(module.original, module.outputs[index])
     try:
         graph = module if isinstance(module, fx.GraphModule) else fx.symbolic_trace(module)
     except Exception:  # the user's forward: anything may come out of it

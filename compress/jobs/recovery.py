@@ -28,6 +28,7 @@ from compress.jobs.profiled import profile_told
 from compress.jobs.recipe import data_at, inputs_of, labelled_of, training_of, with_sizes
 from compress.jobs.source import load_source
 from compress.model import TorchModel
+from compress.model.in_order import in_order_of, places_of
 from compress.options import FinetuneOptions
 from compress.options.ranges import check_ranges
 from compress.pipeline import Outcome, Watcher, check, hashing_shown, run, with_seen
@@ -76,6 +77,7 @@ class Recovery:
         rows: the models judged.
         details: the training's own figures.
         warnings: what to know.
+        findings: those of the warnings that the stage itself did not tell.
         profile: where the time of a step went, in clauses, or why that is not known; none where nobody asked.
         flags: that the file is loaded with, where it is a state_dict.
     """
@@ -88,6 +90,7 @@ class Recovery:
     rows: tuple[Row, ...]
     details: Mapping[str, Any]
     warnings: tuple[str, ...]
+    findings: tuple[str, ...] = ()
     profile: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
 
@@ -139,12 +142,7 @@ def _finetune(
         load_source(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval}
     )
     teacher = None if options.teacher is None else load_source(options.teacher, options)
-    if teacher is not None and _shapes(teacher) != _shapes(model):
-        raise SignatureError(
-            f"{options.teacher} can't teach {checkpoint}",
-            why=f"it takes and gives {_shapes(teacher)}, the model {_shapes(model)}",
-            mend="name the model that this one was pruned from",
-        )
+    by_place = "" if teacher is None else _taught_by(teacher, model, options, checkpoint)
 
     def data(source: str | None) -> Dataset | None:
         return None if source is None else Dataset.open(data_at(source, checkpoint, model), model.signature)
@@ -161,6 +159,7 @@ def _finetune(
     if judged is not None and rank() == 0:  # of the same data as a whole, the stage warns
         made_with = {"data": training} | ({} if validation is None else {"validation": validation})
         notes += overlap_words(judged, {name: each for name, each in made_with.items() if each.sha256 != seen})
+    findings = notes + ((by_place,) if by_place else ())
     source = fingerprint(model) + ("" if teacher is None else fingerprint(teacher)) + json.dumps(versions())
     work = _work(options)
     outcome = _run(stage, model, work, source, watcher, tidy=options.work is None, cache=cache)
@@ -169,19 +168,19 @@ def _finetune(
     profile = profile_told(outcome)
     if "profile" not in outcome.given.details:  # which the page tells by itself
         notes += profile
-    notes += assumed_of(model.assumed, "" if teacher is None else teacher.assumed)
+    notes += ((by_place,) if by_place else ()) + assumed_of(model.assumed, "" if teacher is None else teacher.assumed)
     given = dataclasses.replace(outcome.given, warnings=(*outcome.given.warnings, *notes))
     assert isinstance(given.model, TorchModel)  # noqa: S101  the stage gives one
     rows: tuple[Row, ...] = ()
     if judged is not None and metric is not None:
-        models = {"before": model, "after": given.model} | ({} if teacher is None else {"original": teacher})
+        models = {"before": model, "after": given.model} | (
+            {} if teacher is None else {"original": in_order_of(teacher, model.signature)}
+        )
         progress = watcher.started("compare")
         backends: dict[str, Backend] = {name: TorchBackend(each, cores()) for name, each in models.items()}
         reference = "before" if teacher is None else "original"
         found = compare(reference, backends, judged, metric, progress=lambda d, t: progress(d, t, "samples"))
         first = found[reference]
-        if teacher is not None:  # before a training from labels alone, chance is what is to be beaten
-            given = dataclasses.replace(given, warnings=(*given.warnings, *first.doubts))
         for name in [reference, *(name for name in ("before", "after") if name != reference)]:
             row = Row(name, found[name].value)
             scores = found[name].scores
@@ -191,6 +190,11 @@ def _finetune(
                 drop = None if name == reference else metric.drop(first.value, found[name].value)
                 row = Row(name, found[name].value, own.low, own.high, drop, against.low, against.high)
             rows = (*rows, row)
+        if teacher is not None or not _clearly_better(rows[-1]):
+            doubts = tuple(f"{doubt} No drop is told." for doubt in first.doubts)
+            given = dataclasses.replace(given, warnings=(*given.warnings, *doubts))
+            findings += doubts
+            rows = tuple(_untold(row) for row in rows) if first.doubts else rows
     _write(model, given, outcome.seconds, rows, options, checkpoint, metric.name if metric else None, stage, work)
     name = "model.pt" if (options.output / "model.pt").exists() else "weights.pt"
     flags: tuple[str, ...] = ()
@@ -202,8 +206,18 @@ def _finetune(
         )
     return Recovery(
         options.output, name, given.did, outcome.seconds, metric.name if metric else None, rows, given.details,
-        given.warnings, profile, flags,
+        given.warnings, findings, profile, flags,
     )  # fmt: skip
+
+
+def _clearly_better(after: Row) -> bool:
+    """Whether a training from labels alone has brought something: before it, chance is what is to be beaten."""
+    return after.drop_high is not None and after.drop_high < 0
+
+
+def _untold(row: Row) -> Row:
+    """A row without its drop, which would mean nothing."""
+    return dataclasses.replace(row, drop=None, drop_low=None, drop_high=None)
 
 
 def _run(
@@ -225,9 +239,31 @@ def _run(
     return outcome
 
 
-def _shapes(model: TorchModel) -> str:
-    ends = (model.signature.inputs, model.signature.outputs)
-    return " → ".join(", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in specs) for specs in ends)
+def _taught_by(teacher: TorchModel, model: TorchModel, options: FinetuneOptions, checkpoint: Path) -> str:
+    """What is assumed of which outputs and inputs of the two are the same, in words; "" where names say it.
+
+    Raises:
+        SignatureError: they don't fit.
+    """
+    words = []
+    for ours, theirs, what in (
+        (model.signature.inputs, teacher.signature.inputs, "inputs"),
+        (model.signature.outputs, teacher.signature.outputs, "outputs"),
+    ):
+        try:
+            places_of(ours, theirs)
+        except SignatureError as err:
+            raise SignatureError(
+                f"{options.teacher} can't teach {checkpoint}",
+                why=f"its {what} are {', '.join(map(str, theirs))}, the model's {', '.join(map(str, ours))}",
+                mend="name the model that this one was pruned from; of tensors that are the same, names have to be",
+            ) from err
+        if len(ours) > 1 and ours[0].name not in {spec.name for spec in theirs}:
+            pairs = (f"{mine.name} as {its.name}" for mine, its in zip(ours, theirs, strict=True))
+            words.append(f"{what} by their order ({', '.join(pairs)})")
+    if not words:
+        return ""
+    return f"The teacher has other names: it is assumed to take and give the same {' and '.join(words)}."
 
 
 def _write(

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from compress.artifact import Signature
 from compress.data.dataset import Dataset
 from compress.evaluate.labels_told import squeezed
-from compress.evaluate.output_forms import forms_of
+from compress.evaluate.output_forms import forms_by
 from compress.evaluate.output_kind import OutputForm, OutputKind
 from compress.model import TorchModel, call
 from compress.model.inputs import run_on
@@ -85,7 +85,7 @@ def squared_changes(
     Molchanov et al., Importance Estimation for Neural Network Pruning, CVPR 2019, equation 8: the squared change of the
     loss without that weight, to first order; squared for each batch, so that gradients of unlike signs don't cancel.
 
-    The loss is that of a training, by the kind of each output (see `forms_of`): against the labels where they fit;
+    The loss is that of a training, by the kind of each output (see `forms_by`): against the labels where they fit;
     outputs without any against the model's own answers, or, of numbers, half their squares by their mean square, whose
     gradient is the answer itself.
 
@@ -103,7 +103,7 @@ def squared_changes(
         parameter: torch.zeros_like(parameter, dtype=torch.float32) for parameter in module.parameters()
     }
     data = squeezed(data, signature, labelled)
-    forms, at = forms_of(TorchModel(module, signature), data.labels, labelled)
+    forms, at = forms_by(TorchModel(module, signature), data, labelled)
     done = 0
     for batch in np.array_split(chosen, -(-total // BATCH)):
         inputs, labels = data.take(np.sort(batch))

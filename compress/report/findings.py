@@ -52,6 +52,11 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
                 "its latency says nothing. `compress measure --device cuda` tells it where a GPU is."
             )
         )
+    if last.runtime is not None and last.runtime.endswith("emulated"):
+        found.append(
+            f"{last.runtime}: what is said of its accuracy holds, its speed was not measured. The file is for GPUs, "
+            "and for OpenVINO on CPUs that multiply BF16."
+        )
     if not elsewhere and int8 and floats and (slower := _slower(floats, int8)):
         found.append(
             f"INT8 is {slower} here than the float model before it. Without --int8 the result would be faster."

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["contradicted", "growth_of", "padding_of", "side_of", "text_of"]
+__all__ = ["contradicted", "padding_of", "side_of", "text_of"]
 
 # Classes that take tokenizer.json as it is, whatever the keys of a class's own normalizer say.
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -36,21 +35,6 @@ def padding_of(tokenizer: Any, config: Mapping[str, Any], special: Mapping[str, 
             return int(number), True
     usual = (tokenizer.token_to_id(each) for each in ("[PAD]", "<pad>"))
     return next((int(each) for each in usual if each is not None), 0), False
-
-
-def growth_of(normalizer: Any) -> float:
-    """How many letters a normalizer's replacements may make of one."""
-    if not isinstance(normalizer, dict):
-        return 1.0
-    if normalizer.get("type") == "Sequence":
-        parts = normalizer.get("normalizers")
-        return math.prod(map(growth_of, parts)) if isinstance(parts, list) else 1.0
-    if normalizer.get("type") != "Replace":
-        return 1.0
-    pattern, content = normalizer.get("pattern"), normalizer.get("content")
-    found = pattern.get("String") if isinstance(pattern, dict) else None
-    made = len(content) if isinstance(content, str) else 0
-    return max(1.0, made / len(found) if isinstance(found, str) and found else float(made))
 
 
 def contradicted(

@@ -15,16 +15,19 @@ from typing import Any
 
 from compress.errors import DatasetError, MissingExtraError, first_line
 from compress.processor import Processor
-from compress.tokenizer.keys import contradicted, growth_of, padding_of, side_of
+from compress.tokenizer.keys import contradicted, padding_of, side_of
+from compress.tokenizer.parts import dropped, growth_of, refuse_parts, spread_of
 from compress.vetting.texts import read_bytes, read_json
 
-__all__ = ["Tokens", "open_tokenizer"]
+__all__ = ["LONGEST_TEXT", "Tokens", "open_tokenizer"]
 
 _TOKENIZER, _CONFIG, _SENTENCES = "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
 _AGAIN = "copy or download the folder again"
 LARGEST, MOST_VALUES = 128 << 20, 8_000_000  # of a tokenizer.json: those of 260,000 tokens have a quarter
-LARGEST_GROWTH = 16  # letters that a normalizer's replacements make of one
+# Letters that are looked at in one call, after all that a normalizer may make of them; and of a text alone, after what
+# its own texts make of them.
+AT_ONCE, LONGEST_TEXT = 16_000_000, 4_000_000
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,10 @@ class Tokens:
         longest: tokens of a text at most.
         pad: the number that fills up.
         side: of a longer text that is cut off, "left" or "right".
+        place: of its files.
         notes: what its user should know of keys that are not followed.
+        growth, spread: letters that it makes of one, see `compress.tokenizer.parts`.
+        drops: whether the file asks for dropout, which is turned off here.
     """
 
     tokenizer: Any
@@ -44,15 +50,45 @@ class Tokens:
     side: str
     place: Path
     notes: tuple[str, ...] = ()
+    growth: float = 1.0
+    spread: float = 1.0
+    drops: bool = False
 
-    def encoded(self, texts: Sequence[Any]) -> list[Any]:
-        """What `tokenizers` makes of texts, or of pairs.
+    def encoded(self, texts: Sequence[Any]) -> Iterator[Any]:
+        """What `tokenizers` makes of texts, or of pairs, a few at a time: what is cut off takes memory, too.
 
         Raises:
-            DatasetError: the tokenizer fails at them.
+            DatasetError: the tokenizer fails at them, or one is too long.
         """
-        with _guarded(self.place, "use"):
-            return list(self.tokenizer.encode_batch(texts))
+        for few in self._few(texts):
+            with _guarded(self.place, "use"):
+                found = self.tokenizer.encode_batch(few)
+                longest = max(len(each.ids) for each in found)
+                if longest > self.longest:
+                    raise ValueError(
+                        f"it makes {longest:,} tokens of a text, and was told to cut it to {self.longest:,}"
+                    )
+            yield from found
+
+    def _few(self, texts: Sequence[Any]) -> Iterator[list[Any]]:
+        """The texts in parts of not too many letters."""
+        few: list[Any] = []
+        room = AT_ONCE / self.spread
+        for text in texts:
+            letters = len(text) if isinstance(text, str) else sum(map(len, text))
+            if letters * self.growth > LONGEST_TEXT:
+                raise DatasetError(
+                    f"can't make tokens of a text of {letters:,} letters",
+                    why=f"{LONGEST_TEXT / self.growth:,.0f} are looked at, and the model takes {self.longest:,} tokens",
+                    mend="cut it to what the model takes",
+                )
+            if few and letters > room:
+                yield few
+                few, room = [], AT_ONCE / self.spread
+            few.append(text)
+            room -= letters
+        if few:
+            yield few
 
 
 def open_tokenizer(processor: Processor, extra: str = "hf") -> Tokens:
@@ -83,19 +119,19 @@ def open_tokenizer(processor: Processor, extra: str = "hf") -> Tokens:
         told = _tokenizer_of(place / _TOKENIZER)
         config = _table(place / _CONFIG) if _CONFIG in processor.files else {}
         sentences = _table(place / _SENTENCES) if _SENTENCES in processor.files else {}
-        growth = growth_of(told.get("normalizer"))
-        if growth > LARGEST_GROWTH:  # of a few lines of JSON, a word of 20 letters would take all memory
-            raise ValueError(f"the normalizer in its {_TOKENIZER} makes up to {growth:,.0f} letters of one")
+        refuse_parts(told)
         tokenizer = Tokenizer.from_file(str(place / _TOKENIZER))
+        if dropped(told) > 0:
+            tokenizer.model.dropout = None
         own = tokenizer.truncation
         cut = side_of(config.get("truncation_side"), own)
         padded = side_of(config.get("padding_side"), tokenizer.padding)
-        faults = list(contradicted(tokenizer, told, config, sentences))
         pad, named = padding_of(tokenizer, config, _map_of(processor))
+        tokenizer.no_padding()  # before anything is made: it may be to any length
+        faults = list(contradicted(tokenizer, told, config, sentences))
         special = tokenizer.num_special_tokens_to_add(bool(processor.columns.pair))
         if special < longest:
             tokenizer.enable_truncation(longest, direction=cut)
-        tokenizer.no_padding()
     if faults:
         raise DatasetError(
             f"can't make tokens as the model in {place} takes them",
@@ -108,8 +144,11 @@ def open_tokenizer(processor: Processor, extra: str = "hf") -> Tokens:
             why=f"texts are cut to {longest}, and its special tokens alone are {special}",
             mend=f"mend model_max_length in its {_CONFIG}, or max_seq_length in its {_SENTENCES}",
         )
-    notes = tuple(_notes(place, padded, cut, own))
-    return Tokens(tokenizer, longest, _agreed(processor, pad, named), cut, place, notes)
+    notes = tuple(_notes(place, padded, cut, own, dropped(told)))
+    return Tokens(
+        tokenizer, longest, _agreed(processor, pad, named), cut, place, notes, growth_of(told), spread_of(told),
+        dropped(told) > 0,
+    )  # fmt: skip
 
 
 def _agreed(processor: Processor, pad: int, named: bool) -> int:
@@ -124,8 +163,13 @@ def _agreed(processor: Processor, pad: int, named: bool) -> int:
     return pad if wanted is None else wanted
 
 
-def _notes(place: Path, padded: str, cut: str, own: Mapping[str, Any] | None) -> Iterator[str]:
+def _notes(place: Path, padded: str, cut: str, own: Mapping[str, Any] | None, dropout: float) -> Iterator[str]:
     """Of keys that change tokens, where they are followed nowhere or not where the texts are served."""
+    if dropout > 0:
+        yield (
+            f"the dropout {dropout:g} in {place / _TOKENIZER} is left out: it makes other tokens of a text each time; "
+            "hooks of your own read the file as it is: write null there"
+        )
     if padded == "left":
         yield f"padding_side left in {place} is not followed: texts are filled up on the right, which the mask hides"
     if cut == "left" and side_of(None, own) != "left":

@@ -19,9 +19,10 @@ from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError
 from compress.evaluate.labels_told import squeezed
-from compress.evaluate.output_forms import forms_of, labelled_output
+from compress.evaluate.output_forms import forms_by, labelled_output
 from compress.evaluate.output_kind import OutputForm, OutputKind, class_axis
 from compress.model import Model, TorchModel
+from compress.model.in_order import in_order_of
 from compress.options.training import TrainingOptions
 from compress.stage import Given, Progress
 from compress.training.batches.augment import augmentation, code_of, refuse_augmentation
@@ -216,7 +217,7 @@ class Finetune:
 
     def _forms(self, model: TorchModel) -> tuple[tuple[OutputForm, ...], int]:
         """What each output is, and which of them labels teach; of that one, what was said of it, or what they tell."""
-        forms, at = forms_of(model, self._fitting(model.signature)[0].labels, self.labelled)
+        forms, at = forms_by(model, self._fitting(model.signature)[0], self.labelled)
         if self.training.loss == "auto":
             return forms, at
         taught, shape = forms[at], model.signature.outputs[at].shape
@@ -278,8 +279,9 @@ class Finetune:
         cache = None if folder is None or data.fetcher is None or not self.training.cache_data else folder / "cache"
         if cache is not None and data.fetcher is not None:
             data.fetcher.keep_in(cache)
-        teacher = None if self.teacher is None else self.teacher.module
-        forms, at = self._forms(self.teacher or like or TorchModel(module, signature))
+        original = None if self.teacher is None else in_order_of(self.teacher, signature)
+        teacher = None if original is None else original.module
+        forms, at = self._forms(original or like or TorchModel(module, signature))
         options = self._tried if self.trial else self.training
         task = Task(
             module, teacher, signature, data, validation, options, self.seed, folder, exact, forms, at, self.trial

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from compress.artifact import TensorSpec
 from compress.data.sources import Fetched
 from compress.errors import DatasetError
-from compress.evaluate.output_kind import OutputForm, OutputKind
+from compress.evaluate.output_kind import OutputForm, OutputKind, class_axes
 
 __all__ = ["are_classes", "counts", "refuse_labels"]
 
@@ -46,9 +45,7 @@ def _classes(output: TensorSpec) -> int:
 
 def _dense(labels: Any, output: TensorSpec) -> bool:
     """Whether labels are class ids for each place of a map."""
-    whole = labels.dtype.kind in "iu" and labels.ndim == len(output.shape) - 1 >= 2
-    form = OutputForm(OutputKind.DENSE)
-    return whole and (counts(form, output, labels) or counts(dataclasses.replace(form, axis=-1), output, labels))
+    return labels.dtype.kind in "iu" and bool(class_axes(output.shape, tuple(labels.shape[1:])))
 
 
 def refuse_labels(labels: Any, output: TensorSpec, source: str, *, taught: bool) -> None:

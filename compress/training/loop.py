@@ -12,6 +12,8 @@ import torch
 
 from compress.console.wording import Note, counted
 from compress.errors import StageError
+from compress.evaluate.output_kind import SHARES
+from compress.evaluate.shares import UNSURE
 from compress.model import call
 from compress.model.frozen import freeze
 from compress.options.training import unused_values
@@ -99,6 +101,10 @@ class _Training:
         if labels is not None and not self.labels_teach:
             why = f"they don't fit the output {output.name!r}, taken as {form.kind}"
             self.warnings.append(f"the labels don't count: {why}")
+        if self.labels_teach and form.because == SHARES and form.ending is None:
+            self.warnings.append(UNSURE)
+        if self.labels_teach and form.doubt:
+            self.warnings.append(form.doubt)
         self.fabric = fabric_for(kind, self.precision, task.module)
         self.device: torch.device = self.fabric.device
         first = self.fabric.is_global_zero

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from compress.errors import StageError
+from compress.model.in_order import InOrder
 from compress.model.inputs import call, run_on
 from compress.training.batches.answers import Answers
 from compress.training.batches.loader import Batch, tensors_of
@@ -48,14 +49,15 @@ class Stepper:
     ) -> None:
         options = task.options
         self._fabric, self._profile, self._accumulate = fabric, profile, options.accumulate
-        self._inputs, images = task.signature.inputs, options.channels_last
+        self._signature, images = task.signature, options.channels_last
         self.module = _laid_out(task.module.to(fabric.device), images)
         self.teacher: nn.Module | None = None
         if task.teacher is not None:
             self.teacher = _laid_out(copy.deepcopy(task.teacher).to(fabric.device), images).eval().requires_grad_(False)
         self.features: Features | None = None
         if options.feature_weight and self.teacher is not None:
-            self.features = Features(self.module, self.teacher, lambda model: self._look(model, example))
+            layers = self.teacher.original if isinstance(self.teacher, InOrder) else self.teacher
+            self.features = Features(self.module, layers, lambda _: self._look(self.teacher, example))
         self.answers: Answers | None = None
         self.objective = Objective(options, task.forms, self._variances(task), self.features, at=task.labelled)
         if self.teacher is None and len(task.signature.outputs) > 1:
@@ -146,7 +148,9 @@ class Stepper:
 
     def _outputs(self, model: Any, batch: Batch) -> dict[str, torch.Tensor]:
         try:
-            return run_on(batch.inputs, lambda: call(model, self._inputs, batch.inputs))
+            given = run_on(batch.inputs, lambda: call(model, self._signature.inputs, batch.inputs))
+            # By the signature's names: one of two models may give a dict, and the other a tuple.
+            return {spec.name: value for spec, value in zip(self._signature.outputs, given.values(), strict=True)}
         except StageError as err:
             if err.__cause__ is not None and lost_another(err.__cause__):
                 raise err.__cause__ from None  # statistics are shared in the forward pass, too

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from compress.artifact import Artifact
 from compress.errors import HookError
 from compress.processor import PAIR, Columns
-from compress.tokenizer.open import Tokens, open_tokenizer
+from compress.tokenizer.open import LONGEST_TEXT, Tokens, open_tokenizer
 from serve.hooks.halves import list_of
 from serve.hooks.types import item_shape, outputs_of
 
@@ -137,17 +137,23 @@ def _preprocess(front: _Front) -> str:
     arrays[front.names.index(IDS)] = f"    {IDS} = np.full((len(found), width), PAD, np.{front.dtype})"
     rows = [f"        {name}[at, : len(each)] = each.{FIELDS[name]}" for name in front.names]
     example = ", ".join(f'"{name}": "The quick brown fox jumps over the lazy dog."' for name in texts)
+    drops = (
+        "TOKENIZER.model.dropout = None  # it would make other tokens of a text each time\n"
+        if front.tokens.drops
+        else ""
+    )
+    letters = min(MOST_LETTERS, int(LONGEST_TEXT / front.tokens.growth))
     return f'''
 # As `compress` makes tokens of the same texts: what is longer is cut off on the {front.tokens.side}.
 LENGTH = {front.length}
 PAD = {front.tokens.pad}
-MOST_LETTERS = {MOST_LETTERS:_}  # of a text, which is read whole before it is cut
+MOST_LETTERS = {letters:_}  # of a text, which is read whole before it is cut
 SHA256 = "{front.sha256}"
 CONTENT = Path(__file__).with_name("{TOKENIZER}").read_bytes()
 if hashlib.sha256(CONTENT).hexdigest() != SHA256:
     raise ValueError("{TOKENIZER} is not the file that the model was packed with (its sha256 differs)")
 TOKENIZER = Tokenizer.from_buffer(CONTENT)
-TOKENIZER.enable_truncation(LENGTH, direction="{front.tokens.side}")
+{drops}TOKENIZER.enable_truncation(LENGTH, direction="{front.tokens.side}")
 TOKENIZER.no_padding()
 
 

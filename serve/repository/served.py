@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compress.errors import RepositoryError
+from compress.vetting.scratch import scratch, sweep
 from serve.repository.folders import folders_of
 from serve.repository.read import check_words
-from serve.repository.scratch import scratch, sweep
 from serve.repository.signing import check_files
 
 __all__ = ["Served", "serving"]

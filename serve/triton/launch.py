@@ -16,11 +16,11 @@ from types import TracebackType
 from typing import Self
 
 from compress.errors import ServerError
+from compress.vetting.scratch import scratch
 from serve.config.shell_words import PLAIN
 from serve.http.message import Address
 from serve.http.once import ask_once
 from serve.repository.read import ModelInfo, read_models
-from serve.repository.scratch import scratch
 from serve.repository.served import Served
 from serve.triton.find import Triton, build_backends, find_triton
 from serve.triton.flags import CACHE_BYTES, flags_for

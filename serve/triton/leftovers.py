@@ -8,7 +8,7 @@ import re
 import signal
 from pathlib import Path
 
-from serve.repository.scratch import sweep
+from compress.vetting.scratch import sweep
 from serve.triton.memory import remove_regions
 
 __all__ = ["RUN", "sweep_tritons"]

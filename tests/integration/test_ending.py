@@ -19,7 +19,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
-from serve.repository.scratch import OWNER
+from compress.vetting.scratch import OWNER
 from serve.triton.leftovers import RUN
 from tests.gateway_models import FILES_MODEL, loading_slowly, tiny_and_files
 from tests.integration.test_gateway_grpc import free_port

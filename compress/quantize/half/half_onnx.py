@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from compress.console.wording import counted
+from compress.console.wording import Note, counted
 from compress.data.dataset import Dataset
 from compress.errors import StageError
 from compress.evaluate.metrics import cosine_similarity
@@ -86,7 +86,7 @@ class HalfOnnx:
         without = lacking(graph, ELEMENT[self.precision])
         parity, cosine = self._convert(model, given, graph, kept, data)
         kept |= parity.kept
-        warnings = []
+        warnings: list[str] = []
         if self.calibration is None and self.precision == "fp16":
             warnings.append(
                 "What overflows in FP16 was looked for with random inputs: --calibration shows the real ones."
@@ -103,8 +103,10 @@ class HalfOnnx:
             )
         if self.precision == "bf16":
             warnings.append(
-                "ONNX Runtime has no kernels for BF16 on a CPU, and can't open the file there: it is for GPUs. Here "
-                "BF16 was emulated in FP32: what is said of its accuracy holds, its speed was not measured."
+                Note(
+                    "ONNX Runtime has no kernels for BF16 on a CPU, and can't open the file there: this stage compared "
+                    "it with BF16 emulated in FP32, in which its accuracy holds."
+                )
             )
         halves, floats = _precision(path)
         progress(1, 1, f"{counted(halves, 'nodes')} in {self.precision.upper()}, {floats} in FP32")

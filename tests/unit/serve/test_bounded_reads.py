@@ -34,7 +34,6 @@ ALLOWED = {
     "load/report/report.py": PROC,
     "repository/entries.py": "it opens without following links, and digests by blocks",
     "repository/lock.py": FOLDER,
-    "repository/scratch.py": "its own, and a few bytes of one that another process of the same user made",
     "rollout/store.py": FOLDER,
     "verify/arrays.py": FIXED,
     "triton/launch.py": OWN,

@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -208,3 +212,28 @@ def test_a_folder_and_texts_become_an_artifact_with_its_tokenizer_that_serve_pac
     (found.folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ArtifactError, match="damaged"):
         Artifact.load(tmp_path / "artifact")
+
+
+KILLED = """
+import os, signal, sys
+from tests.unit.compress.data.test_reading import Columns, Processor, Path, arrays_of
+files = dict.fromkeys(("tokenizer.json", "tokenizer_config.json"), "")
+arrays_of(sys.argv[1], Processor("text", "sequence-classification", files, (), 6, Path(sys.argv[2])))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_goes_with_the_next(
+    processor: Processor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    path = tmp_path / "texts.txt"
+    path.write_text("word1\nword2\n")
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(path), str(processor.folder)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    (left,) = tmp_path.glob("compress-*")
+    made = Path(arrays_of(str(path), processor))
+    (there,) = tmp_path.glob("compress-*")
+    assert there != left
+    assert there in made.parents

@@ -17,8 +17,9 @@ from compress.data.dataset import Dataset
 from compress.errors import RecipeError
 from compress.evaluate.evaluation import judged
 from compress.evaluate.judge import Judge
-from compress.evaluate.label_metrics import IntersectionOverUnion, constant_f1, pixel_accuracy_of
+from compress.evaluate.label_metrics import IntersectionOverUnion, constant_accuracy, constant_f1, pixel_accuracy_of
 from compress.evaluate.metrics import find_metric
+from compress.evaluate.scoring import Scores
 from compress.model import Arrays, TorchModel
 from compress.signature import Signature
 
@@ -81,6 +82,86 @@ def test_the_f1_of_samples_is_that_of_scikit_learn_and_no_other_average(name: st
     assert ours == pytest.approx(wanted.f1_score(there, scores > 0, average="samples", zero_division=1))
     for average in ("macro", "micro", "weighted"):
         assert abs(ours - wanted.f1_score(there, scores > 0, average=average)) > 1e-3, average
+
+
+def of_sklearn(name: str, scores: Any, labels: Any) -> float:
+    """A metric as its name is defined by others."""
+    sk = pytest.importorskip("sklearn.metrics")
+    flat = np.moveaxis(scores, 1, -1)
+    found = {
+        "top1": lambda: sk.accuracy_score(labels, scores.argmax(1)),
+        "top5": lambda: sk.top_k_accuracy_score(labels, scores, k=5, labels=range(scores.shape[1])),
+        "binary_accuracy": lambda: sk.accuracy_score(labels.ravel(), scores.ravel() > 0),
+        "f1_samples": lambda: sk.f1_score(labels, scores > 0, average="samples", zero_division=1),
+        "pixel_accuracy": lambda: sk.accuracy_score(labels.ravel(), flat.argmax(-1).ravel()),
+        "miou": lambda: sk.jaccard_score(labels.ravel(), flat.argmax(-1).ravel(), average="macro"),
+        "r2": lambda: sk.r2_score(labels, scores),
+    }
+    return float(found[name]())
+
+
+OWN = np.random.default_rng(11)
+IDS, SETS_OF_5 = OWN.integers(0, 8, 90), (OWN.random((90, 5)) > np.array([0.9, 0.5, 0.4, 0.2, 0.7])).astype(np.int64)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "labels"),
+    [
+        ("top1", (8,), IDS),
+        ("top5", (8,), IDS),
+        ("binary_accuracy", (1,), SETS_OF_5[:, :1]),
+        ("binary_accuracy", (5,), SETS_OF_5),
+        ("f1_samples", (5,), SETS_OF_5),
+        ("pixel_accuracy", (4, 6, 3), OWN.integers(0, 4, (90, 6, 3))),
+        ("miou", (4, 6, 3), OWN.integers(0, 4, (90, 6, 3))),
+        ("r2", (5,), OWN.standard_normal((90, 5)).astype(np.float32)),
+    ],
+)
+def test_a_metric_is_what_its_name_says_to_scikit_learn(name: str, shape: tuple[int, ...], labels: Any) -> None:
+    scores = np.random.default_rng(5).standard_normal((90, *shape)).astype(np.float32)
+    signature = Signature((TensorSpec("x", "float32", ("batch", 2)),), (TensorSpec("y", "float32", ("batch", *shape)),))
+    metric = find_metric(name, data(np.zeros((90, 2)), labels), signature)
+    tally = Scores(metric)
+    for at in range(0, 90, 32):
+        tally.add({"y": scores[at : at + 32]}, {}, labels[at : at + 32])
+    assert tally.result().mean() == pytest.approx(of_sklearn(name, scores, labels), abs=1e-6)
+
+
+def test_the_share_of_right_labels_is_no_count_of_right_answers() -> None:
+    """Of several to a sample it is no 0 or 1, and a budget's samples are not counted so."""
+    x = OWN.standard_normal((400, 5))
+    there = (x > 0).astype(np.int64)
+    for labels, counted in ((there[:, :1], True), (there, False)):
+        spec = TensorSpec("y", "float32", ("batch", labels.shape[1]))
+        signature = Signature(FIVE.inputs, (spec,))
+        assert find_metric("binary_accuracy", data(x, labels), signature).counted is counted
+    rare = np.zeros((400, 5), np.int64)
+    rare[:40, 0] = 1
+    judge = Judge(
+        Sign(), data(np.full((400, 5), -1.0) + 0.1 * x, rare), find_metric("binary_accuracy", data(x, rare), FIVE)
+    )
+    assert judge.original == pytest.approx(constant_accuracy(rare))
+    assert "whoever always gives the most frequent labels has 98.0%" in judge.doubts[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["top1", "binary_accuracy", "f1_samples", "pixel_accuracy", "miou", "r2", "mse", "cosine", "agreement"]
+)
+def test_outputs_that_are_no_numbers_have_the_worst_score(name: str) -> None:
+    tables: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "top1": (np.zeros(9, np.int64), (5,)),
+        "pixel_accuracy": (np.zeros((9, 4), np.int64), (5, 4)),
+        "miou": (np.zeros((9, 4), np.int64), (5, 4)),
+        "r2": (OWN.standard_normal((9, 5)).astype(np.float32), (5,)),
+    }
+    labels, shape = tables.get(name, (np.zeros((9, 5), np.int64), (5,)))
+    if name in ("mse", "cosine", "agreement"):
+        labels = None
+    signature = Signature(FIVE.inputs, (TensorSpec("y", "float32", ("batch", *shape)),))
+    metric = find_metric(name, Dataset("", {"x": np.zeros((9, 5), np.float32)}, labels, "0" * 64), signature)
+    tally = Scores(metric)
+    tally.add({"y": np.full((9, *shape), np.nan, np.float32)}, {"y": np.ones((9, *shape), np.float32)}, labels)
+    assert tally.result().mean() == (0 if name == "miou" else metric.worst)
 
 
 def test_an_original_that_gives_the_usual_labels_is_no_better_than_chance() -> None:
@@ -221,6 +302,37 @@ def test_a_network_that_finds_edges_is_exported_and_judged_by_its_pixels(tmp_pat
     judge = Judge(open_model(loaded, threads=1), given, metric)
     assert not judge.doubts
     assert judge.original == 1
+
+
+class Tags:
+    """Logits [n, length, 4] of the tag that a token is."""
+
+    runtime, emulated = "numpy", False
+
+    def infer(self, inputs: Arrays) -> Arrays:
+        """Outputs by name."""
+        return {"y": 9 * np.eye(4, dtype=np.float32)[inputs["x"].astype(np.int64)]}
+
+
+@pytest.mark.parametrize("length", [3, 4, 5])
+def test_a_sequence_as_long_as_there_are_classes_is_judged_as_any_other(length: int) -> None:
+    x = OWN.integers(0, 4, (60, length))
+    signature = Signature(
+        (TensorSpec("x", "float32", ("batch", "seq")),), (TensorSpec("y", "float32", ("batch", "seq", 4)),)
+    )
+    for name in ("pixel_accuracy", "miou"):
+        judge = Judge(Tags(), data(x, x), find_metric(name, data(x, x), signature))
+        assert judge.original == 1
+        assert not judge.doubts
+
+
+def test_where_the_classes_may_be_along_two_dimensions_no_budget_counts_as_kept() -> None:
+    x = OWN.integers(0, 4, (60, 4))
+    signature = Signature((TensorSpec("x", "float32", ("batch", 4)),), (TensorSpec("y", "float32", ("batch", 4, 4)),))
+    for name in ("pixel_accuracy", "miou"):
+        judge = Judge(Tags(), data(x, x), find_metric(name, data(x, x), signature))
+        assert "along its second dimension or along its last" in judge.doubts[0]
+        assert judge.drop(Tags()).counted == np.inf
 
 
 # --- numbers

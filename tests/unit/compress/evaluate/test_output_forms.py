@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
+from compress.console.wording import Note
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError
 from compress.evaluate.evaluation import judged
-from compress.evaluate.output_forms import forms_of, labelled_output
+from compress.evaluate.output_forms import forms_by, forms_of, labelled_output
 from compress.evaluate.output_kind import OutputKind
+from compress.evaluate.shares import hits
 from compress.jobs.recipe import labelled_of
 from compress.model import TorchModel
 from compress.options import ExportOptions
@@ -230,3 +232,48 @@ def test_taylor_feels_the_labels_of_the_output_that_is_named() -> None:
 def test_what_is_judged_by_labels_is_what_they_teach(metric: str | None, judge: str | None, named: str | None) -> None:
     options = ExportOptions(output=Path("out"), finetune="train.npz", metric=metric, judge=judge)
     assert labelled_of(options) == named
+
+
+def mixtures(k: int = 3) -> tuple[Dataset, np.ndarray[Any, Any]]:
+    """Rows that sum to 1, each a smooth function of the inputs."""
+    given = data()
+    powers = np.exp(given.inputs["x"][:, :k])
+    shares = (powers / powers.sum(1, keepdims=True)).astype(np.float32)
+    return data(shares), shares
+
+
+def fitted(given: Dataset, loss: Any) -> Any:
+    network = Heads(3)
+    optimizer = torch.optim.Adam(network.parameters(), 0.05)
+    x, y = torch.from_numpy(given.inputs["x"]), torch.from_numpy(np.asarray(given.labels))
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss(network(x), y).backward()
+        optimizer.step()
+    return network.eval()
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind", "metric"),
+    [(nn.functional.mse_loss, "regression", "r2"), (nn.functional.cross_entropy, "softmax", "agreement")],
+)
+def test_rows_that_sum_to_1_are_what_the_model_was_trained_to_give(loss: Any, kind: str, metric: str) -> None:
+    given, _ = mixtures()
+    network = model(fitted(given, loss), output=3)
+    assert forms_by(network, given)[0][0].kind == kind
+    _, found, notes = judged(given, None, None, network)
+    assert found.name == metric
+    assert any("not looked at" in said and not isinstance(said, Note) for said in notes) is (kind == "softmax")
+    options = TrainingOptions(epochs=2, learning_rate=0.01, train_precision="32", compile="off")
+    told = Finetune(given, None, options).fit(network.module, network.signature, lambda *_: None)
+    assert told.figures["outputs"]["output"]["taken_as"] == kind
+    assert any("--loss regression" in said for said in told.warnings) is (kind == "softmax")
+    assert judged(given, "r2", None, network)[1].name == "r2", "whoever asks for it is given it"
+
+
+def test_shares_that_a_softmax_gives_are_classes() -> None:
+    given, shares = mixtures()
+    network = model(nn.Sequential(fitted(given, nn.functional.cross_entropy), nn.Softmax(1)), output=3)
+    form = forms_by(network, given)[0][0]
+    assert (form.kind, form.ending) == (OutputKind.SOFTMAX, "softmax")
+    assert not hits(form, shares, shares)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from compress.artifact import Signature, TensorSpec
 from compress.evaluate.output_kind import OutputForm, OutputKind, by_labels, class_axis, ending_of, form_of, kind_of
 from compress.model import TorchModel
+from compress.training.labels import counts, refuse_labels
 
 N = 12
 IDS, MAP = np.arange(N) % 4, np.zeros((N, 5, 5), np.int64)
@@ -111,6 +112,7 @@ def test_an_output_is_what_its_labels_its_ending_or_its_shape_say(
         (("batch", "seq", 5), -1),
         (("batch", 7, 5), -1),
         (("batch", 5, "length"), 1),
+        (("batch", "height", "width", 5), -1),
     ],
 )
 def test_without_labels_the_shape_says_where_the_classes_are(shape: tuple[int | str, ...], axis: int) -> None:
@@ -124,3 +126,40 @@ def test_labels_that_are_shares_of_classes_teach_classes() -> None:
     twice = by_labels(2 * shares, spec, None)
     assert twice is not None
     assert twice.kind is OutputKind.REGRESSION
+
+
+@pytest.mark.parametrize(
+    ("shape", "of", "axis"),
+    [
+        (("batch", "seq", 12), (12,), -1),
+        (("batch", 12, "length"), (12,), 1),
+        (("batch", "height", "width", 6), (6, 6), -1),
+        (("batch", 6, "height", "width"), (6, 6), 1),
+        (("batch", 7, 12), (7,), -1),
+    ],
+)
+def test_a_dimension_that_varies_counts_no_classes(
+    shape: tuple[int | str, ...], of: tuple[int, ...], axis: int
+) -> None:
+    """Whatever size it has in the data: as many as there are classes, too."""
+    ids = np.zeros((N, *of), np.int64)
+    spec = TensorSpec("y", "float32", shape)
+    form = by_labels(ids, spec, None)
+    assert form is not None
+    assert (form.kind, form.axis, form.doubt) == (OutputKind.DENSE, axis, "")
+    assert class_axis(shape) == axis
+    assert counts(form, spec, ids)
+    refuse_labels(ids, spec, "data", taught=False)
+
+
+@pytest.mark.parametrize("of", [(6,), (6, 6)])
+def test_where_two_dimensions_may_count_the_classes_it_is_told(of: tuple[int, ...]) -> None:
+    """As torch's cross_entropy has it, and in words."""
+    form = by_labels(np.zeros((N, *of), np.int64), TensorSpec("y", "float32", ("batch", 6, *of)), None)
+    assert form is not None
+    assert form.axis == 1
+    assert "along its second dimension or along its last" in form.doubt
+
+
+def test_labels_of_places_of_an_output_whose_classes_vary_say_nothing() -> None:
+    assert by_labels(np.zeros((N, 6), np.int64), TensorSpec("y", "float32", ("batch", "seq", "classes")), None) is None

@@ -94,6 +94,18 @@ def test_a_budget_that_took_nothing_away_is_no_pruning() -> None:
     assert findings([*BASE, row("prune_to_budget", macs_removed=0.0), row("fold_onnx", 2.0)]) == ()
 
 
+@pytest.mark.parametrize(
+    ("runtime", "latency", "told"), [("ONNX Runtime, BF16 emulated", None, True), ("OpenVINO, BF16", 0.5, False)]
+)
+def test_that_no_speed_was_measured_is_said_of_what_was_emulated_alone(
+    runtime: str, latency: float | None, *, told: bool
+) -> None:
+    last = row("half_onnx", latency)
+    last = dataclasses.replace(last, measured=dataclasses.replace(last.measured, runtime=runtime))
+    said = findings([*BASE, row("fold_onnx", 1.0), last])
+    assert any("its speed was not measured" in each for each in said) is told
+
+
 def test_what_the_original_does_too_is_not_laid_to_int8() -> None:
     original = row("original", 5.0, value=0.9, batch_difference=0.736)
     last = row("quantize_onnx", 0.5, batch_difference=0.7, options={"mode": "dynamic"})

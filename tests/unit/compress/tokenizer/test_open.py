@@ -20,6 +20,7 @@ from compress.errors import DatasetError
 from compress.formats.hub.config import offline
 from compress.processor import Columns, Processor
 from compress.signature import Signature
+from compress.tokenizer import open as tokenizer
 from tests.hub_models import LABELS
 
 TOKENS = Signature(tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in ("input_ids", "attention_mask")), ())
@@ -181,6 +182,32 @@ DAMAGED: dict[str, Callable[[dict[str, Any]], None]] = {
             "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 18,
         }
     ),
+    "a normalizer that prepends 210,000 letters": replaced(normalizer={"type": "Prepend", "prepend": "w1 " * 70_000}),
+    "an expression that matches between letters": replaced(
+        normalizer={"type": "Replace", "pattern": {"Regex": ""}, "content": "w1 " * 70_000}
+    ),
+    "a chain of such": replaced(
+        normalizer={
+            "type": "Sequence",
+            "normalizers": [
+                {
+                    "type": "Sequence",
+                    "normalizers": [{"type": "Replace", "pattern": {"Regex": "$"}, "content": "a"}] * 18,
+                }
+            ],
+        }
+    ),
+    "a charsmap with a long text": charsmap(b"\x04\0\0\0\0\0\0\0" + b"w1 " * 70_000 + b"\0"),
+    "a normalizer that is not known": replaced(normalizer={"type": "Repeat", "times": 9}),
+    "a part that has no type": replaced(pre_tokenizer={"pattern": {"String": " "}}),
+    "a decoder that is not known": replaced(decoder={"type": "Repeat"}),
+    "a template with a text 8 times": lambda told: told["post_processor"].update(
+        single=[{"Sequence": {"id": "A", "type_id": 0}}] * 8
+    ),
+    "a template without the text": lambda told: told["post_processor"].update(
+        single=[{"SpecialToken": {"id": "[CLS]", "type_id": 0}}]
+    ),
+    "words of any length": lambda told: told["model"].update(max_input_chars_per_word=10**9),
 }
 
 
@@ -194,3 +221,48 @@ def test_a_damaged_tokenizer_is_an_error_in_three_parts(processor: Processor, fa
         tokens_of(processor, ["a" * 30, "strange words"])
     assert "the tokenizer of" in caught.value.what
     assert all((caught.value.why, caught.value.mend))
+
+
+def test_a_word_as_long_as_a_file_may_say_is_looked_up(processor: Processor) -> None:
+    path = processor.folder / "tokenizer.json"
+    told = json.loads(path.read_text())
+    told["model"]["max_input_chars_per_word"] = 1000
+    path.write_text(json.dumps(told))
+    assert tokens_of(processor, ["x" * 1000, "the cat"]) == [[2, 1, 3], [2, 6, 7, 3]]
+
+
+def test_padding_to_any_length_is_left_aside_before_anything_is_made(processor: Processor) -> None:
+    path = processor.folder / "tokenizer.json"
+    told = json.loads(path.read_text())
+    told["padding"] = {
+        "strategy": {"Fixed": 2_000_000}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": "[PAD]",
+    }  # fmt: skip
+    path.write_text(json.dumps(told))
+    beside(processor.folder, add_bos_token=True, bos_token="[CLS]", add_eos_token=True, eos_token="[SEP]")
+    assert tokens_of(processor, ["the cat"]) == [[2, 6, 7, 3]]
+
+
+def test_tokens_that_are_dropped_at_random_are_not_and_that_is_told(processor: Processor) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {"[PAD]": 0, "a": 1, "b": 2, "ab": 3, "abab": 4}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("a", "b"), ("ab", "ab")], dropout=0.5))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(processor.folder / "tokenizer.json"))
+    beside(processor.folder, tokenizer_class="PreTrainedTokenizerFast")
+    with pytest.warns(AssumedWarning, match=r"dropout 0\.5 in .* is left out"):
+        found = tokens_of(processor, ["abab ab"] * 50)
+    assert found == [[4, 3]] * 50
+
+
+def test_texts_are_looked_at_a_few_letters_at_a_time(processor: Processor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is cut off is made, too, and would stay until the last of a thousand rows is through."""
+    monkeypatch.setattr(tokenizer, "AT_ONCE", 12 * 100)  # which a normalizer of BERT's may make of 100 letters
+    monkeypatch.setattr(tokenizer, "LONGEST_TEXT", 200)
+    tokens = tokenizer.open_tokenizer(processor)
+    parts = list(tokens._few(["the cat " * 5] * 5 + ["dog " * 40]))
+    assert [len(part) for part in parts] == [2, 2, 1, 1]
+    assert tokens_of(processor, TEXTS * 20) == tokens_of(processor, TEXTS) * 20
+    with pytest.raises(DatasetError, match="a text of 201 letters"):
+        tokens_of(processor, ["x" * 201])

@@ -109,6 +109,26 @@ def test_with_a_teacher_the_drop_is_against_it(folder: Path) -> None:
     assert rows[0]["drop"] is None
 
 
+def test_a_drop_is_not_told_where_labels_mean_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a teacher, too: labels of others than the model's classes, say."""
+    words = ["student.pt", "--data", "train.npz", "--epochs", "1", "--eval", "shifted.npz", "-o", "out"]
+    held = dict(np.load(folder / "eval.npz"))
+    np.savez(folder / "shifted.npz", image=held["image"], label=(held["label"] + 1) % 4)
+    assert call(*words, "--learning-rate", "1e-7") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "! The original is no better than chance on the evaluation data" in shown
+    told = json.loads((folder / "out/training.json").read_text())
+    assert any("no better than chance" in said for said in told["warnings"])
+    assert [row["drop"] for row in told["rows"]] == [None, None]
+
+
+def test_before_a_training_from_labels_alone_chance_is_what_is_to_be_beaten(folder: Path) -> None:
+    assert call("student.pt", "--data", "train.npz", "--eval", "eval.npz", "--epochs", "6", "-o", "out") == 0
+    told = json.loads((folder / "out/training.json").read_text())
+    assert not any("no better than chance" in said for said in told["warnings"])
+    assert told["rows"][1]["drop"] < 0
+
+
 def test_a_teacher_of_another_shape_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compress.save(torch.nn.Linear(4, 2), "other.pt", inputs="x:float32[batch,4]")
     assert call("student.pt", "--teacher", "other.pt", "--data", "train.npz", "-o", "out") == 2

@@ -194,3 +194,24 @@ def test_what_goes_past_the_network_is_checked(tmp_path: Path, made: str, why: s
     code += "def preprocess(text: str) -> Made:\n    return Made(np.zeros(4, np.float32), 1)\n"
     with pytest.raises(ToolkitError, match=why):
         load_hooks(hook_file(tmp_path, code), Artifact.load(artifact).signature)
+
+
+def test_tokens_that_are_dropped_at_random_are_not_where_they_are_served(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    place = ids(tmp_path / "artifact", TOKENS, "length", "logits")
+    (place / "processor").mkdir()
+    letters = {"[UNK]": 0, "[PAD]": 1, **{chr(at): at - 95 for at in range(97, 123)}, "ab": 28}
+    made = Tokenizer(models.BPE(letters, [("a", "b")], dropout=0.5, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(place / "processor/tokenizer.json"))
+    files = {"tokenizer.json": sha256_of(place / "processor/tokenizer.json")}
+    processor = Processor("text", "sequence-classification", files, ("dull", "bright"), 20, place / "processor")
+    dataclasses.replace(Artifact.load(place), processor=processor).save()
+
+    found = packed(place)
+
+    assert [told for told in found.warnings if "dropout 0.5" in told]
+    written: dict[str, Any] = {"__file__": str(place / "processor/hooks.py")}
+    exec(served_texts(Artifact.load(place))[0], written)  # noqa: S102 - what was just written
+    assert len({tuple(written["preprocess"](["abab ab"]).input_ids[0]) for _ in range(50)}) == 1

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from serve.repository.scratch import scratch, sweep
+from compress.vetting.scratch import scratch, sweep
 
 HOLD = """
 import sys, time
-from serve.repository.scratch import scratch
+from compress.vetting.scratch import scratch
 with scratch("kept-", "about") as folder:
     (folder / "file").touch()
     print(folder, flush=True)
