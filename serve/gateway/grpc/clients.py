@@ -59,7 +59,8 @@ class Greetings:
 
     Args:
         greeted: those that have.
-        most: of the others, of all addresses together; the oldest are too many, for an honest one takes no second.
+        most: of the others, of all addresses together. Beyond that, the oldest of the addresses with the most of them
+            are too many: nobody's handshake is cut for those of another address that has more.
         seconds: that a handshake may take.
     """
 
@@ -81,7 +82,26 @@ class Greetings:
         self._since = {client: self._since.get(client, now) for client in silent}
         oldest = sorted(self._since, key=self._since.__getitem__)
         late = {client for client in oldest if now - self._since[client] > self._seconds}
-        return late | set(oldest[: max(0, len(oldest) - self._most)])
+        of_address: dict[str, list[Client]] = defaultdict(list)
+        for client in oldest:
+            if client not in late:
+                of_address[bounded_by(client[0])].append(client)
+        share = max(1, _share([len(clients) for clients in of_address.values()], self._most))
+        stay = {client for clients in of_address.values() for client in clients[-share:]}
+        many = [client for client in oldest if client in stay][: max(0, len(stay) - self._most)]
+        return (silent - stay) | set(many)
+
+
+def _share(wanted: list[int], most: int) -> int:
+    """What each may have at most, such that all together have no more than `most`: max-min fair."""
+    if sum(wanted) <= most:
+        return max(wanted, default=0)
+    left = most
+    for served, count in enumerate(sorted(wanted)):
+        if count * (len(wanted) - served) > left:
+            return left // (len(wanted) - served)
+        left -= count
+    return left
 
 
 class Clients:
