@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from compress.console.wording import counted
 from compress.report.plots import INK, INT8, ONNX, axes_of, svg_of
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ QUIET_DB = 120.0  # where tensors are drawn that are equal
 
 def explained_plots(found: Explanation) -> list[tuple[str, str]]:
     """Titles and SVG texts."""
-    over = f"on {found.samples} samples"
+    over = f"on {counted(found.samples, 'samples')}"
     shares = (
         f"Share of the outputs' error by INT8 that goes with a layer alone in float, {over} (lines: 95% confidence)"
     )
