@@ -175,6 +175,13 @@ def test_a_body_over_the_bound_and_a_route_that_is_not_there_are_told_so_too(tri
             client.chat.completions.create(model="encoder", messages=[])
 
 
+def test_a_text_that_is_refused_is_counted_from_the_first_of_the_request(client: openai.OpenAI) -> None:
+    texts = ["word1"] * (2 * LARGEST)
+    texts[LARGEST + 3] = "word1 " * 40_000
+    with pytest.raises(openai.BadRequestError, match=rf"input {LARGEST + 3} has 240,000 characters"):
+        client.embeddings.create(model="encoder", input=texts)
+
+
 def test_keys_are_asked_for_and_each_part_is_charged(triton: str, tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     good = add_key(keys, "good", models=("encoder",), rate=1e-6, burst=5)[0]

@@ -102,13 +102,30 @@ class Identity:
     def take(self) -> None:
         """Count a request; raises RateLimitedError."""
         if self.bucket is not None and (wait := self.bucket.take(time.monotonic())):
-            raise RateLimitedError(
-                f"the key {self.name!r} has sent too many requests",
-                why=f"it may send {self.bucket.rate:g} a second, {self.bucket.burst} at once",
-                mend="wait as long as Retry-After says",
-                retry_after_s=wait,
-                headers=self.limits(),
-            )
+            raise self._limited(self.bucket, wait)
+
+    def take_more(self, count: int) -> None:
+        """Count so many more for a request that was counted as one; all of them, or none.
+
+        Raises:
+            RateLimitedError: it says when there will be as many, and one for the request itself, when it comes anew.
+        """
+        if self.bucket is not None and count and (wait := self.bucket.take(time.monotonic(), count)):
+            raise self._limited(self.bucket, wait + 1 / self.bucket.rate)
+
+    def give_back(self, count: int) -> None:
+        """What was counted for parts of a request that were not begun."""
+        if self.bucket is not None:
+            self.bucket.give_back(count)
+
+    def _limited(self, bucket: TokenBucket, wait: float) -> RateLimitedError:
+        return RateLimitedError(
+            f"the key {self.name!r} has sent too many requests",
+            why=f"it may send {bucket.rate:g} a second, {bucket.burst} at once",
+            mend="wait as long as Retry-After says",
+            retry_after_s=wait,
+            headers=self.limits(),
+        )
 
     def limits(self) -> list[tuple[bytes, bytes]]:
         """The RateLimit fields of an answer."""

@@ -48,6 +48,10 @@ class TokenBucket:
         self._tokens = tokens - cost
         return 0.0
 
+    def give_back(self, count: int) -> None:
+        """Tokens that were taken for what was not done."""
+        self._tokens = min(float(self.burst), self._tokens + count)
+
     def state(self) -> bytes:
         """The value of the field RateLimit: what is left, and the seconds until all of it is back."""
         return _STATE % self._left()

@@ -123,7 +123,7 @@ def _texts(given: Any) -> tuple[bytes, ...]:
         if not isinstance(each, str):
             raise ParameterError("input", f"input {at} is no text", mend="send a text, or a list of texts")
         if not each.strip():
-            raise ParameterError("input", f"input {at} is empty", mend="send a text with letters in it")
+            raise ParameterError("input", f"input {at} is empty", mend="send a text that is not white space alone")
         found.append(each.encode("utf-8"))
     return tuple(found)
 

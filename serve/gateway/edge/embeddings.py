@@ -7,6 +7,7 @@ in parts, each of which is charged to the key.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -55,6 +56,7 @@ from serve.http.client import Response as UpstreamResponse
 
 __all__ = ["embeddings_router"]
 
+_COUNTED = re.compile(r"\btext (\d{1,4})\b")
 AT_ONCE = 4  # parts of a request that are under way at a time
 LONG_ANSWER = 256 * 1024  # of embeddings, raw
 
@@ -79,6 +81,7 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
         patience = patience_s(headers.get(TIMEOUT_HEADER), settings.timeout_s)
         deadline = time.monotonic() + patience
         share = Share(gate.memory, identity.id)
+        unbegun: set[int] = set()  # parts that are charged
         try:
             asked = await _asked(way, settings, request, headers, identity, deadline, share)
             request.scope["state"]["model"] = asked.model  # for what counts requests
@@ -92,10 +95,23 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
             parts, count = parts_of(asked.texts, by), len(asked.texts)
             asked = replace(asked, texts=())  # they are in the parts
             _charge(identity, len(parts), by.most)
+            unbegun.update(range(1, len(parts)))
             share.resize(sum(len(part.body) for part in parts))
             draw = os.urandom(8)
             works = [
-                partial(_part, way, asked, release, identity, request, deadline, draw, part, number * by.most)
+                partial(
+                    _part,
+                    way,
+                    asked,
+                    release,
+                    identity,
+                    request,
+                    deadline,
+                    draw,
+                    part,
+                    number * by.most,
+                    partial(unbegun.discard, number),
+                )
                 for number, part in enumerate(parts)
             ]
             answers = await together(request.scope, request.receive, works, AT_ONCE)
@@ -113,6 +129,7 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
         except ClientGoneError:
             return Response(status_code=CLIENT_LEFT)
         finally:
+            identity.give_back(len(unbegun))
             share.close()
 
     @router.get("/v1/models", summary="Models that give embeddings", responses=OF_MODELS)
@@ -148,8 +165,7 @@ def _charge(identity: Identity, parts: int, most: int) -> None:
             why=f"it counts as {parts} requests of {most} texts, and the key may send {identity.bucket.burst} at once",
             mend="send fewer texts at a time",
         )
-    for _ in range(1, parts):
-        identity.take()
+    identity.take_more(parts - 1)
 
 
 async def _asked(
@@ -207,14 +223,17 @@ async def _part(
     draw: bytes,
     part: Message,
     first: int,
+    begins: Callable[[], None],
     scope: Scope,
 ) -> UpstreamResponse:
     """Triton's answer to some of the texts, of which the first is the request's `first`."""
+    begins()
     answer = await way.ask(asked.model, release, part, identity, scope, request.receive, deadline, draw)
     if answer.status == 200:
         return answer
     way.upstream.forget(asked.model)
-    why = triton_error(answer) + (f" (texts are counted from input {first} on)" if first else "")
+    # What pack's hooks count from the first of a part is counted from the first of the request.
+    why = _COUNTED.sub(lambda found: f"input {first + int(found[1])}", triton_error(answer))
     status = answer.status if 400 <= answer.status < 600 else 502
     told = f"the model {asked.model!r} gave no answer"
     if status < 500:

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope
 
 from serve.gateway.edge.asking import watch_by_receiving
 from serve.gateway.edge.extensions import LEAVING
-from serve.gateway.errors import ClientGoneError
+from serve.gateway.errors import ClientGoneError, OverloadedError
 
 __all__ = ["together"]
 
@@ -24,7 +24,9 @@ async def together(
 ) -> list[T]:
     """What the pieces give, in their order.
 
-    Once one fails, none is begun any more; what is under way comes to its end, and the first failure is raised.
+    Once one fails, none is begun any more; what is under way comes to its end, and the first failure is raised. One
+    that is turned away because others wait begins anew when one of these has ended, as long as any of these is under
+    way: pieces of one request don't turn each other away.
 
     Args:
         scope, receive: of the client's request.
@@ -39,12 +41,15 @@ async def together(
     calls: dict[int, Leave] = {}
     places = asyncio.Semaphore(most)
     left = failed = False
+    under_way = 0
+    waiting: list[asyncio.Future[None]] = []
 
     def leave() -> None:
         nonlocal left
         left = True
         for call in list(calls.values()):
             call()
+        one_ended()
 
     def watch_of(number: int, call: Leave | None) -> None:
         if call is None:
@@ -54,17 +59,42 @@ async def together(
         if left:
             call()
 
+    def one_ended() -> None:
+        for turn in waiting:
+            if not turn.done():
+                turn.set_result(None)
+        waiting.clear()
+
     async def one(number: int, work: Callable[[Scope], Awaitable[T]]) -> T:
-        nonlocal failed
+        nonlocal failed, under_way
         async with places:
             if left or failed:
                 raise ClientGoneError
             own = {**scope.get("extensions", {}), LEAVING: partial(watch_of, number)}
-            try:
-                return await work({**scope, "extensions": own})
-            except Exception:
-                failed = True
-                raise
+            while True:
+                under_way += 1
+                try:
+                    made = await work({**scope, "extensions": own})
+                except OverloadedError:
+                    under_way -= 1
+                    if not under_way or left or failed:
+                        failed = True
+                        one_ended()
+                        raise
+                except BaseException:
+                    under_way -= 1
+                    failed = True
+                    one_ended()
+                    raise
+                else:
+                    under_way -= 1
+                    one_ended()
+                    return made
+                turn = asyncio.get_running_loop().create_future()
+                waiting.append(turn)
+                await turn
+                if left or failed:
+                    raise ClientGoneError
 
     watch = scope.get("extensions", {}).get(LEAVING) or partial(watch_by_receiving, receive, [])
     watch(leave)

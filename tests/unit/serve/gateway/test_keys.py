@@ -18,7 +18,7 @@ from compress.errors import ServerError
 from serve.cli.main import main
 from serve.gateway.access.identity import KeyRing
 from serve.gateway.access.keys import add_key, read_keys, revoke_key
-from serve.gateway.errors import UnauthorizedError
+from serve.gateway.errors import RateLimitedError, UnauthorizedError
 from serve.gateway.settings import Settings
 from serve.http.client import Address
 from tests.serve_http import gateway, scripted_server
@@ -334,3 +334,36 @@ def test_a_key_given_twice_with_other_values_is_refused(tmp_path: Path) -> None:
             assert (await ask(address, target, body, *twice)).status == 400
 
     with_keys(tmp_path, check)
+
+
+@pytest.mark.parametrize("already", [0, 1, 3, 5, 6])
+def test_a_request_of_several_parts_that_waits_as_it_is_told_is_served(
+    already: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    key = add_key(tmp_path / "keys.json", "slow", rate=1, burst=6)[0]
+    identity = KeyRing(tmp_path / "keys.json").identify_key(key.encode())
+    for _ in range(already):
+        identity.take()
+    served = waited = 0
+    while not served and waited < 3:
+        try:
+            identity.take()
+            identity.take_more(3)
+            served = 1
+        except RateLimitedError as err:
+            now[0] += int(dict(err.headers)[b"retry-after"])
+            waited += 1
+    assert served
+    assert waited == (0 if already <= 2 else 1 if already <= 5 else 2)  # of none, how many parts there are is not seen
+
+
+def test_what_was_not_begun_is_given_back(tmp_path: Path) -> None:
+    key = add_key(tmp_path / "keys.json", "slow", rate=1e-6, burst=6)[0]
+    identity = KeyRing(tmp_path / "keys.json").identify_key(key.encode())
+    identity.take_more(6)
+    identity.give_back(2)
+    identity.take_more(2)
+    with pytest.raises(RateLimitedError):
+        identity.take()

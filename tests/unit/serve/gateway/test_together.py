@@ -12,7 +12,7 @@ from starlette.types import Scope
 from serve.gateway.edge.asking import unless_client_leaves
 from serve.gateway.edge.extensions import LEAVING
 from serve.gateway.edge.together import together
-from serve.gateway.errors import BadRequestError, ClientGoneError
+from serve.gateway.errors import BadRequestError, ClientGoneError, OverloadedError
 
 Leave = Callable[[], None] | None
 
@@ -91,3 +91,36 @@ def test_who_leaves_ends_all_of_it(most: int) -> None:
 
     asyncio.run(serve())
     assert gone == [*range(min(most, 4))]
+
+
+def test_parts_that_turn_each_other_away_take_turns() -> None:
+    running: list[int] = []
+    turned_away = 0
+
+    async def part(number: int, scope: Scope) -> int:
+        nonlocal turned_away
+        if running:
+            turned_away += 1
+            raise OverloadedError("it would wait")
+        running.append(number)
+        await unless_client_leaves(scope, nothing, asyncio.sleep(0.01))
+        running.remove(number)
+        return number
+
+    works = [partial(part, number) for number in range(9)]
+    assert asyncio.run(together(Client().scope, nothing, works, 4)) == [*range(9)]
+    assert turned_away
+
+
+def test_parts_that_others_turn_away_fail_together() -> None:
+    asked: list[int] = []
+
+    async def part(number: int, scope: Scope) -> None:
+        asked.append(number)
+        await unless_client_leaves(scope, nothing, asyncio.sleep(0.001 * number))
+        if number or len(asked) > 5:
+            raise OverloadedError("it would wait")
+
+    with pytest.raises(OverloadedError):
+        asyncio.run(together(Client().scope, nothing, [partial(part, number) for number in range(9)], 3))
+    assert len(asked) < 20
