@@ -1,7 +1,7 @@
 """What other users of this machine could see of a Triton that runs: words on its command line, and its shared memory.
 
 The first is open to them for a moment as it starts. The second is closed from the start by `child.py`, where the kernel
-takes its filter. On a machine of users who don't trust each other, a container keeps them apart.
+takes its filter.
 """
 
 from __future__ import annotations
