@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from serve.pack.write import PackOptions, pack
 from serve.triton import launch
 from serve.triton.launch import Ports, TritonOptions, TritonServer
 from serve.triton.memory import FOLDER
+from serve.tune.candidate import candidate_of
+from serve.tune.trial import Stand, load_subject
 from tests.integration.test_gateway_grpc import free_port
 from tests.serve_http import gateway_thread
 from tests.serve_models import tiny_artifact
@@ -146,3 +149,12 @@ def test_regions_are_closed_to_other_users_from_their_first_moment(
         regions = [*FOLDER.glob(f"{server._memory_prefix}*")]
         assert regions
         assert not any(region.stat().st_mode & 0o077 for region in regions)
+
+
+def test_nobody_else_loads_models_while_serve_tune_measures(repository: Path) -> None:
+    subject = load_subject(repository, "plain")
+    present = candidate_of(subject.messages(), subject.network)
+    with Stand(subject) as stand:
+        address = Address.parse(stand.serve(present))
+        assert ask_once(address, "POST", "/v2/repository/models/plain/load", b"{}", timeout_s=30.0)[0] == 403
+        stand.serve(replace(present, instances=2))  # it does itself
