@@ -180,7 +180,7 @@ async def gateway(
 
 
 @contextmanager
-def gateway_thread(settings: Settings) -> Iterator[str]:
+def gateway_thread(settings: Settings, incidents: Incidents | None = None) -> Iterator[str]:
     """The URL of a gateway in a thread of its own, for clients that block."""
     started = threading.Event()
     found: list[str] = []
@@ -195,7 +195,7 @@ def gateway_thread(settings: Settings) -> Iterator[str]:
             found.append(url)
             started.set()
 
-        await serve_gateway(settings, stop=stop, on_ready=ready)
+        await serve_gateway(settings, stop=stop, on_ready=ready, incidents=incidents)
 
     thread = threading.Thread(target=lambda: uvloop.run(serve()), name="gateway")
     thread.start()

@@ -70,13 +70,18 @@ def load_model(url: str, name: str) -> None:
             load_alone(url, part)
 
 
-def load_alone(url: str, name: str) -> None:
+def load_alone(url: str, name: str, control: Mapping[str, str] = MappingProxyType({})) -> None:
     """Load one model, or load it again, and nothing else.
+
+    Args:
+        url: of Triton's own HTTP endpoint.
+        name: of the model.
+        control: headers that its model control asks for.
 
     Raises:
         ServerError: Triton refuses; what was loaded before stays.
     """
-    _post(url, f"/v2/repository/models/{quote(name, safe='')}/load")
+    _post(url, f"/v2/repository/models/{quote(name, safe='')}/load", control=control)
 
 
 async def reload_alone(grpc_address: str, name: str, control: Mapping[str, str]) -> None:
@@ -108,13 +113,17 @@ async def reload_alone(grpc_address: str, name: str, control: Mapping[str, str])
                 raise _refused(f"{act.lower()} of {name}", 500, json.dumps({"error": err.details() or ""})) from err
 
 
-def unload_model(url: str, name: str) -> None:
+def unload_model(url: str, name: str, control: Mapping[str, str] = MappingProxyType({})) -> None:
     """Unload a model and what it is made of; requests in flight are answered first.
+
+    Args:
+        url, name, control: as for `load_alone`.
 
     Raises:
         ServerError: Triton refuses.
     """
-    _post(url, f"/v2/repository/models/{quote(name, safe='')}/unload", {"parameters": {"unload_dependents": True}})
+    parameters = {"parameters": {"unload_dependents": True}}
+    _post(url, f"/v2/repository/models/{quote(name, safe='')}/unload", parameters, control=control)
 
 
 def _post(

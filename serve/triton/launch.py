@@ -38,6 +38,7 @@ __all__ = ["Ports", "TritonOptions", "TritonServer"]
 WEDGED_S = 2.0
 TOLD_S = 3.0  # that its end may take before somebody is told
 CONTROL_HEADER = "x-serve-control"
+ADMINISTRATION = "shared-memory,logging,trace"  # in Triton's names for its interfaces; clients need none of them
 QUIET_S = 10.0
 """How long after a model's failure another one's is waited for, so that both are told."""
 logger = logging.getLogger(__name__)
@@ -54,8 +55,8 @@ class TritonOptions:
         explicit: let Triton's model control API load and unload models. Whoever reaches its HTTP port may then run
             code in it: the API takes files along.
         load: load every model at the start; only an explicit one can start without.
-        heal: let this process, and nobody else, load a model again whose process has died: the model control API asks
-            for a word that only `control` has.
+        heal: let this process load a model again whose process has died. What administers Triton then asks for a word
+            that only `control` has: model control (unless it is explicit), shared memory, logging and tracing.
         cache_bytes: of memory for answers, where a model has a response_cache.
         cpus: the cores that it and its models may run on; empty for all.
     """
@@ -117,8 +118,8 @@ class TritonServer:
 
     @property
     def control(self) -> dict[str, str]:
-        """The HTTP headers that its model control API asks for."""
-        return {CONTROL_HEADER: self._word} if self._options.heal and not self._options.explicit else {}
+        """The HTTP headers that what administers it asks for."""
+        return {CONTROL_HEADER: self._word} if self._options.heal else {}
 
     @property
     def returncode(self) -> int | None:
@@ -282,7 +283,8 @@ class TritonServer:
 
     def _command(self, triton: Triton, backends: Path, link: Path, models: list[ModelInfo]) -> list[str]:
         options, ports = self._options, self._ports
-        restricted = [f"model-repository:{name}={word}" for name, word in self.control.items()]
+        closed = ADMINISTRATION if options.explicit else f"{ADMINISTRATION},model-repository"
+        restricted = [f"{closed}:{name}={word}" for name, word in self.control.items()]
         return [
             str(triton.binary.absolute()),
             f"--model-repository={link}",

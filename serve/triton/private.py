@@ -1,7 +1,7 @@
 """What other users of this machine could see of a Triton that runs: words on its command line, and its shared memory.
 
-Both are open to them for a moment as it starts. On a machine of users who don't trust each other, a container keeps
-them apart.
+The first is open to them for a moment as it starts. The second is closed from the start by `child.py`, where the kernel
+takes its filter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def hide(pid: int, word: str) -> bool:
 
 
 def close_regions(prefix: str) -> None:
-    """Leave the regions of shared memory to this user: the library that makes them opens them for all to read."""
+    """Leave the regions of shared memory to this user, where the library that makes them could open them for all."""
     for region in FOLDER.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             region.chmod(0o600)

@@ -166,20 +166,20 @@ class Stand:
             return self._url()
         if self._triton is not None and self._serves is not None:
             for part in self._parts():
-                unload_model(self._url(), part)
+                unload_model(self._url(), part, self._triton.control)
         self._serves = None
         messages = self.subject.messages()
         write_into(messages, self.subject.network, candidate)
         for part, message in messages.items():
             (self._folder / part / "config.pbtxt").write_text(text_of(message), encoding="utf-8")
         if self._triton is None:
-            options = TritonOptions(cpus=self._cpus, explicit=True, stop_timeout_s=2.0)
+            options = TritonOptions(cpus=self._cpus, heal=True, stop_timeout_s=2.0)
             triton = TritonServer(self._folder, ports=Ports(0, 0, 0), options=options)
             triton.start()
             self._triton = triton
         else:
             for part in reversed(self._parts()):
-                load_alone(self._url(), part)
+                load_alone(self._url(), part, self._triton.control)
         self._serves = candidate
         return self._url()
 

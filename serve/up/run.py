@@ -31,9 +31,10 @@ from serve.triton.heal import Healer, used_by
 from serve.triton.launch import TritonOptions, TritonServer
 from serve.triton.ports import HOST
 from serve.triton.supervisor import Backoff, supervise
+from serve.up.claim import claimed
 from serve.up.container import container_command
 from serve.up.options import UpOptions, cpus_of
-from serve.up.preflight import check_models, claimed
+from serve.up.preflight import check_models
 from serve.up.watch import follow
 
 __all__ = ["Started", "up"]

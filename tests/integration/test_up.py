@@ -27,7 +27,7 @@ from serve.gateway.access.keys import add_key
 from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 from serve.triton.memory import FOLDER
-from serve.up.preflight import claimed
+from serve.up.claim import claimed
 from tests.gateway_models import fetch
 from tests.serve_models import HOOKS, hook_file, tiny_artifact
 

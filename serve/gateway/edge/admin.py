@@ -49,7 +49,7 @@ def admin_router(settings: Settings, upstream: Upstream, keys: KeyRing, memory: 
             to_write = WRITE.fullmatch(path) or INFER.fullmatch(path)
             raise HTTPException(405, headers={"allow": "POST"}) if to_write else HTTPException(404)
         request.state.identity.check_admin()
-        return as_it_came(await upstream.get(f"/v2/{path}"))
+        return as_it_came(await upstream.get(f"/v2/{path}", administers=True))
 
     @router.post("/v2/{path:path}", include_in_schema=False)
     async def write(request: Request, path: str) -> Response:

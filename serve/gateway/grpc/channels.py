@@ -82,13 +82,23 @@ class GrpcChannels:
             await channel.close()
         await asyncio.gather(*self._closing, *self._left, return_exceptions=True)
 
-    async def ask(self, name: str, body: bytes, scope: bytes, *, timeout_s: float, node: Node | None = None) -> bytes:
+    async def ask(
+        self,
+        name: str,
+        body: bytes,
+        scope: bytes,
+        *,
+        timeout_s: float,
+        node: Node | None = None,
+        words: Sequence[tuple[str, str]] = (),
+    ) -> bytes:
         """Anything but inference, of one server.
 
         Args:
             name: of the call.
             scope: path of the model that it is about; b"" for none.
             node: the server; None for the least busy.
+            words: that the server asks for, by header.
 
         Raises:
             grpc.aio.AioRpcError: as it came.
@@ -96,7 +106,7 @@ class GrpcChannels:
         attempt = self._balancer.begin(self._balancer.scope(scope)) if node is None else None
         chosen = attempt.node if attempt is not None else node
         assert chosen is not None  # noqa: S101
-        asking = asyncio.ensure_future(self._unary(chosen, name, body))
+        asking = asyncio.ensure_future(self._unary(chosen, name, body, words))
         server = Verdict.NOTHING
         try:
             answer = await self._within(asking, timeout_s)
@@ -109,8 +119,9 @@ class GrpcChannels:
             if attempt is not None:
                 attempt.end(server, Verdict.NOTHING)
 
-    async def _unary(self, node: Node, name: str, body: bytes) -> bytes:
-        answer: bytes = await self.channel(node).unary_unary(SERVICE + name)(body, timeout=self._balancer.timeout_s)
+    async def _unary(self, node: Node, name: str, body: bytes, words: Sequence[tuple[str, str]] = ()) -> bytes:
+        method = self.channel(node).unary_unary(SERVICE + name)
+        answer: bytes = await method(body, metadata=words or None, timeout=self._balancer.timeout_s)
         return answer
 
     async def _within(self, asking: asyncio.Task[bytes], timeout_s: float) -> bytes:

@@ -17,15 +17,16 @@ from serve.gateway.upstream.loading import Loading, overridden
 
 __all__ = ["ADMIN", "COSTS", "EMPTY", "FREE", "OF_MODEL", "Questions"]
 
+RESTRICTED = "triton-grpc-protocol-"  # is how Triton wants the names of such headers over gRPC
 FREE = frozenset(("ServerLive", "ServerReady"))
 EMPTY = FREE | {"ServerMetadata"}  # their messages say nothing: they are not read
 MOST_QUESTION_BYTES = 64 * 1024  # of a message that is no inference and loads nothing
-LOAD = "RepositoryModelLoad"
-COSTS = {"ModelMetadata": 2, "ModelStatistics": 5, "RepositoryIndex": 5, LOAD: 10, "RepositoryModelUnload": 10}
+LOAD, UNLOAD = "RepositoryModelLoad", "RepositoryModelUnload"
+COSTS = {"ModelMetadata": 2, "ModelStatistics": 5, "RepositoryIndex": 5, LOAD: 10, UNLOAD: 10}
 OF_MODEL = frozenset(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"))
 ADMIN = frozenset(
     (
-        "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings",
+        "RepositoryIndex", LOAD, UNLOAD, "TraceSetting", "LogSettings",
         "SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister",
         "CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister",
     )
@@ -51,6 +52,7 @@ class Questions:
         self._calls = calls
         self._incoming = incoming
         self._loading = loading
+        self._words = tuple((f"{RESTRICTED}{name}", word) for name, word in gate.incidents.control.items())
 
     async def answer(self, name: str, context: Context) -> bytes:
         """Everything but inference."""
@@ -81,9 +83,10 @@ class Questions:
                     elif not self._gate.keys.open:
                         identity.check_admin()  # statistics of all
             nodes = self._balancer.nodes if name in ADMIN else [None]
-            answer = b""
+            words = self._words if name in ADMIN - {LOAD, UNLOAD} else ()
+            answer, patience_s = b"", self._incoming.patience
             for node in nodes:
-                answer = await self._calls.ask(name, body, b"", timeout_s=self._incoming.patience(context), node=node)
+                answer = await self._calls.ask(name, body, b"", timeout_s=patience_s(context), node=node, words=words)
             return self._incoming.answering(context, answer)
         except GatewayError as err:
             refuse(err)

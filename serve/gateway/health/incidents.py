@@ -16,7 +16,7 @@ class Incidents:
     """Models that are down, and requests that may have done it.
 
     Attributes:
-        control: HTTP headers that the Triton asks for before it lists its repository.
+        control: HTTP headers that the Triton asks of whoever administers it.
     """
 
     outages: Outages = field(default_factory=Outages)

@@ -43,6 +43,7 @@ DEAD = re.compile(rb"""\{"error":"(?:in ensemble '[^"\\]*', )?""" + DEAD_STUB + 
 MOST_TOLD = 1024
 
 INDEX = "/v2/repository/index"
+LOADING = "/v2/repository/models/"  # is for whom the Triton lets do it: the gateway's word is not lent for it
 CACHE_S = 5.0
 UNKNOWN_S = 0.2  # that a model is not there: who asks again and again asks Triton five times a second
 # What is known of models may take so much: of a few thousand, with configurations of some KB. Where JSON is read, it
@@ -108,10 +109,15 @@ class Upstream:
         self.outages = incidents.outages
         self._control = [(name.encode(), value.encode()) for name, value in incidents.control.items()]
 
-    async def get(self, path: str, *, timeout_s: float | None = None) -> Response:
-        """GET a path of Triton's; raises GatewayError (502, 503, 504)."""
+    async def get(self, path: str, *, timeout_s: float | None = None, administers: bool = False) -> Response:
+        """GET a path of Triton's; raises GatewayError (502, 503, 504).
+
+        Args:
+            administers: it is about what Triton may let nobody but the gateway ask.
+        """
+        headers = self._control if administers else []
         try:
-            return await self.balancer.exchange(b"GET", path.encode("ascii"), timeout_s=timeout_s)
+            return await self.balancer.exchange(b"GET", path.encode("ascii"), headers, timeout_s=timeout_s)
         except ExchangeError as err:
             raise failure_of(err) from err
 
@@ -198,7 +204,7 @@ class Upstream:
     async def post_all(self, path: str, body: bytes) -> Response:
         """POST a body to every Triton; the first answer that is no 200, else the last. Raises GatewayError."""
         answers = []
-        headers = self._control if path == INDEX else []
+        headers = [] if path.startswith(LOADING) else self._control
         for node in self.balancer.nodes:
             try:
                 answers.append(await node.control.request(b"POST", path.encode("ascii"), headers, body))
