@@ -129,13 +129,13 @@ class Row:
         """From the columns.
 
         Raises:
-            ServerError: they hold what no rollout has.
+            StateFileError: they hold what no rollout has.
         """
         try:
             return cls._read(values)
         except (ServerError, *BROKEN) as err:
             why = err.why if isinstance(err, ServerError) else str(err)
-            raise ServerError(
+            raise StateFileError(
                 f"can't read rollout {values[0]} in the state file", why=f"a value is not one of a rollout: {why}",
                 mend="name another file, or put back one that was kept",
             ) from err  # fmt: skip
@@ -230,18 +230,26 @@ class Store:
         assert row is not None  # noqa: S101  just inserted
         return row
 
-    def wish(self, model: str, wish: Wish) -> Row:
+    def wish(self, model: str, wish: Wish, rollout: tuple[int, float] | None = None) -> Row:
         """Ask the gateway for something, in place of what was asked for before; but an abort stays.
 
+        Args:
+            rollout: of which it is wished; None for the model's last.
+
         Raises:
-            ServerError: no rollout of the model is under way, or it is to be aborted.
+            StateFileError: the file can't be used, or has no rollout of the model.
+            ServerError: that one is not under way, or it is to be aborted.
         """
         with self._writing(create=False) as file:
             row = self._last(file, model)
-            if row is None or not row.active:
+            if row is None:
+                raise StateFileError(
+                    f"can't {wish} the rollout of {model}", why="there is none", mend="see: serve rollout history"
+                )
+            if not row.active or rollout not in (None, row.rollout):
                 raise ServerError(
                     f"can't {wish} the rollout of {model}",
-                    why="there is none" if row is None else f"it is {row.state} already",
+                    why=f"it is {row.state} already" if rollout in (None, row.rollout) else "another one has begun",
                     mend="see: serve rollout history",
                 )
             if row.wish == "abort" != wish:
@@ -378,7 +386,7 @@ class Store:
     @contextmanager
     def _writing(self, *, create: bool = True) -> Iterator[sqlite3.Connection]:
         if not create and not self.path.exists():
-            raise ServerError(
+            raise StateFileError(
                 f"there are no rollouts in {self.path}", why="no such file",
                 mend="start one, or name the gateway's state file with --state",
             )  # fmt: skip
@@ -402,7 +410,7 @@ class Store:
                 if version == 0:
                     file.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
                 elif version != SCHEMA_VERSION:
-                    raise ServerError(
+                    raise StateFileError(
                         f"can't use the state file {self.path}", why=f"it has version {version} of its tables",
                         mend="name another file, or use the release that wrote it",
                     )  # fmt: skip

@@ -72,7 +72,7 @@ def served(
 def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """Their file, and two of them."""
     path = tmp_path_factory.mktemp("keys") / "keys.json"
-    return path, add_key(path, "alice")[0], add_key(path, "bob")[0]
+    return path, add_key(path, "alice")[0], add_key(path, "bob", metrics=True)[0]
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +298,41 @@ def test_without_a_bound_it_waits_as_long_as_it_may(
             over_grpc(addresses, alice, "counts", 1, sequence_id=sequence, sequence_end=True)
         # Triton begins it now, whoever waits for it: what nobody ends here keeps its slot until it is idle.
         assert over_grpc(addresses, bob, "counts", 1, sequence_id=1, sequence_end=True).total == 2
+
+
+@pytest.mark.parametrize("way", ["json", "grpc"])
+def test_sequences_that_wait_for_slots_neither_keep_others_out_nor_make_a_model_look_slow(
+    shared: Callable[[float], AbstractContextManager[tuple[str, str]]], keys: tuple[Path, str, str], way: str
+) -> None:
+    """Twelve connections of one key, that begin and end sequences, beside a sequence of another key that runs."""
+    _, alice, bob = keys
+    ask = WAYS[way]
+    with shared(1000.0) as addresses, ThreadPoolExecutor(12) as pool:
+        assert ask(addresses, bob, "counts", 1, sequence_id=1, sequence_start=True).total == 1
+
+        def begin_and_end(connection: int) -> None:
+            for number in range(6):
+                sequence = 100 * (connection + 1) + number
+                # Of a key, eight may wait: for the others it is refused, and they try again.
+                while ask(addresses, alice, "counts", 1, sequence_id=sequence, sequence_start=True).total is None:
+                    time.sleep(0.05)
+                time.sleep(0.25)
+                assert ask(addresses, alice, "counts", 1, sequence_id=sequence, sequence_end=True).total == 2
+
+        attacks = [pool.submit(begin_and_end, connection) for connection in range(12)]
+        total = 1
+        while not all(attack.done() for attack in attacks):
+            total += 1
+            assert ask(addresses, bob, "counts", 1, sequence_id=1).total == total
+            time.sleep(0.1)
+        for attack in attacks:
+            attack.result()
+        with closing(http.client.HTTPConnection(addresses[0], timeout=TIMEOUT_S)) as connection:
+            connection.request("GET", "/metrics", headers={"x-api-key": bob})
+            metrics = connection.getresponse().read().decode()
+        limit = next(line for line in metrics.splitlines() if line.startswith('gateway_model_limit{model="counts"}'))
+        assert float(limit.split()[-1]) >= 16
+        ask(addresses, bob, "counts", 1, sequence_id=1, sequence_end=True)
 
 
 @pytest.mark.parametrize("count", [1, 2])

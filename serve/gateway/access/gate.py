@@ -12,7 +12,8 @@ from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.asides import Asides
 from serve.gateway.access.identity import KeyRing
 from serve.gateway.access.memory import Memory
-from serve.gateway.access.slots import Slots
+from serve.gateway.access.slotless import Slotless, Waiting
+from serve.gateway.access.slots import Slots, Turn
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.settings import ModelSettings, Settings
 
@@ -42,6 +43,7 @@ class Gate:
         self.memory = memory or Memory(settings.memory_bytes)
         self.keys = KeyRing(settings.keys)
         self.asides = Asides(self.memory)
+        self.waiting = Waiting()
         self.slots = Slots(settings.sequence_wait_s)
         self._settings = settings
         self._places: dict[str, Admission] = {}
@@ -57,6 +59,14 @@ class Gate:
         if self._others is None:
             self._others = self._new(OTHERS)
         return self._others
+
+    def among(self, model: str, who: str, turn: Turn | None) -> Admission | Slotless:
+        """Where a request of a key stands while it is with a model: in one of its places, or beside them.
+
+        Args:
+            turn: of a request of a sequence.
+        """
+        return self.waiting.of(model, who) if turn is not None and turn.waits else self.places(model)
 
     def known(self, model: str) -> None:
         """Triton has answered for this model."""

@@ -4,7 +4,8 @@ Triton gives a slot to a sequence until it ends or is idle, and lets the others 
 key that opens as many as there are, and keeps them busy, keeps all others out. Here slots are shared max-min fairly
 (Bertsekas and Gallager, "Data Networks", 1992, section 6.5.2): where a sequence has waited for a while, and its key
 holds at least two fewer than the key that holds the most, that one's newest sequences are ended, down to half of what
-the two hold together.
+the two hold together. What was freed for a key stays within its reach: until it has begun nothing for a while, no other
+key begins more than its share.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from typing import Protocol
 from serve.gateway.errors import GatewayError, RateLimitedError
 from serve.rollout.plan import Target
 
-__all__ = ["MOST_WAITING", "Batcher", "SequenceEndedError", "Slots", "Turn"]
+__all__ = ["MOST_WAITING", "Batcher", "HasItsShareError", "SequenceEndedError", "Slots", "Turn"]
 
 LONGEST_S = 300.0  # that one sequence keeps the last slot from a key that has none
 MOST_WAITING = 32  # of a key: each has one of the places among the requests of the model
 TOLD_S = 60.0
+KEPT_WAITS = 2.0  # times the wait, that a key which others made room for may come back to it
 REMEMBERED = 4096
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,18 @@ class SequenceEndedError(RateLimitedError):
             "the sequence was ended",
             why="another key waits for one of the model's slots, and this key holds more than its share",
             mend="end the sequences that are done (sequence_end), and begin this one anew",
+            retry_after_s=seconds,
+        )
+
+
+class HasItsShareError(RateLimitedError):
+    """A sequence that would take what was freed for another key."""
+
+    def __init__(self, share: int, seconds: float) -> None:
+        super().__init__(
+            "the sequence can't begin now",
+            why=f"another key has waited for the model's slots, and this key has its share of them ({share})",
+            mend="end the sequences that are done (sequence_end), or wait as long as Retry-After says",
             retry_after_s=seconds,
         )
 
@@ -112,11 +126,16 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Shared:
-    """The sequences of one batcher, in the order in which they were begun, and those that were ended here lately."""
+    """The sequences of one batcher, in the order in which they were begun, and those that were ended here lately.
+
+    Attributes:
+        kept: keys that others made room for, and until when it is kept for them.
+    """
 
     batcher: Batcher
     sequences: dict[int | str, _Sequence] = field(default_factory=dict)
     ended: OrderedDict[int | str, float] = field(default_factory=OrderedDict)
+    kept: dict[str, float] = field(default_factory=dict)
 
     def prune(self, now: float) -> None:
         """Without those that Triton has ended by now."""
@@ -124,6 +143,17 @@ class _Shared:
         for each in [*self.sequences.values()]:
             if not each.waits and not each.flying and now - each.heard > idle_s:
                 del self.sequences[each.id]
+
+    def check_share(self, who: str, now: float) -> None:
+        """Raises HasItsShareError where a key would begin more than its share, while room is kept for others."""
+        self.kept = {each: until for each, until in self.kept.items() if until > now}
+        others = self.kept.keys() - {who}
+        if not others:
+            return
+        held = Counter(each.who for each in self.sequences.values() if not each.ending)
+        share = max(1, self.batcher.slots // len(held.keys() | others | {who}))
+        if held[who] >= share:
+            raise HasItsShareError(share, max(self.kept[each] for each in others) - now)
 
     def to_end(self, waiting: _Sequence, now: float) -> list[_Sequence]:
         """Those that are to make room for one that waits; [] where slots are free, or its key has its share."""
@@ -227,6 +257,7 @@ class Slots:
 
         Raises:
             SequenceEndedError: its slot has gone to another key.
+            HasItsShareError: it would take what was freed for another key.
             RateLimitedError: the key has as many waiting as may be.
         """
         if batcher is None or not self._wait_s or self._end is None:
@@ -245,7 +276,10 @@ class Slots:
             shared.prune(now)
             found = shared.sequences.get(id_)
             if found is None:
+                shared.check_share(who, now)
                 self._check_waiting(shared, who)
+                if who in shared.kept:
+                    shared.kept[who] = now + KEPT_WAITS * self._wait_s
                 shared.ended.pop(id_, None)
                 found = shared.sequences[id_] = _Sequence(who, id_, target, now, now)
                 self._look_later(shared, found)
@@ -290,7 +324,10 @@ class Slots:
             return
         now = self.clock()
         shared.prune(now)
-        for sequence in shared.to_end(waiting, now):
+        ending = shared.to_end(waiting, now)
+        if ending:
+            shared.kept[waiting.who] = now + KEPT_WAITS * self._wait_s
+        for sequence in ending:
             logger.warning(
                 "ended a sequence of key %s of %s: key %s waits", sequence.who, shared.batcher.target, waiting.who
             )

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
+from serve.gateway.access.slots import Turn
 from serve.gateway.edge.extensions import LEAVING
 from serve.gateway.errors import ClientGoneError, UpstreamDownError, UpstreamTimeoutError
 from serve.gateway.health.suspects import ABOARD, Flight
@@ -42,6 +43,7 @@ async def ask_model(
     trace: Trace | None = None,
     size: int = 0,
     beside: Beside | None = None,
+    turn: Turn | None = None,
 ) -> Response:
     """Wait for a place, ask Triton, and give the place back.
 
@@ -52,14 +54,16 @@ async def ask_model(
         trace: gets the parts "queue" and "upstream".
         size: of the request, in bytes.
         beside: is told of it, while it is with Triton.
+        turn: of a request of a sequence: one that waits for its slot holds no place.
 
     Raises:
         OverloadedError: there was no place in time, or the model is down.
+        RateLimitedError: too many of the key wait for slots of its sequences.
         PoisonError: the model's process has died of this request.
         ClientGoneError: the client left.
         GatewayError: Triton gave no answer.
     """
-    places = gate.places(model)
+    places = gate.among(model, identity.id, turn)
     started = time.monotonic()
     seconds: float | None = None
     answered = entered = False

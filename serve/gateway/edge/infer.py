@@ -191,12 +191,13 @@ class InferEndpoint:
             if turn is not None:
                 turn.sends()
             return await self._released.infer(
-                release, path, identity, scope["headers"], forwarded, body, left, place, stays
-            )
+                release, path, identity, scope["headers"], forwarded, body, left, place, stays,
+                waits=turn is not None and turn.waits,
+            )  # fmt: skip
 
         send_it = partial(
             ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline, size=len(body),
-            beside=self._releases.beside(stays or Target(model, version), release),
+            beside=self._releases.beside(stays or Target(model, version), release), turn=turn,
         )  # fmt: skip
         status: int | None = None
         try:

@@ -115,7 +115,6 @@ class Inference:
         counted = None if await self._incoming.answers_shortly(request) else share
         patience = self._incoming.patience(context)
         deadline = time.monotonic() + patience
-        places = self._gate.places(model)
         seconds: float | None = None
         answered = entered = given_up = False
         sent = True
@@ -124,6 +123,8 @@ class Inference:
         if sequence is not None:
             stays, batcher = await self._incoming.who(request, sequence)
             turn = self._gate.slots.asked(batcher, stays, sequence, identity.id)
+        waits = turn is not None and turn.waits
+        places = self._gate.among(model, identity.id, turn)
         status: int | None = None
         release: Release | None = None
         started = time.monotonic()
@@ -156,10 +157,13 @@ class Inference:
                 if sequence is None:
                     answer = await self._calls.infer(body, *about(request), deadline, counted, left.append)
                 else:
-                    self._gate.asides.check(places, asked_of(request).path, identity.id)
-                    answer = await self._aside(identity, request, body, deadline, counted)
+                    path, of_model = asked_of(request).path, self._gate.places(model)
+                    self._gate.asides.check(of_model, path, identity.id, waits=waits)
+                    answer = await self._aside(identity, request, body, deadline, counted, waits=waits)
             else:
-                answer = await self._released(release, identity, request, context, patience, deadline, stays, counted)
+                answer = await self._released(
+                    release, identity, request, context, patience, deadline, stays, counted, waits=waits
+                )
             seconds = time.monotonic() - started
             answered = True
             status = 200
@@ -213,6 +217,8 @@ class Inference:
         deadline: float,
         stays: Target | None,
         counted: Share | None,
+        *,
+        waits: bool,
     ) -> bytes:
         """Ask one of the two models under release."""
 
@@ -221,16 +227,17 @@ class Inference:
             body = request.SerializeToString()
             least = JUDGED if target == release.candidate else 1
             try:
-                self._gate.asides.check(self._gate.places(target.model), target.path, identity.id, least=least)
+                of_model = self._gate.places(target.model)
+                self._gate.asides.check(of_model, target.path, identity.id, least=least, waits=waits)
             except OverloadedError as err:  # which says nothing of the model
                 return Grade.CUT, err
             if (down := graded_down(self._gate.incidents.outages, target)) is not None:
                 return down
             try:
                 if target.model == release.model:
-                    return Grade.GOOD, await self._aside(identity, request, body, deadline, counted)
+                    return Grade.GOOD, await self._aside(identity, request, body, deadline, counted, waits=waits)
                 with self._gate.incidents.suspects.beside(identity.id, target.model, body):
-                    return Grade.GOOD, await self._aside(identity, request, body, deadline, counted)
+                    return Grade.GOOD, await self._aside(identity, request, body, deadline, counted, waits=waits)
             except grpc.aio.AioRpcError as err:
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err
@@ -247,8 +254,8 @@ class Inference:
         return answer
 
     async def _aside(
-        self, identity: Identity, request: Any, body: bytes, deadline: float, counted: Share | None
+        self, identity: Identity, request: Any, body: bytes, deadline: float, counted: Share | None, *, waits: bool
     ) -> bytes:
         """Ask where a request that is left keeps no place."""
-        with self._gate.asides.call(asked_of(request).path, identity.id, len(body)) as on_left:
+        with self._gate.asides.call(asked_of(request).path, identity.id, len(body), waits=waits) as on_left:
             return await self._calls.infer(body, *about(request), deadline, counted, on_left)

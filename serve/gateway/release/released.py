@@ -95,6 +95,8 @@ class Released:
         sequence: bytes | None = None,
         stays: Target | None = None,
         draw: bytes | None = None,
+        *,
+        waits: bool = False,
     ) -> Response:
         """An answer by one of the two models under release, whose header Served-By says which, and Answer-Id how to
         speak of it, where the key may; else by Triton's choice.
@@ -108,6 +110,7 @@ class Released:
             sequence: what says which server has the request's sequence; None for none.
             stays: who has it, where that is nobody who answers for the name now.
             draw: what keeps the parts of one request together, where nothing keeps its client with the same model.
+            waits: whether its sequence has no slot yet.
 
         Raises:
             GatewayError: there was no answer.
@@ -117,15 +120,15 @@ class Released:
             if sequence is None:
                 return await ask_it()
             asked = path.decode()
-            self._gate.asides.check(self._gate.places(asked.split("/")[3]), asked, who.id)
-            with exchange(self._gate.asides, asked, who.id, len(body)):
+            self._gate.asides.check(self._gate.places(asked.split("/")[3]), asked, who.id, waits=waits)
+            with exchange(self._gate.asides, asked, who.id, len(body), waits=waits):
                 return await ask_it(sequence=sequence)
         deadline = time.monotonic() + timeout_s
 
         async def ask(target: Target) -> tuple[Grade, Response | GatewayError]:
             asked = partial(
                 self._ask, target, headers, body, deadline - time.monotonic(), who.id,
-                least=JUDGED if target == release.candidate else 1, sequence=sequence,
+                least=JUDGED if target == release.candidate else 1, sequence=sequence, waits=waits,
             )  # fmt: skip
             if (
                 down := graded_down(self._gate.incidents.outages, target)
@@ -189,15 +192,16 @@ class Released:
         least: int = 1,
         counts: bool = True,
         sequence: bytes | None = None,
+        waits: bool = False,
     ) -> tuple[Grade, Response | GatewayError]:
         asides, asked = self._gate.asides, target.path
         try:
-            asides.check(self._gate.places(target.model), asked, who, least=least)
+            asides.check(self._gate.places(target.model), asked, who, least=least, waits=waits)
         except OverloadedError as err:  # which says nothing of the model
             return Grade.CUT, err
         try:
             owner = who.encode() if counts else None
-            with exchange(asides, asked, who, len(body)):
+            with exchange(asides, asked, who, len(body), waits=waits):
                 answer = await self._upstream.infer(
                     asked.encode(), headers, body, timeout_s, who=owner, sequence=sequence
                 )

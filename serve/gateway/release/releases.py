@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from compress.errors import ServerError
 from serve.gateway.errors import GatewayError, NoRolloutError, UnknownModelError, UpstreamTimeoutError
 from serve.gateway.oip.metadata import ModelMetadata
+from serve.gateway.release.aborts import Aborts
 from serve.gateway.release.agreement import misfit, unlike
 from serve.gateway.release.begun import Begun
 from serve.gateway.release.beside import Beside
@@ -40,6 +40,7 @@ UNWRITTEN = (
     "{}; this gateway keeps the candidate from requests, and writes it down as soon as it can: until then other "
     "gateways go on, and so does this one if it is started anew"
 )
+ENDED = "it is aborted already, which will be written down"
 LOST = "the baseline {} is no longer served: pack with --serve-latest 2, so that Triton keeps both versions"
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Releases:
         self._by_model: dict[str, Release] = {}
         self._rows: dict[str, Row] = {}
         self._saved: dict[int, float] = {}
-        self._aborted: set[tuple[int, float]] = set()  # here, whatever the file says
+        self._aborts = Aborts(self._store)
         self._broken = False
         self._started = False
         self._looked = False
@@ -115,7 +116,7 @@ class Releases:
                         "evidence": release.course.analysis.evidence(),
                         "unjudged": release.unjudged_count,
                     }
-            found.append(told)
+            found.append(told | self._aborts.shown(row))
         return found
 
     async def abort(self, model: str) -> str:
@@ -124,23 +125,27 @@ class Releases:
         Raises:
             NoRolloutError: none is under way.
         """
-        row = self._rows.get(model)
-        with suppress(ServerError):
-            row = next(iter(await asyncio.to_thread(self._store.all, model)), None)
+        row, unread = self._rows.get(model), ""
+        try:  # where it has none, as one that was moved, what is under way here goes on
+            row = next(iter(await asyncio.to_thread(self._store.all, model)), row)
+        except ServerError as err:
+            unread = f"none is under way in this gateway, and its state file can't be read: {err.why}"
+        if row is None or not row.active:
+            raise NoRolloutError(model, unread) if unread else NoRolloutError(model)
         release = self._by_model.get(model)
-        ended = release is not None and release.course is not None and release.course.state == "aborted"
-        if row is None or not row.active or ended:
-            raise NoRolloutError(model)
-        self._aborted.add(row.rollout)
-        if release is not None:
-            _abort(release)
+        if row not in self._aborts:
+            own = release is not None and release.rollout == row.rollout
+            if release is not None and own and release.course is not None and release.course.state == "aborted":
+                raise NoRolloutError(model, ENDED)
+            self._aborts.ask(row)
+            if release is not None:
+                _abort(release)
         try:
-            await asyncio.to_thread(self._store.wish, model, "abort")
+            await self._aborts.write(row)
         except StateFileError as err:
             logger.error("the rollout of %s is aborted here, and not in the state file: %s", model, err.why)
             return UNWRITTEN.format(f"{err.what}: {err.why}")
         except ServerError as err:
-            self._aborted.discard(row.rollout)
             raise NoRolloutError(model, err.why) from err
         return ""
 
@@ -200,13 +205,12 @@ class Releases:
             release = None
             self._saved.pop(row.id, None)
         if not row.active:
-            self._aborted.discard(row.rollout)
+            self._aborts.ended(row)
             self._settle(row, release)
             return
-        if row.rollout in self._aborted:
-            row = replace(row, wish="abort")
         if row.owner != self._owner:
             try:
+                row = await self._aborts.repeated(row, judges=False)
                 claimed = await asyncio.to_thread(self._store.claim, row, self._owner)
             except ServerError:  # it can't be written: who answers stays as it was written last
                 self._trail(row, release)
@@ -214,6 +218,7 @@ class Releases:
             if not claimed:
                 self._trail(row, release)
                 return
+        row = await self._aborts.repeated(row, judges=True)
         if release is None or (release.course is None and row.state == "running"):
             if row.unread:
                 await self._unread(row)
@@ -264,7 +269,7 @@ class Releases:
 
     def _trail(self, row: Row, release: Release | None) -> None:
         """Another gateway judges: go where it goes."""
-        here = row.rollout in self._aborted
+        here = row in self._aborts
         weight = 0.0 if here else row.weight
         if row.baseline is not None and (release is None or release.course or release.weight != weight):
             self._by_model[row.model] = release = _release(row, row.baseline, release)

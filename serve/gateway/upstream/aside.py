@@ -14,12 +14,12 @@ __all__ = ["exchange"]
 
 
 @contextmanager
-def exchange(asides: Asides, asked: str, who: str, size: int) -> Iterator[None]:
+def exchange(asides: Asides, asked: str, who: str, size: int, *, waits: bool = False) -> Iterator[None]:
     """Around it: what the server is at work on still is kept there.
 
     Args:
         asides: of the gateway.
-        asked, who, size: as of `Asides.keep`.
+        asked, who, size, waits: as of `Asides.keep`.
     """
     leaving = Leaving()
     above = LEFT.set(leaving)
@@ -33,7 +33,8 @@ def exchange(asides: Asides, asked: str, who: str, size: int) -> Iterator[None]:
         leaving.over = True
         LEFT.reset(above)
         if given_up:
-            asides.keep(asked, who, [one.ended for one in leaving.connections if one.ended is not None], size)
+            ended = [one.ended for one in leaving.connections if one.ended is not None]
+            asides.keep(asked, who, ended, size, waits=waits)
         else:
             for connection in leaving.connections:
                 connection.close()

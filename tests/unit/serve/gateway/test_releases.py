@@ -31,7 +31,7 @@ from serve.http.client import Address, Pool, Response
 from serve.rollout.agree import Agree
 from serve.rollout.course import Course
 from serve.rollout.plan import Plan, Target
-from serve.rollout.store import Row, Store
+from serve.rollout.store import Row, StateFileError, Store
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
 
 pytestmark = pytest.mark.clock
@@ -151,8 +151,9 @@ class World:
                 await asyncio.sleep(0.05)
         raise AssertionError(self.store.current()[0].to_dict())
 
-    async def shown(self) -> dict[str, Any]:
-        answered = await self.pool.request(b"GET", b"/rollouts")
+    async def shown(self, key: str = "") -> dict[str, Any]:
+        headers = [(b"x-api-key", key.encode())] if key else []
+        answered = await self.pool.request(b"GET", b"/rollouts", headers)
         (rollout,) = json.loads(answered.body)
         found: dict[str, Any] = rollout
         return found
@@ -942,6 +943,111 @@ async def test_a_gateway_that_does_not_judge_keeps_the_candidate_from_requests_t
                     assert await each.served(20, x_api_key=admin) == {"m/1": 20}
                 await asyncio.sleep(LOOK_S)
         assert (await w.until(ended)).state == "aborted"
+
+
+@asynccontextmanager
+async def two_gateways(folder: Path) -> AsyncIterator[tuple[World, World, str]]:
+    """One that does not judge, one that does, as it started later, and an admin's key; a rollout is under way."""
+    keys = folder / "keys.json"
+    admin = add_key(keys, "root", admin=True)[0]
+    async with world(folder, FakeTriton(), keys=keys) as trails:
+        trails.store.start("m", Target("m", "2"), PATIENT)
+        before = await trails.until(lambda row: row.state == "running")
+        async with world(folder, FakeTriton(), keys=keys) as judges:
+            await judges.until(lambda row: row.owner != before.owner)
+            await asyncio.sleep(2 * LOOK_S)
+            yield trails, judges, admin
+
+
+@in_loop
+async def test_an_abort_at_a_gateway_that_does_not_judge_is_written_down_later_too(tmp_path: Path) -> None:
+    async with two_gateways(tmp_path) as (trails, judges, admin):
+        with full_disk():
+            assert (await abort(trails.pool, key=admin))[1]["written"] is False
+            assert await trails.served(20, x_api_key=admin) == {"m/1": 20}
+            told = await trails.shown(admin)
+            assert (told["state"], "until it is written down" in told["why"]) == ("aborted", True)
+            await asyncio.sleep(2 * LOOK_S)
+        row = await trails.until(ended)
+        assert (row.state, row.why) == ("aborted", "asked for")
+        await asyncio.sleep(2 * LOOK_S)
+        assert await judges.served(20, x_api_key=admin) == {"m/1": 20}
+
+
+@in_loop
+async def test_an_abort_that_came_too_late_to_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another gateway promotes meanwhile, as its state file can be written."""
+    wish = Store.wish
+
+    def unwritten(self: Store, model: str, wished: Any, *rollout: Any) -> Row:
+        if wished == "abort":
+            raise StateFileError("can't use the state file", why="database is locked", mend="wait")
+        return wish(self, model, wished, *rollout)
+
+    async with two_gateways(tmp_path) as (trails, _, admin):
+        monkeypatch.setattr(Store, "wish", unwritten)
+        assert (await abort(trails.pool, key=admin))[1]["written"] is False
+        trails.store.wish("m", "promote")
+        assert (await trails.until(ended)).state == "promoted"
+        await asyncio.sleep(2 * LOOK_S)
+        told = await trails.shown(admin)
+        assert (told["state"], told["why"].partition(" before ")[0]) == ("promoted", "another gateway promoted it")
+        assert "was not aborted: another gateway promoted it" in caplog.text
+
+
+def missing(path: Path) -> None:
+    path.rename(path.with_suffix(".kept"))
+
+
+def newer(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("PRAGMA user_version = 99")
+
+
+def garbled(path: Path) -> None:
+    missing(path)
+    path.write_bytes(b"no database at all" * 500)
+
+
+def folder(path: Path) -> None:
+    missing(path)
+    path.mkdir()
+
+
+def mend(path: Path) -> None:
+    """As it was before any of these."""
+    kept = path.with_suffix(".kept")
+    if kept.exists():
+        if path.is_dir():
+            path.rmdir()
+        kept.replace(path)
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("PRAGMA user_version = 1")
+
+
+@pytest.mark.parametrize("breaks", [missing, newer, garbled, folder])
+@in_loop
+async def test_an_abort_holds_whatever_the_state_file_is_and_says_why_it_is_not_written(
+    tmp_path: Path, breaks: Callable[[Path], None]
+) -> None:
+    keys = tmp_path / "keys.json"
+    admin = add_key(keys, "root", admin=True)[0]
+    async with world(tmp_path, FakeTriton(), keys=keys) as w:
+        w.store.start("m", Target("m", "2"), PATIENT)
+        await w.until(lambda row: row.state == "running")
+        await asyncio.sleep(2 * LOOK_S)
+        breaks(w.store.path)
+        for _ in range(2):  # who asks again is told the same
+            status, told = await abort(w.pool, key=admin)
+            assert (status, told["state"], told["written"]) == (200, "aborted", False), told
+            assert re.search("no such file|version 99|not a database|open database|directory", told["why"]), told
+            assert await w.served(20, x_api_key=admin) == {"m/1": 20}
+        mend(w.store.path)
+        assert (await w.until(ended)).state == "aborted"
+        await asyncio.sleep(2 * LOOK_S)
+        assert (await abort(w.pool, key=admin))[0] == 409
 
 
 @in_loop

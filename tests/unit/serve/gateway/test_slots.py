@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serve.gateway.access.slots import Batcher, SequenceEndedError, Slots, Turn
+from serve.gateway.access.slots import Batcher, HasItsShareError, SequenceEndedError, Slots, Turn
 from serve.gateway.errors import GatewayError, RateLimitedError
 from serve.gateway.oip.sequence import Named
 from serve.rollout.plan import Target
@@ -74,7 +74,32 @@ async def test_a_key_that_holds_all_slots_gives_half_to_one_that_waits() -> None
         with pytest.raises(SequenceEndedError, match="was ended"):
             server.asked("bad", sequence)
     server.asked("bad", 1).leave(200)
+    server.now += 1.0
     server.asked("bad", 3, start=True).leave(None)  # it may begin anew, and waits like all
+
+
+@running
+async def test_what_was_freed_for_a_key_stays_free_for_its_next_sequences() -> None:
+    """A key that opens and never ends beside one whose sequences are short: that one waits once, and not each time."""
+    server = Server()
+    server.held("bad", 1, 2, 3, 4)
+    waiting = server.asked("good", 50, start=True)
+    await until(lambda: server.ended)
+    waiting.leave(200)
+    server.asked("good", 50, end=True).leave(200)
+    for number in range(51, 101):
+        server.now += WAIT_S
+        with pytest.raises(HasItsShareError, match="can't begin now"):
+            server.asked("bad", 3, start=True)
+        server.asked("bad", 1).leave(200)
+        server.held("good", number)
+        server.asked("good", number, end=True).leave(200)
+    assert server.ended == [3, 4]
+    server.asked("good", 101, start=True).leave(200)
+    server.asked("bad", 1, end=True).leave(200)
+    server.held("bad", 5)  # its share stays its own
+    server.now += 2 * WAIT_S
+    server.held("bad", 6)  # nothing is kept for a key that begins nothing
 
 
 @running
@@ -216,6 +241,7 @@ def test_what_triton_can_t_be_told_of_is_refused_until_it_is_idle(hears: bool | 
         with pytest.raises(SequenceEndedError):  # not even anew: that would keep its slot
             server.asked("bad", 2, start=True)
         await until(lambda: 2 not in server.slots._shared[COUNTS].sequences)
+        server.now += 1.0
         server.asked("bad", 2, start=True).leave(200)
         waiting.leave(200)
 
