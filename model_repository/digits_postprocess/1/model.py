@@ -8,6 +8,7 @@ What it has to know stands in config.pbtxt: `input` and `output`, and these para
                      there says which output of the network each argument of postprocess is
     network          the model that runs the network; without it this model is one step, and an ensemble joins them
     network_outputs  JSON list: the tensors to ask the network for
+    passed           JSON list: what preprocess gives that goes past the network into the answer
     requirements     JSON list: what must be installed, as in requirements.txt
 """
 
@@ -52,13 +53,15 @@ class TritonPythonModel:
         self.inputs = [tensor["name"] for tensor in config["input"]]
         self.outputs = [tensor["name"] for tensor in config["output"]]
         stages = json.loads(parameters["stages"])
+        passed = json.loads(parameters.get("passed", "[]"))
         self.steps: list[Any] = []
         for name in ("preprocess", "network", "postprocess"):
             if name in stages:
                 hook = Hook(name, getattr(module, name), stages[name], str(file))
-                self.steps.append(Step(hook, stages[name].get("tensors", {}), batched=self.batched))
+                aside = passed if name == "postprocess" else []
+                self.steps.append(Step(hook, stages[name].get("tensors", {}), aside, batched=self.batched))
             elif name == "network" and "network" in parameters:
-                self.steps.append(Network(parameters["network"], json.loads(parameters["network_outputs"])))
+                self.steps.append(Network(parameters["network"], json.loads(parameters["network_outputs"]), passed))
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer the requests that Triton put together: a step takes them all at once where it can.
@@ -91,8 +94,8 @@ class Failed(Exception):  # noqa: N818 - it is an outcome, and is kept as one
 class Step:
     """A hook, for requests."""
 
-    def __init__(self, hook: Hook, tensors: Mapping[str, str], *, batched: bool) -> None:
-        self.hook, self.tensors, self.batched = hook, tensors, batched
+    def __init__(self, hook: Hook, tensors: Mapping[str, str], passed: Sequence[str], *, batched: bool) -> None:
+        self.hook, self.tensors, self.passed, self.batched = hook, tensors, passed, batched
 
     def alone(self, tensors: Tensors) -> Tensors:
         """One request through the hook."""
@@ -102,7 +105,7 @@ class Step:
         except (Exception, SystemExit) as err:
             code = pb_utils.TritonError.INVALID_ARG if self.hook.at_fault(err) else pb_utils.TritonError.INTERNAL
             raise Failed(self.hook.message(err), code) from err
-        return made
+        return made | {name: tensors[name] for name in self.passed}
 
     def run(self, held: list[Tensors | Failed]) -> list[Tensors | Failed]:
         """All requests: together when the hook is batch-wise, else one by one."""
@@ -118,13 +121,14 @@ class Step:
 class Network:
     """The model that runs the network, asked through Triton, which may put it together with others' requests."""
 
-    def __init__(self, name: str, outputs: Sequence[str]) -> None:
-        self.name, self.outputs = name, list(outputs)
+    def __init__(self, name: str, outputs: Sequence[str], passed: Sequence[str]) -> None:
+        self.name, self.outputs, self.passed = name, list(outputs), passed
         self.memory = pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0)
 
     def alone(self, tensors: Tensors) -> Tensors:
         """One request."""
-        inputs = [pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in tensors.items()]
+        given = {name: array for name, array in tensors.items() if name not in self.passed}
+        inputs = [pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in given.items()]
         request = pb_utils.InferenceRequest(
             model_name=self.name, requested_output_names=self.outputs, inputs=inputs, preferred_memory=self.memory
         )
@@ -132,7 +136,7 @@ class Network:
         if response.has_error():
             raise Failed(response.error().message(), pb_utils.TritonError.INTERNAL)
         made: Tensors = {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in self.outputs}
-        return made
+        return made | {name: tensors[name] for name in self.passed}
 
     def run(self, held: list[Tensors | Failed]) -> list[Tensors | Failed]:
         """All requests as one, which is no more than this model's own largest batch, and the network's is the same."""

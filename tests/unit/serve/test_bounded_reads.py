@@ -37,6 +37,7 @@ ALLOWED = {
     "rollout/store.py": FOLDER,
     "verify/arrays.py": FIXED,
     "triton/launch.py": OWN,
+    "up/claim.py": PROC,
     "triton/leftovers.py": PROC,
     "triton/private.py": PROC,
     "triton/processes.py": PROC,
