@@ -17,7 +17,7 @@ from serve.gateway.access.memory import Share
 from serve.gateway.access.slots import Turn
 from serve.gateway.edge.extensions import LEAVING
 from serve.gateway.errors import ClientGoneError, UpstreamDownError, UpstreamTimeoutError
-from serve.gateway.health.suspects import ABOARD, Flight
+from serve.gateway.health.flights import ABOARD, Flight
 from serve.gateway.observe.tracing import Trace
 from serve.gateway.release.beside import Beside
 from serve.gateway.upstream.deadline import EarlyTimeoutError
