@@ -28,7 +28,7 @@ class Chance(Protocol):
         """Why the metric means nothing, in a sentence, or None.
 
         Args:
-            low: lower end of the original's own interval, or None without one.
+            low: lower end of the original's own interval, or its figure itself where that has none.
             told: the metric's value and interval, in words.
         """
 
@@ -37,7 +37,7 @@ class OfSets:
     """Labels that are there or not, several to a sample: the best that is always the same.
 
     Args:
-        constant: the metric of the best such answer, of which labels [n, k] there are.
+        constant: the metric of the best such answer: of labels [n, k], 1 or 0 for each that is known.
     """
 
     def __init__(self, constant: Callable[[Array], float] = constant_f1) -> None:
@@ -47,7 +47,9 @@ class OfSets:
     def add(self, outputs: Arrays, labels: Array | None) -> None:  # noqa: ARG002
         """Take a batch."""
         if labels is not None:
-            self._there.append(np.asarray(labels).reshape(len(labels), -1) > 0)
+            values = np.asarray(labels).reshape(len(labels), -1)
+            known = (values == 0) | (values == 1)
+            self._there.append(np.where(known, values, -1).astype(np.int8))
 
     def doubt(self, low: float | None, told: str) -> str | None:
         """See `Chance`."""
@@ -77,10 +79,11 @@ class OfPlaces:
     Args:
         axis: of the classes, in the output.
         unsure: why the classes may be elsewhere, a sentence, or "".
+        of_classes: whether the metric is a mean over the classes that there are, of which one answer hits one.
     """
 
-    def __init__(self, axis: int, unsure: str = "") -> None:
-        self._axis, self._unsure = axis, unsure
+    def __init__(self, axis: int, unsure: str = "", *, of_classes: bool = False) -> None:
+        self._axis, self._unsure, self._of_classes = axis, unsure, of_classes
         self._counts: Counter[int] = Counter()
         self._classes = 0
 
@@ -96,7 +99,8 @@ class OfPlaces:
         inside = [count for label, count in self._counts.items() if 0 <= label < self._classes]
         if not inside:
             return f"No place's label is a class of the model: its classes go from 0 to {self._classes - 1}."
-        return self._unsure or _doubt(low, told, max(inside) / sum(inside))
+        rate = max(inside) / sum(inside)  # of the one class, right over right and wrong, too
+        return self._unsure or _doubt(low, told, rate / len(inside) if self._of_classes else rate)
 
 
 def _doubt(low: float | None, told: str, rate: float) -> str | None:

@@ -142,7 +142,7 @@ def compare(
         done += len(next(iter(inputs.values())))
         progress(done, len(data))
     found = {name: _comparison(tally, len(data)) for name, tally in tallies.items()}
-    doubts = answers.doubts(found[reference].scores, confidence)
+    doubts = answers.doubts(found[reference].scores, confidence, found[reference].value)
     return found | {reference: dataclasses.replace(found[reference], doubts=doubts)}
 
 

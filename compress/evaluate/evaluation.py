@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from compress.console.wording import Note, counted
-from compress.data.class_labels import with_class_ids
+from compress.data.class_labels import read_labels, with_class_ids
 from compress.data.dataset import Dataset
 from compress.data.overlap import DUPLICATES, Overlap, alike, copies, overlaps
+from compress.data.sources import Fetched
 from compress.errors import RecipeError
 from compress.evaluate.intervals import SUREST, least_samples, paired_interval, percent
 from compress.evaluate.judge import Budget, Judge
-from compress.evaluate.labels_told import labels_told, squeezed
-from compress.evaluate.metrics import METRICS, Metric, by_shape, find_metric
-from compress.evaluate.output_kind import endings_of
+from compress.evaluate.labels_told import known_alone, labels_told, squeezed
+from compress.evaluate.metrics import BY_LABELS, METRICS, Metric, by_shape, find_metric
+from compress.evaluate.output_kind import by_labels
+from compress.evaluate.probe import probe
 from compress.model import OnnxModel, TorchModel
 from compress.options import CompressOptions
 from compress.runtime.backends import open_model
@@ -28,7 +30,6 @@ from compress.runtime.measure import cores
 
 __all__ = ["Evaluation", "budget_of", "evaluation_of", "halves", "judged", "overlap_words"]
 
-PROBED = 8  # samples that tell what the outputs are
 # What is done with the data of an option: it should have no sample of those that judge.
 MADE_WITH = {
     "finetune": "trained on",
@@ -66,6 +67,7 @@ class Evaluation:
             "sha256": self.proof.sha256,
             "confidence": self.confidence,
             "output": self.metric.output,
+            "threshold": self.metric.threshold,
             "chosen_on": None if self.choice is None else {"samples": len(self.choice), "sha256": self.choice.sha256},
             "split": self.how,
             "made_with": {name: asdict(found) for name, found in self.made_with.items()},
@@ -249,15 +251,18 @@ def judged(
     Raises:
         RecipeError: labels or a metric that can't serve, or several outputs that can be meant.
     """
-    few, _ = data.take(slice(0, PROBED))
-    sample = open_model(model, threads=cores()).infer(few)
     notes: tuple[str, ...] = ()
     if name is None or name in METRICS:
+        if isinstance(data.labels, Fetched) and (name is None or METRICS[name].needs_labels):
+            data = replace(data, labels=read_labels(data))  # all are looked at, and made once
         data = squeezed(data, model.signature, output)
     if name in (None, "top1", "top5"):
         data, notes = with_class_ids(data)
-    endings = endings_of(model)
-    metric = find_metric(name, data, model.signature, output=output, sample=sample, endings=endings, ask=True)
+    found = probe(open_model(model, threads=cores()).infer, model, data)
+    sample, endings = found.outputs, found.endings
+    metric = find_metric(
+        name, data, model.signature, output=output, sample=sample, rows=found.rows, endings=endings, ask=True
+    )
     judged_one = next((spec for spec in model.signature.outputs if spec.name == metric.output), None)
     if name is None and metric.name == "agreement" and judged_one is not None and by_shape(judged_one, endings):
         shown = f"{judged_one.name!r}, {judged_one.dtype}[{', '.join(map(str, judged_one.shape))}],"
@@ -270,8 +275,15 @@ def judged(
     unlabelled = name is None and metric.name == "agreement" and data.labels is None
     if metric.needs_labels and not metric.classifies:
         notes = ()  # they are looked at as they are
-    told = labels_told(data, metric, model.signature, sample, named=name is not None)
-    notes = told if told and not metric.needs_labels else (*notes, *told)
+    data, unknown = known_alone(data, metric, model.signature)
+    notes += unknown
+    if metric.threshold is not None and metric.output is not None:
+        why = found.because.get(metric.output, "it gives more than 0 to 1")
+        scale = "probabilities" if metric.threshold else "logits"
+        told = f"A label counts as given above {metric.threshold:g}: {metric.output!r} gives {scale}, as {why}."
+        notes += (Note(told),)
+    others = labels_told(data, metric, model.signature, sample, named=name is not None)
+    notes = others if others and not metric.needs_labels else (*notes, *others)
     if (name is None or output is None) and len(model.signature.outputs) > 1:
         other = " (another: --judge)" if output is None and metric.output is not None else ""
         which = "all of them together" if metric.output is None else repr(metric.output)
@@ -289,15 +301,17 @@ def _labelled_alike(data: Dataset, metric: Metric, proof: Dataset, model: TorchM
         return data
     if metric.name in METRICS:
         data = squeezed(data, model.signature, metric.output)
+    if metric.name in BY_LABELS:
+        judged_one = [spec for spec in model.signature.outputs if spec.name == metric.output]
+        forms = [None if data.labels is None else by_labels(data.labels, spec, None) for spec in judged_one]
+        if None in forms:
+            raise _unlike(data, metric, proof)
+        data, _ = known_alone(data, metric, model.signature)
     if not metric.classifies and proof.labels is not None:
         alike = data.labels is not None and data.labels.ndim == proof.labels.ndim
         if alike and (data.labels.dtype.kind == "f") == (proof.labels.dtype.kind == "f"):  # type: ignore[union-attr]
             return data
-        raise RecipeError(
-            f"can't choose by {metric.name} on {data.source}",
-            why="its labels are not of the kind that those of --eval are",
-            mend=f"add an array `label` {['n', *proof.labels.shape[1:]]} to it".replace("'", ""),
-        )
+        raise _unlike(data, metric, proof)
     data, _ = with_class_ids(data)
     if not _has_ids(data):
         raise RecipeError(
@@ -306,6 +320,15 @@ def _labelled_alike(data: Dataset, metric: Metric, proof: Dataset, model: TorchM
             mend="add an array `label` [n] of integers to it",
         )
     return data
+
+
+def _unlike(data: Dataset, metric: Metric, proof: Dataset) -> RecipeError:
+    shape = () if proof.labels is None else proof.labels.shape[1:]
+    return RecipeError(
+        f"can't choose by {metric.name} on {data.source}",
+        why="its labels are not of the kind that those of --eval are",
+        mend=f"add an array `label` {['n', *shape]} to it".replace("'", ""),
+    )
 
 
 def _made_with(

@@ -103,7 +103,7 @@ class Judge:
             scores.add(outputs, outputs, labels)
         self._original = scores.result()
         single = self._original if self._original.shape == (len(data),) else None
-        self.doubts = answers.doubts(single, confidence or CONFIDENCE)
+        self.doubts = answers.doubts(single, confidence or CONFIDENCE, self.original)
 
     @classmethod
     def of_part(

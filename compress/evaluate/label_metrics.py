@@ -19,11 +19,14 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
+COUNTS = 256  # of most frequent labels that are tried, where there are more
 Scorer = Callable[[dict[str, Array], dict[str, Array], Array | None], Array]
 
 
 def f1_of(threshold: float) -> Scorer:
     """The F1 score of each sample's set of labels, [n]; 1 where there are none and none are given.
+
+    A label that is neither 0 nor 1 is not known, and counts for nothing.
 
     Their mean is scikit-learn's average="samples" (with zero_division=1), of which an interval can be told; not the
     mean over labels (macro), nor the F1 of all answers together (micro).
@@ -34,10 +37,16 @@ def f1_of(threshold: float) -> Scorer:
 
     def per_sample(outputs: dict[str, Array], _expected: dict[str, Array], labels: Array | None) -> Array:
         values = next(iter(outputs.values()))
-        scores = _f1((values > threshold).reshape(len(values), -1), np.asarray(labels).reshape(len(values), -1) > 0)
+        wanted = np.asarray(labels).reshape(len(values), -1)
+        scores = _f1((values > threshold).reshape(len(values), -1) & _known(wanted), wanted == 1)
         return np.where(np.isnan(values.reshape(len(values), -1)).any(axis=1), 0.0, scores)
 
     return per_sample
+
+
+def _known(labels: Array) -> Array:
+    """Which labels are 0 or 1."""
+    return np.asarray((labels == 0) | (labels == 1))
 
 
 def _f1(given: Array, there: Array) -> Array:
@@ -49,20 +58,22 @@ def constant_f1(there: Array) -> float:
     """What the best of the most frequent labels, 0, 1 or more of them, get when they are given for every sample.
 
     Args:
-        there: which labels [n, k] each sample has.
+        there: 1 for each label [n, k] that a sample has, 0 for each that it has not; others are not known.
     """
-    there = there > 0
+    known, there = _known(there), there == 1
     order = np.argsort(-there.sum(0), kind="stable")
     best = 0.0
-    for count in range(there.shape[1] + 1):
+    for count in np.unique(np.linspace(0, there.shape[1], min(there.shape[1], COUNTS) + 1).astype(np.int64)):
         given = np.zeros(there.shape[1], bool)
         given[order[:count]] = True
-        best = max(best, float(_f1(np.broadcast_to(given, there.shape), there).mean()))
+        best = max(best, float(_f1(given & known, there).mean()))
     return best
 
 
 def binary_accuracy_of(threshold: float) -> Scorer:
-    """The share of each sample's labels [n] that are right, given or not; 0 where an output is no number.
+    """The share of each sample's known labels [n] that are right, given or not; 0 where an output is no number.
+
+    A label that is neither 0 nor 1 is not known, and counts for nothing; of a sample without one that is: 1.
 
     Args:
         threshold: of an output, above which a label is given: 0 for logits, 0.5 for probabilities.
@@ -71,20 +82,28 @@ def binary_accuracy_of(threshold: float) -> Scorer:
     def per_sample(outputs: dict[str, Array], _expected: dict[str, Array], labels: Array | None) -> Array:
         values = next(iter(outputs.values()))
         values = values.reshape(len(values), -1)
-        right = (values > threshold) == (np.asarray(labels).reshape(len(values), -1) > 0)
-        return np.where(np.isnan(values).any(axis=1), 0.0, right.mean(axis=1))
+        wanted = np.asarray(labels).reshape(len(values), -1)
+        right = _right((values > threshold) == (wanted == 1), _known(wanted))
+        return np.where(np.isnan(values).any(axis=1), 0.0, right)
 
     return per_sample
+
+
+def _right(right: Array, known: Array) -> Array:
+    """The share [n] of the labels [n, k] that are known which are right; 1 where none is."""
+    counts = known.sum(axis=1)
+    return np.asarray(np.where(counts == 0, 1.0, (right & known).sum(axis=1) / np.maximum(counts, 1)))
 
 
 def constant_accuracy(there: Array) -> float:
     """The share of labels that is right where each is always given that most samples have, and else never.
 
     Args:
-        there: which labels [n, k] each sample has.
+        there: see `constant_f1`.
     """
-    rates = (there > 0).mean(0)
-    return float(np.maximum(rates, 1 - rates).mean())
+    known, there = _known(there), there == 1
+    given = 2 * there.sum(axis=0) > known.sum(axis=0)
+    return float(_right(given == there, known).mean())
 
 
 def pixel_accuracy_of(axis: int) -> Scorer:

@@ -12,13 +12,14 @@ from compress.console.wording import Note, counted
 from compress.data.class_labels import read_labels
 from compress.data.dataset import Dataset
 from compress.data.sources import Fetched
-from compress.evaluate.metrics import PLACES, Metric
+from compress.evaluate.label_values import IGNORED
+from compress.evaluate.metrics import PLACES, SETS, Metric
 from compress.evaluate.output_kind import OutputKind, by_labels
 from compress.model import Arrays
 
-__all__ = ["labels_told", "squeezed"]
+__all__ = ["known_alone", "labels_told", "squeezed"]
 
-IGNORED = {255, -1, -100}  # what a place without a class is labelled with by usage
+ROWS = 64  # samples in memory at a time
 MANY = 0.5  # of all places: so few are left that a reader should know
 
 
@@ -43,6 +44,42 @@ def squeezed(data: Dataset, signature: Signature, output: str | None = None) -> 
         if any(form is not None and form.kind in (OutputKind.DENSE, OutputKind.SOFTMAX) for form in found):
             return dataclasses.replace(data, labels=tried)
     return data
+
+
+def known_alone(data: Dataset, metric: Metric, signature: Signature) -> tuple[Dataset, tuple[str, ...]]:
+    """The samples with a label that is known, and words on the labels that are not: they are neither right nor wrong.
+
+    Args:
+        data: that is judged on.
+        metric: that judges it.
+        signature: of the model.
+    """
+    if data.labels is None or metric.name not in (*SETS, *PLACES) or metric.output is None:
+        return data, ()
+    spec = next(spec for spec in signature.outputs if spec.name == metric.output)
+    form = by_labels(data.labels, spec, "sigmoid" if metric.threshold else None)
+    if form is None or form.kind not in (OutputKind.SIGMOID, OutputKind.DENSE):
+        return data, ()
+    classes = spec.shape[form.axis] if form.kind is OutputKind.DENSE else 2
+    most = classes if isinstance(classes, int) else np.inf
+    counts, unknown, values = [], 0, 0
+    for _, labels in data.batches(ROWS):
+        flat = np.asarray(labels).reshape(len(labels), -1)  # type: ignore[arg-type]
+        known = (flat >= 0) & (flat < most)
+        counts.append(known.sum(axis=1))
+        unknown, values = unknown + int(flat.size - known.sum()), values + flat.size
+    there = np.concatenate(counts) > 0
+    words: tuple[str, ...] = ()
+    if unknown and form.kind is OutputKind.SIGMOID:
+        shown = ", ".join(f"{value:g}" for value in form.ignored)
+        share = unknown / values
+        told = f'{share:.2%} of the labels of the evaluation data ({shown}) mean "not known": they do not count.'
+        words = (Note(told) if share < MANY else told,)
+    if there.all() or not there.any():
+        return data, words
+    share = float((~there).mean())
+    told = f"{share:.2%} of {counted(len(there), 'samples')} have no label that is known: they are left out."
+    return data.part(np.flatnonzero(there)), (*words, Note(told) if share < MANY else told)
 
 
 def labels_told(data: Dataset, metric: Metric, signature: Signature, sample: Arrays, *, named: bool) -> tuple[str, ...]:

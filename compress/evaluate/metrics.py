@@ -16,6 +16,7 @@ from compress.data.class_labels import read_labels
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError
 from compress.evaluate.chance import Chance, OfNumbers, OfPlaces, OfSets, OfShuffled
+from compress.evaluate.endings import Ending
 from compress.evaluate.intervals import Bounds
 from compress.evaluate.label_metrics import (
     IntersectionOverUnion,
@@ -26,8 +27,9 @@ from compress.evaluate.label_metrics import (
     r2_of,
     spread_of,
 )
+from compress.evaluate.layout import lies_otherwise
 from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds, the_output
-from compress.evaluate.output_kind import SHARES, Ending, OutputForm, OutputKind, by_labels, no_classes
+from compress.evaluate.output_kind import SHARES, OutputForm, OutputKind, by_labels, no_classes
 from compress.evaluate.shares import as_values, hits
 from compress.evaluate.users_metric import Accumulator, users_metric
 from compress.model import Arrays
@@ -66,6 +68,7 @@ class Metric:
         code: hash of the user's, if it is one of theirs.
         chance: makes what tells an original from one that knows nothing, beside classes, where that is known otherwise.
         labels: of a sample, for those that are each there or not.
+        threshold: of an output, above which such a label is given.
     """
 
     name: str
@@ -81,11 +84,13 @@ class Metric:
     code: str = ""
     chance: Callable[[], Chance] | None = None
     labels: int = 1
+    threshold: float | None = None
 
     @property
     def identity(self) -> Mapping[str, str | None]:
         """What decides its figures: results are kept under this."""
-        return {"metric": self.name, "output": self.output, "code": self.code}
+        above = {} if self.threshold is None else {"threshold": f"{self.threshold:g}"}
+        return {"metric": self.name, "output": self.output, "code": self.code, **above}
 
     @property
     def points(self) -> float:
@@ -210,7 +215,12 @@ METRICS = {
         Metric(
             "pixel_accuracy", pixel_accuracy_of(1), needs_labels=True, bounds=(0.0, 1.0), chance=lambda: OfPlaces(1)
         ),
-        Metric("miou", accumulated=lambda: IntersectionOverUnion(1), needs_labels=True, chance=lambda: OfPlaces(1)),
+        Metric(
+            "miou",
+            accumulated=lambda: IntersectionOverUnion(1),
+            needs_labels=True,
+            chance=lambda: OfPlaces(1, of_classes=True),
+        ),
         Metric("r2", r2_of(np.ones(1)), needs_labels=True, chance=OfNumbers),
         Metric("agreement", _agreement, compares=True, bounds=(0.0, 1.0)),
         Metric("cosine", _cosine, compares=True, bounds=(-1.0, 1.0)),
@@ -226,6 +236,7 @@ def find_metric(
     *,
     output: str | None = None,
     sample: Arrays | None = None,
+    rows: Array | None = None,
     endings: Mapping[str, Ending | None] | None = None,
     ask: bool = False,
 ) -> Metric:
@@ -243,9 +254,9 @@ def find_metric(
         data: what is judged on.
         signature: of the model.
         output: the one to judge, of several.
-        sample: outputs of some samples, by which vectors of length 1 are told from class scores, and probabilities
-            from logits.
-        endings: of the outputs by name, where they are known: see `compress.evaluate.output_kind.ending_of`.
+        sample: outputs of some samples, by which vectors of length 1 are told from class scores.
+        rows: where these samples are in the data; by default they are its first.
+        endings: of the outputs by name, where they are known: see `compress.evaluate.endings.ending_of`.
         ask: whether several outputs that could be meant are an error; otherwise the first of them is taken.
 
     Raises:
@@ -258,7 +269,7 @@ def find_metric(
     if name is not None and name not in METRICS:
         return _users(name, signature, output, sample, ask=ask)
     if name is None or name in BY_LABELS:
-        fitting = _of_labels(name, data, signature, output, sample, endings or {})
+        fitting = _of_labels(name, data, signature, output, (sample, rows), endings or {})
         if fitting is not None:
             return fitting
     ids = data.labels is not None and data.labels.ndim == 1 and data.labels.dtype.kind in "iu"
@@ -319,7 +330,7 @@ def _of_labels(
     data: Dataset,
     signature: Signature,
     output: str | None,
-    sample: Arrays | None,
+    sample: tuple[Arrays | None, Array | None],
     endings: Mapping[str, Ending | None],
 ) -> Metric | None:
     """The metric by labels that are sets, numbers, or class ids for each place; None where not one output fits."""
@@ -332,8 +343,12 @@ def _of_labels(
     found = [(spec, form) for spec, form in forms if form.kind in (_KIND_OF.values() if wanted is None else [wanted])]
     if name is None and any(form.kind is OutputKind.SOFTMAX for _, form in forms):
         return None  # class ids of one output, which would be numbers of another
+    if name is None and not forms and data.labels is not None:
+        _refuse_layout(data, signature, output)
     if len(found) == 1:
         spec, form = found[0]
+        if form.wrong and name != "r2":
+            raise _misvalued(data, form)
         if form.kind is OutputKind.DENSE:
             return _of_places(name or "pixel_accuracy", form, spec.name)
         if form.kind is OutputKind.REGRESSION:
@@ -341,9 +356,13 @@ def _of_labels(
             if numbers is not None or name is None:
                 return numbers
         else:
-            return _of_sets(name, data, spec, form, sample)
+            return _of_sets(name, data, spec, form)
     if name is None:
         return None
+    if not forms and data.labels is not None:
+        _refuse_layout(data, signature, output)
+    if (wrong := [form for _, form in forms if form.wrong]) and name != "r2":
+        raise _misvalued(data, wrong[0])
     needed = {
         OutputKind.DENSE: "class ids for each place of an output",
         OutputKind.REGRESSION: "numbers in an output's shape that are not all the same",
@@ -355,24 +374,52 @@ def _of_labels(
     )
 
 
+def _refuse_layout(data: Dataset, signature: Signature, output: str | None) -> None:
+    """Labels that are as many as an output's values, and lie in another order, are judged by no metric.
+
+    Raises:
+        RecipeError: with both shapes.
+    """
+    of = tuple(data.labels.shape[1:])  # type: ignore[union-attr]
+    for spec in signature.outputs:
+        if output in (None, spec.name) and spec.dtype.startswith("float") and lies_otherwise(spec.shape[1:], of):
+            raise RecipeError(
+                f"can't judge by the labels in {data.source}",
+                why=f"they are {_shown(of)}, and the output is {spec}: their axes are in another order",
+                mend="transpose the labels to the output's order, or judge by --metric cosine, which leaves them aside",
+            )
+
+
+def _shown(of: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, ('n', *of)))}]"
+
+
+def _misvalued(data: Dataset, form: OutputForm) -> RecipeError:
+    return RecipeError(
+        f"can't judge by the labels in {data.source}",
+        why=form.wrong,
+        mend="write them as 0 and 1 (255 or -1 where it is not known); numbers to hit as floats, or say --metric r2",
+    )
+
+
 def _of_shares(
-    form: OutputForm, spec: TensorSpec, data: Dataset, name: str | None, sample: Arrays | None
+    form: OutputForm, spec: TensorSpec, data: Dataset, name: str | None, sample: tuple[Arrays | None, Array | None]
 ) -> OutputForm:
     """The form of an output, as numbers to hit where it hits them, or where these are asked for."""
     if form.because != SHARES:
         return form
-    values = None if sample is None else sample.get(spec.name)
-    hit = values is not None and hits(form, values, data.take(slice(0, len(values)))[1])
+    outputs, rows = sample
+    values = None if outputs is None else outputs.get(spec.name)
+    hit = values is not None and hits(form, values, data.take(slice(0, len(values)) if rows is None else rows)[1])
     return as_values(form) if hit or name == "r2" else form
 
 
-def _of_sets(name: str | None, data: Dataset, spec: TensorSpec, form: OutputForm, sample: Arrays | None) -> Metric:
+def _of_sets(name: str | None, data: Dataset, spec: TensorSpec, form: OutputForm) -> Metric:
     labels = math.prod(data.labels.shape[1:])  # type: ignore[union-attr]
     name = name or ("binary_accuracy" if labels == 1 else "f1_samples")
-    values = None if sample is None else sample.get(spec.name)
-    shares = form.ending == "sigmoid" or (values is not None and bool(((values >= 0) & (values <= 1)).all()))
-    scorer = (binary_accuracy_of if name == "binary_accuracy" else f1_of)(0.5 if shares else 0.0)
-    return dataclasses.replace(METRICS[name], per_sample=scorer, output=spec.name, labels=labels)
+    threshold = 0.5 if form.ending == "sigmoid" else 0.0
+    scorer = (binary_accuracy_of if name == "binary_accuracy" else f1_of)(threshold)
+    return dataclasses.replace(METRICS[name], per_sample=scorer, output=spec.name, labels=labels, threshold=threshold)
 
 
 def _of_numbers(data: Dataset, output: str) -> Metric | None:
@@ -386,7 +433,10 @@ def _of_numbers(data: Dataset, output: str) -> Metric | None:
 
 def _of_places(name: str, form: OutputForm, output: str) -> Metric:
     axis = form.axis
-    metric = dataclasses.replace(METRICS[name], output=output, chance=lambda: OfPlaces(axis, form.doubt))
+    of_classes = name == "miou"
+    metric = dataclasses.replace(
+        METRICS[name], output=output, chance=lambda: OfPlaces(axis, form.doubt, of_classes=of_classes)
+    )
     if name == "miou":
         return dataclasses.replace(metric, accumulated=lambda: IntersectionOverUnion(axis, output))
     return dataclasses.replace(metric, per_sample=pixel_accuracy_of(axis))

@@ -9,13 +9,16 @@ import numpy as np
 import torch
 
 from compress.artifact import Signature
+from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.data.sources import Fetched
 from compress.errors import RecipeError
+from compress.evaluate.endings import endings_of, unbounded_of
 from compress.evaluate.output_choice import OutputContent, class_outputs, content_of, named_so
-from compress.evaluate.output_kind import BY_SHAPE, SHARES, OutputForm, OutputKind, by_labels, form_of, no_classes
+from compress.evaluate.output_kind import BY_SHAPE, OutputForm, OutputKind, by_labels, form_of, no_classes
+from compress.evaluate.probe import hangs, probed, shares_among
 from compress.evaluate.shares import as_values, hits
-from compress.model import TorchModel, call
+from compress.model import Arrays, TorchModel, call
 from compress.model.inputs import run_on
 
 __all__ = ["forms_by", "forms_of", "labelled_output"]
@@ -102,17 +105,35 @@ def forms_by(model: TorchModel, data: Dataset, named: str | None = None) -> tupl
         named: see `labelled_output`.
     """
     forms, at = forms_of(model, data.labels, named)
-    if forms[at].because != SHARES or forms[at].ending is not None:
+    endings, unbounded = endings_of(model), unbounded_of(model)
+    if not hangs(model.signature, data.labels, endings, unbounded):
         return forms, at
-    inputs, labels = data.take(np.unique(np.linspace(0, len(data) - 1, min(len(data), LOOKED_AT)).astype(np.int64)))
+    values, rows = probed(lambda inputs: _answers(model, inputs), data, many=True)
+    shares = shares_among(model.signature, data.labels, endings, unbounded, values)
+    for place, spec in enumerate(model.signature.outputs):
+        form = forms[place]
+        if spec.name not in values:
+            continue
+        if place == at and form.kind is OutputKind.SIGMOID and spec.name in shares:
+            because = f"{form.because}, and it gives 0 to 1 for {counted(len(rows), 'samples')}"
+            form = dataclasses.replace(form, ending="sigmoid", because=because)
+        elif place == at and hits(form, values[spec.name], data.take(rows)[1]):
+            form = as_values(form)
+        elif form.because == BY_SHAPE and content_of(spec, values[spec.name]) is OutputContent.EMBEDDING:
+            form = OutputForm(OutputKind.EMBEDDING, because="its vectors have length 1")
+        forms = (*forms[:place], form, *forms[place + 1 :])
+    return forms, at
+
+
+def _answers(model: TorchModel, inputs: Arrays) -> Arrays:
+    """What a model in training, or not, gives in evaluation; float outputs, by the signature's names."""
     mode, device = model.module.training, next((each.device for each in model.module.parameters()), None)
     given = {name: torch.as_tensor(values, device=device) for name, values in inputs.items()}
     model.module.eval()
     try:
         with torch.no_grad():
-            answers = list(run_on(inputs, lambda: call(model.module, model.signature.inputs, given)).values())
+            found = run_on(inputs, lambda: call(model.module, model.signature.inputs, given)).values()
     finally:
         model.module.train(mode)
-    if not hits(forms[at], answers[at].float().cpu().numpy(), labels):
-        return forms, at
-    return (*forms[:at], as_values(forms[at]), *forms[at + 1 :]), at
+    named = zip(model.signature.outputs, found, strict=True)
+    return {spec.name: value.float().cpu().numpy() for spec, value in named if value.is_floating_point()}

@@ -179,7 +179,7 @@ class Answers:
             self._labels.update(labels.tolist())
             self._outside += int(((labels < 0) | (labels >= self._classes)).sum())
 
-    def doubts(self, scores: Array | None, confidence: float) -> tuple[str, ...]:
+    def doubts(self, scores: Array | None, confidence: float, figure: float | None = None) -> tuple[str, ...]:
         """Why a drop on these samples would mean nothing, in a sentence each; none is as it should be.
 
         An original has to be better than whoever always gives the most frequent answers (the no-information rate:
@@ -188,6 +188,7 @@ class Answers:
         Args:
             scores: of the original [n], or None where the metric is no mean of these.
             confidence: of the interval whose lower end has to be above that rate.
+            figure: the metric itself, held against the rate where there are no scores.
         """
         if self._samples < 2:
             return ("One evaluation sample says nothing of a model: give a hundred or more.",)
@@ -195,7 +196,10 @@ class Answers:
             return (f"The original gives the same answer for all {counted(self._samples, 'evaluation samples')}.",)
         if self._chance is not None:
             held = None if scores is None else mean_interval(scores, confidence=confidence, bounds=self._metric.bounds)
-            found = self._chance.doubt(None if held is None else held.low, self._told(held, confidence))
+            told = self._told(held, confidence)
+            if held is None and figure is not None:
+                told = f"its {self._metric.name} is {figure:.1%}"
+            found = self._chance.doubt(figure if held is None else held.low, told)
             return () if found is None else (found,)
         known = self._labels if self._metric.needs_labels else self._answers
         if self._outside:

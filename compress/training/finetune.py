@@ -139,7 +139,8 @@ class Finetune:
             output = model.signature.outputs[at]
             for data in (training, validation):
                 if data is not None and data.labels is not None:
-                    refuse_labels(data.labels, output, data.source, taught=self.teacher is not None)
+                    taught, loss = self.teacher is not None, self.training.loss
+                    refuse_labels(data.labels, output, data.source, taught=taught, loss=loss)
             frozen_for(model.module, self.training.freeze)
             precision_for(self.training.train_precision, model.module, device_kind(self.training.accelerator))
         augmentation(self.training.augment)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,9 @@ import numpy as np
 from compress.artifact import TensorSpec
 from compress.data.sources import Fetched
 from compress.errors import DatasetError
-from compress.evaluate.output_kind import OutputForm, OutputKind, class_axes
+from compress.evaluate.label_values import IGNORED, values_of
+from compress.evaluate.layout import lies_alike, lies_otherwise
+from compress.evaluate.output_kind import OutputForm, OutputKind, by_labels, class_axes
 
 __all__ = ["are_classes", "counts", "refuse_labels"]
 
@@ -35,8 +36,9 @@ def counts(form: OutputForm, output: TensorSpec, labels: Any) -> bool:
             return True
     if form.kind is OutputKind.DENSE:
         return False
-    flat = -1 not in sizes[1:] and math.prod(sizes[1:]) == math.prod(labels.shape[1:])
-    return labels.dtype.kind in "biuf" and (same(sizes) or (flat and form.kind is not OutputKind.SOFTMAX))
+    if form.kind is OutputKind.SOFTMAX:
+        return labels.dtype.kind in "biuf" and same(sizes)
+    return labels.dtype.kind in "biuf" and lies_alike(output.shape[1:], tuple(labels.shape[1:]))
 
 
 def _classes(output: TensorSpec) -> int:
@@ -48,14 +50,15 @@ def _dense(labels: Any, output: TensorSpec) -> bool:
     return labels.dtype.kind in "iu" and bool(class_axes(output.shape, tuple(labels.shape[1:])))
 
 
-def refuse_labels(labels: Any, output: TensorSpec, source: str, *, taught: bool) -> None:
+def refuse_labels(labels: Any, output: TensorSpec, source: str, *, taught: bool, loss: str = "auto") -> None:
     """Look at labels before they are trained on.
 
     Args:
         labels: [n, …]; those that are made when asked for are looked at by shape and dtype alone.
         output: the model's first.
         source: of the data.
-        taught: by an original, beside which labels that don't fit don't count.
+        taught: by an original, beside which labels that don't fit don't count; that lie otherwise is an error.
+        loss: what the output is said to be, or "auto".
 
     Raises:
         DatasetError: labels that can't be trained on.
@@ -72,10 +75,29 @@ def refuse_labels(labels: Any, output: TensorSpec, source: str, *, taught: bool)
         if low < 0 or high > most:
             why = f"they go from {low} to {high}, the classes of {output.name!r} from 0 to {most}"
             raise DatasetError(what, why=why, mend=mend)
-    elif _dense(labels, output):
         return
-    elif not taught and all(isinstance(size, int) for size in output.shape[1:]):
-        wanted, found = (math.prod(int(size) for size in shape[1:]) for shape in (output.shape, labels.shape))
-        if wanted != found:
-            why = f"they are {labels.dtype} {list(labels.shape[1:])} for each sample, the output {output.name!r} is "
-            raise DatasetError(what, why=f"{why}{output.dtype} {list(output.shape[1:])}", mend=mend)
+    if _dense(labels, output):
+        return
+    of = tuple(labels.shape[1:])
+    found = f"they are {labels.dtype} {list(of)} for each sample, the output {output.name!r} is "
+    found += f"{output.dtype} {list(output.shape[1:])}"
+    if lies_otherwise(output.shape[1:], of):
+        raise DatasetError(what, why=f"{found}: their axes are in another order", mend="transpose them to the output's")
+    if not lies_alike(output.shape[1:], of):
+        if not taught and all(isinstance(size, int) for size in output.shape[1:]):
+            raise DatasetError(what, why=found, mend=mend)
+        return
+    if loss in ("auto", "sigmoid"):
+        _refuse_values(labels, output, what, loss)
+
+
+def _refuse_values(labels: Any, output: TensorSpec, what: str, loss: str) -> None:
+    form = by_labels(labels, output, None)
+    if form is not None and form.wrong:
+        mend = "write them as 0 and 1 (255 or -1 where it is not known); numbers to hit as floats, or --loss regression"
+        raise DatasetError(what, why=form.wrong, mend=mend)
+    if loss == "sigmoid" and form is not None and form.kind is OutputKind.REGRESSION:
+        others = [value for value in values_of(labels).others if not 0 <= value <= 1 and value not in IGNORED]
+        if others:
+            why = f"some are {', '.join(f'{value:g}' for value in others[:5])}, and --loss sigmoid takes 0 to 1"
+            raise DatasetError(what, why=why, mend="write them so, or give --loss regression")

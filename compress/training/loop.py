@@ -103,6 +103,9 @@ class _Training:
             self.warnings.append(f"the labels don't count: {why}")
         if self.labels_teach and form.because == SHARES and form.ending is None:
             self.warnings.append(UNSURE)
+        if self.labels_teach and form.ignored:
+            shown = ", ".join(f"{value:g}" for value in form.ignored)
+            self.warnings.append(f'labels of {shown} mean "not known": they teach nothing')
         if self.labels_teach and form.doubt:
             self.warnings.append(form.doubt)
         self.fabric = fabric_for(kind, self.precision, task.module)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+from compress.evaluate.layout import lies_alike
 from compress.evaluate.output_kind import OutputForm, OutputKind
 
 __all__ = ["distance", "fits", "labelled", "logits_of"]
@@ -63,11 +64,17 @@ def distance(
     return squares
 
 
-def _bernoulli(form: OutputForm, got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def _bernoulli(
+    form: OutputForm, got: torch.Tensor, wanted: torch.Tensor, known: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The mean over what is known, float 1 or 0; by default all of it."""
+    how = {} if known is None else {"weight": known, "reduction": "sum"}
     if form.ending == "sigmoid":  # its logits are rounded away near 0 and 1
         with torch.autocast(got.device.type, enabled=False):
-            return F.binary_cross_entropy(got.float().clamp(0, 1), wanted)
-    return F.binary_cross_entropy_with_logits(got.float(), wanted)
+            loss = F.binary_cross_entropy(got.float().clamp(0, 1), wanted, **how)  # type: ignore[arg-type]
+    else:
+        loss = F.binary_cross_entropy_with_logits(got.float(), wanted, **how)  # type: ignore[arg-type]
+    return loss if known is None else loss / known.sum().clamp(min=1)
 
 
 def fits(form: OutputForm, output: torch.Tensor, labels: torch.Tensor) -> bool:
@@ -79,13 +86,16 @@ def fits(form: OutputForm, output: torch.Tensor, labels: torch.Tensor) -> bool:
             del places[form.axis]
             return list(labels.shape) == places
         return form.kind is OutputKind.SOFTMAX and labels.shape == output.shape
-    return labels.numel() == output.numel()
+    return len(labels) == len(output) and lies_alike(tuple(output.shape[1:]), tuple(labels.shape[1:]))
 
 
 def labelled(
     form: OutputForm, got: torch.Tensor, labels: torch.Tensor, smoothing: float, variance: torch.Tensor | float = 1.0
 ) -> torch.Tensor:
-    """[], the mean loss against labels that fit; places whose label is no class are left out."""
+    """[], the mean loss against labels that fit.
+
+    Places whose label is no class are left out, and so are labels that are there or not and are not from 0 to 1.
+    """
     if form.kind in CLASSES:
         logits = logits_of(form, got).movedim(form.axis, 1)
         if labels.shape == got.shape:
@@ -100,5 +110,7 @@ def labelled(
         return total / there.sum().clamp(min=1)
     wanted = labels.float().reshape(got.shape)
     if form.kind is OutputKind.SIGMOID:
-        return _bernoulli(form, got, wanted * (1 - smoothing) + smoothing / 2)
+        known = (wanted >= 0) & (wanted <= 1)
+        wanted = wanted.where(known, 0.0)  # NaN times 0 is NaN
+        return _bernoulli(form, got, wanted * (1 - smoothing) + smoothing / 2, known.float())
     return F.mse_loss(got.float(), wanted) / variance

@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from compress.artifact import Signature, TensorSpec
-from compress.evaluate.output_kind import OutputForm, OutputKind, by_labels, class_axis, ending_of, form_of, kind_of
+from compress.evaluate.endings import ending_of
+from compress.evaluate.output_kind import OutputForm, OutputKind, by_labels, class_axis, form_of, kind_of
 from compress.model import TorchModel
 from compress.training.labels import counts, refuse_labels
 

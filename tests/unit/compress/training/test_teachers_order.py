@@ -13,7 +13,7 @@ from torch import nn
 
 import compress
 from compress.cli import main
-from compress.evaluate.output_kind import endings_of
+from compress.evaluate.endings import endings_of
 from compress.formats.checkpoint import load
 from compress.model import TorchModel, call
 from compress.model.in_order import InOrder, in_order_of
