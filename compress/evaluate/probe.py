@@ -21,7 +21,8 @@ __all__ = ["Probe", "hangs", "probe", "probed", "shares_among"]
 Array = np.ndarray[Any, Any]
 Infer = Callable[[Arrays], Arrays]
 FEW, PROBED = 8, 256  # samples that tell shapes, and those that tell what the values are
-KEPT_BYTES = 64 << 20  # of inputs and outputs
+KEPT_BYTES, BATCH_BYTES = 64 << 20, 32 << 20  # of inputs and outputs
+MOST_TOGETHER = 64
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ def probe(infer: Infer, model: TorchModel | OnnxModel, data: Dataset) -> Probe:
     signature, endings, unbounded = model.signature, endings_of(model), unbounded_of(model)
     outputs, rows = probed(infer, data, many=hangs(signature, data.labels, endings, unbounded))
     names = shares_among(signature, data.labels, endings, unbounded, outputs)
-    for start in range(0, len(data) if names else 0, FEW):
-        found = infer(data.take(slice(start, start + FEW))[0])
+    size = _together(data, outputs, len(rows))
+    for start in range(0, len(data) if names else 0, size):
+        found = infer(data.take(slice(start, start + size))[0])
         names = [name for name in names if _are_shares(found[name])]
         if not names:
             break
@@ -98,16 +100,25 @@ def probed(infer: Infer, data: Dataset, *, many: bool) -> tuple[Arrays, Array]:
         many: as many as there is room for; otherwise a few, which tell shapes.
     """
     rows = _spread(len(data), FEW)
-    inputs, _ = data.take(rows)
-    outputs = infer(inputs)
-    one = sum(values.nbytes for arrays in (inputs, outputs) for values in arrays.values()) // len(rows)
-    most = int(np.clip(KEPT_BYTES // max(one, 1), FEW, PROBED))
+    outputs = infer(data.take(rows)[0])
+    most = int(np.clip(KEPT_BYTES // _bytes(data, outputs, len(rows)), FEW, PROBED))
     if not many or min(most, len(data)) <= len(rows):
         return outputs, rows
-    rows = _spread(len(data), most)
-    parts = [infer(data.take(rows[start : start + FEW])[0]) for start in range(0, len(rows), FEW)]
+    size, rows = _together(data, outputs, len(rows)), _spread(len(data), most)
+    parts = [infer(data.take(rows[start : start + size])[0]) for start in range(0, len(rows), size)]
     found = {name: np.concatenate([part[name] for part in parts]) for name in _by_sample(parts, len(rows))}
     return outputs | found, rows
+
+
+def _bytes(data: Dataset, outputs: Arrays, samples: int) -> int:
+    """Of a sample's inputs and outputs."""
+    given = sum(values.nbytes for values in data.take(slice(0, 1))[0].values())
+    return max(1, given + sum(values.nbytes for values in outputs.values()) // samples)
+
+
+def _together(data: Dataset, outputs: Arrays, samples: int) -> int:
+    """How many samples are run at a time."""
+    return int(np.clip(BATCH_BYTES // _bytes(data, outputs, samples), 1, MOST_TOGETHER))
 
 
 def _spread(samples: int, count: int) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ from compress.evaluate.label_values import IGNORED, values_of
 from compress.evaluate.layout import lies_alike, lies_otherwise
 from compress.evaluate.output_kind import OutputForm, OutputKind, by_labels, class_axes
 
-__all__ = ["are_classes", "counts", "refuse_labels"]
+__all__ = ["are_classes", "counts", "left_out", "refuse_labels"]
+
+BLOCK = 1 << 22  # values in memory at a time
 
 
 def are_classes(labels: Any, output: TensorSpec) -> bool:
@@ -39,6 +43,37 @@ def counts(form: OutputForm, output: TensorSpec, labels: Any) -> bool:
     if form.kind is OutputKind.SOFTMAX:
         return labels.dtype.kind in "biuf" and same(sizes)
     return labels.dtype.kind in "biuf" and lies_alike(output.shape[1:], tuple(labels.shape[1:]))
+
+
+def left_out(form: OutputForm, output: TensorSpec, labels: Any) -> str | None:
+    """What of labels that fit teaches nothing, in words: what means "not known", and places without a class.
+
+    Args:
+        form: of the output.
+        output: that they teach.
+        labels: [n, …]; places of those that are made when asked for are not looked at.
+    """
+    if form.ignored:
+        return f'labels of {_listed(form.ignored)} mean "not known": they teach nothing'
+    classes = output.shape[form.axis] if form.kind is OutputKind.DENSE else None
+    if not isinstance(classes, int) or isinstance(labels, Fetched) or labels.dtype.kind not in "iu":
+        return None
+    each = max(1, math.prod(labels.shape[1:]))
+    step, count = max(1, BLOCK // each), 0
+    found: set[float] = set()
+    for start in range(0, len(labels), step):
+        ids = np.asarray(labels[start : start + step])
+        outside = ids[(ids < 0) | (ids >= classes)]
+        count += outside.size
+        found |= set(np.unique(outside).tolist())
+    if not count:
+        return None
+    share = count / (len(labels) * each)
+    return f"{share:.2%} of the places have labels ({_listed(sorted(found))}) that are no class: they teach nothing"
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values[:5]) + (", …" if len(values) > 5 else "")
 
 
 def _classes(output: TensorSpec) -> int:

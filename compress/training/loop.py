@@ -25,7 +25,7 @@ from compress.training.batches.sampler import Sampler
 from compress.training.frozen import frozen_for, note_of
 from compress.training.journal import Journal
 from compress.training.judging import Judge
-from compress.training.labels import counts
+from compress.training.labels import counts, left_out
 from compress.training.machine.gpu_watch import GpuWatch
 from compress.training.machine.profile import Profile
 from compress.training.machine.setup import device_kind, fabric_for, on_threads
@@ -103,9 +103,8 @@ class _Training:
             self.warnings.append(f"the labels don't count: {why}")
         if self.labels_teach and form.because == SHARES and form.ending is None:
             self.warnings.append(UNSURE)
-        if self.labels_teach and form.ignored:
-            shown = ", ".join(f"{value:g}" for value in form.ignored)
-            self.warnings.append(f'labels of {shown} mean "not known": they teach nothing')
+        if self.labels_teach and (unknown := left_out(form, output, labels)) is not None:
+            self.warnings.append(unknown)
         if self.labels_teach and form.doubt:
             self.warnings.append(form.doubt)
         self.fabric = fabric_for(kind, self.precision, task.module)

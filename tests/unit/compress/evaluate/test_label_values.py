@@ -22,7 +22,7 @@ from compress.evaluate.metrics import find_metric
 from compress.evaluate.output_kind import OutputKind, by_labels
 from compress.model import TorchModel
 from compress.runtime.backends import open_model
-from compress.training.labels import refuse_labels
+from compress.training.labels import left_out, refuse_labels
 from compress.training.losses import labelled
 
 N, K = 6000, 3
@@ -123,6 +123,22 @@ def test_the_loss_of_unknown_labels_is_none(value: float, ending: Any) -> None:
     assert float(got.grad[:, :, 0].abs().max()) == 0
     rest = labelled(form, got[:, :, 1:], labels[:, 1:], 0.1)
     assert loss.item() == pytest.approx(rest.item())
+
+
+@pytest.mark.parametrize(
+    ("spec", "labels", "told"),
+    [
+        (MASK, MAPS, None),
+        (MASK, unknown((3, 2), 255, MAPS), "labels of 255"),
+        (TensorSpec("y", "float32", ("batch", 2, 6, 6)), MAPS, None),
+        (TensorSpec("y", "float32", ("batch", 2, 6, 6)), unknown((slice(20), 2), 255, MAPS), "8.33% of the places"),
+    ],
+)
+def test_a_training_tells_what_teaches_nothing(spec: TensorSpec, labels: Any, told: str | None) -> None:
+    form = by_labels(labels, spec, None)
+    assert form is not None
+    words = left_out(form, spec, labels)
+    assert words is None if told is None else told in (words or "")
 
 
 @given(st.integers(0, 2**32 - 1))
