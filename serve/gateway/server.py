@@ -30,6 +30,7 @@ from serve.gateway.health.incidents import Incidents
 from serve.gateway.release.users_rules import UsersRules
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.loading import Loading
+from serve.gateway.whose import check_whose
 
 __all__ = ["check_port", "check_settings", "forwarding_signals", "run_gateway", "serve_gateway"]
 
@@ -191,8 +192,9 @@ def check_settings(settings: Settings) -> int:
     """Read keys, certificate and the file of --agree-module as a gateway would, without listening; the number of keys.
 
     Raises:
-        ServerError: one of them can't be used.
+        ServerError: one of them, or the state file, can't be used, or other users may have a say in it.
     """
+    check_whose(settings)
     if settings.tls_certificate is not None:
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(

@@ -15,6 +15,7 @@ from typing import Any
 from compress.errors import MissingExtraError, RepositoryError
 from compress.vetting.replace import replace_file
 from compress.vetting.texts import read_bytes
+from serve.config.ours import check_ours
 from serve.repository.entries import digests
 from serve.repository.folders import folders_of
 from serve.repository.lock import locked
@@ -154,6 +155,8 @@ def _key(path: Path, *, private: bool) -> Any:
     except ModuleNotFoundError as err:
         raise MissingExtraError("can't sign or verify", module="cryptography", extra="sign") from err
     try:
+        if not private:  # it says whom to trust
+            check_ours(path)
         pem = read_bytes(path, PEM_BYTES, named=True)
         key: Any = load_pem_private_key(pem, None) if private else load_pem_public_key(pem)
         if not isinstance(key, ed25519.Ed25519PrivateKey if private else ed25519.Ed25519PublicKey):

@@ -57,7 +57,8 @@ class TritonPythonModel:
         self.steps: list[Any] = []
         for name in ("preprocess", "network", "postprocess"):
             if name in stages:
-                hook = Hook(name, getattr(module, name), stages[name], str(file))
+                admit = getattr(module, "admit", None)
+                hook = Hook(name, getattr(module, name), stages[name], str(file), admit)
                 aside = passed if name == "postprocess" else []
                 self.steps.append(Step(hook, stages[name].get("tensors", {}), aside, batched=self.batched))
             elif name == "network" and "network" in parameters:
