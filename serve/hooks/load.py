@@ -191,7 +191,7 @@ def _check_admit(source: Source, module: types.ModuleType, preprocess: Stage | N
         return
     if preprocess is None:
         raise source.error("admit", "there is no preprocess that it stands before", "define one, or rename admit")
-    if not callable(hook) or {*_argument_names(source, "admit", hook)} != {item.name for item in preprocess.arguments}:
+    if {*_argument_names(source, "admit", hook)} != {item.name for item in preprocess.arguments}:
         names = ", ".join(f"{item.name}: list" for item in preprocess.arguments)
         raise source.error("admit", "it does not take what preprocess takes", f"write 'def admit({names}) -> None'")
 

@@ -48,7 +48,10 @@ def test_scans_texts_and_profiles_without_end_are_not_read() -> None:
     file = io.BytesIO()
     Image.new("L", (100, 100)).save(file, "JPEG", progressive=True)
     jpeg = file.getvalue()
-    hooks.admit([jpeg])
+    assert jpeg.count(b"\xff\xda") == 6
+    hooks.admit([jpeg] * 400)
+    with pytest.raises(ValueError, match="more than 8,000,000 pixels"):  # each three of them count as a picture
+        hooks.admit([jpeg] * 401)
     scan = jpeg[jpeg.rindex(b"\xff\xda") : -2]
     text = zlib.compress(bytes(1 << 20))
     png = declaring(8)
