@@ -238,6 +238,8 @@ def _show(started: Started) -> None:
     Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(table)
     for name, address in (("Triton", started.triton), *started.endpoints):
         out.print(f"{name:<8} {address}   (this machine only)")
+    if started.cores:
+        out.print(f"cores    {started.cores}", markup=False)
     if started.log is not None:
         out.print(f"log      {started.log}")
     for text in started.warnings:

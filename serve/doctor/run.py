@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from compress.errors import ToolkitError
+from compress.host.cores import cores_here
 from serve import __version__
 from serve.triton.find import find_triton
 from serve.triton.memory import MIB
@@ -96,19 +97,7 @@ def _proc(name: str) -> str:
 def _processor() -> str:
     found = re.search(r"^model name\s*: (.*)$", _proc("cpuinfo"), re.MULTILINE)
     name = found[1] if found else platform.machine()
-    mine = len(os.sched_getaffinity(0))
-    of = f" of {os.cpu_count()}" if os.cpu_count() != mine else ""
-    busy = f", load {os.getloadavg()[0]:.1f}"
-    return f"{name}, {mine}{of} cores{_quota()}{busy}"
-
-
-def _quota() -> str:
-    """What a container may use of them."""
-    with suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
-        if quota != "max":
-            return f" (at most {int(quota) / int(period):.1f} at a time)"
-    return ""
+    return f"{name}, {cores_here().told()}, load {os.getloadavg()[0]:.1f}"
 
 
 def _instructions() -> str:
