@@ -198,8 +198,9 @@ def apply(tuned: Tuned) -> bool:
     subject = tuned.subject
     messages = subject.messages()
     write_into(messages, subject.network, tuned.best.candidate)
+    tried = {trial.candidate for rung in tuned.trials for trial in rung}
     chosen = (
-        f"the most throughput within {tuned.bound_ms:g} ms at p99 of {len(tuned.trials[0])} configurations that "
+        f"the most throughput within {tuned.bound_ms:g} ms at p99 of {len(tried)} configurations that "
         f"`serve tune` measured on {tuned.cores}"
     )
     with locked(subject.repository):

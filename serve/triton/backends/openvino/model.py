@@ -282,7 +282,8 @@ def properties(parameters: Mapping[str, str], share: int, core: Any) -> dict[str
         raise RuntimeError(f"the parameter HINT_BF16 is {parameters['HINT_BF16']!r}, and YES or nothing is wanted")
     if yes(parameters, "HINT_BF16") and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         raise RuntimeError("the parameter HINT_BF16 is 'YES', and this CPU does not multiply BF16 in hardware")
-    found["COMPILATION_NUM_THREADS"] = min(number(parameters, "COMPILATION_NUM_THREADS") or most, most)
+    if compiling := number(parameters, "COMPILATION_NUM_THREADS"):
+        found["COMPILATION_NUM_THREADS"] = min(compiling, most)
     hint = parameters.get("PERFORMANCE_HINT", "LATENCY").upper()
     if hint not in HINTS:
         raise RuntimeError(f"the parameter PERFORMANCE_HINT is {hint!r}, and one of {', '.join(HINTS)} is wanted")
