@@ -165,7 +165,10 @@ def _siblings(system: Path, cpu: int) -> frozenset[int]:
 
 
 def _nodes(system: Path, cpus: Collection[int]) -> Iterator[tuple[int, ...]]:
-    for path in sorted(system.glob("node/node[0-9]*/cpulist")):
+    paths: list[Path] = []
+    with suppress(OSError):
+        paths = sorted(system.glob("node/node[0-9]*/cpulist"))
+    for path in paths:
         with suppress(OSError, ValueError):
             if mine := cpu_list(path.read_text("ascii")) & set(cpus):
                 yield tuple(sorted(mine))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from compress.host.groups import CGROUPS, PROC, folders
 
-__all__ = ["bound_memory", "memory_left"]
+__all__ = ["bound_memory", "memory_left", "peak_memory"]
 
 
 def memory_left(*, cgroups: Path = CGROUPS, proc: Path = PROC) -> int:
@@ -33,6 +34,11 @@ def memory_left(*, cgroups: Path = CGROUPS, proc: Path = PROC) -> int:
     except (OSError, KeyError, ValueError, IndexError):  # another system than Linux
         left = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(0, min([left, *_of_groups(cgroups, proc)]))
+
+
+def peak_memory() -> int:
+    """Bytes that this process has held at most; macOS counts bytes where the others count KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def bound_memory() -> None:
