@@ -56,7 +56,7 @@ def main() -> None:
                 delattr(module, name)
     platform.system, platform.machine = lambda: "Darwin", lambda: "arm64"
     ctypes.CDLL = lambda name, *more, **named: Library() if name is None else CDLL(name, *more, **named)  # type: ignore[assignment,misc]
-    os.stat = _stat  # type: ignore[assignment]
+    os.stat = _stat
     sys.addaudithook(_hidden)
     package = sys.argv.pop(1)
     sys.argv[0] = package

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from compress.errors import ServerError
 from serve.doctor import before
+from serve.load.send.timer import check_timer
 from serve.triton import wheel
 from tests.serve_models import tiny_artifact
 
@@ -53,6 +55,14 @@ def test_what_needs_an_embedded_triton_names_another_way(words: tuple[str, ...],
 
 def test_a_file_is_read(repository: Path) -> None:
     assert "ONNX file" in run("compress", "inspect", str(repository / "m/1/model.onnx"))
+
+
+def test_load_says_what_its_clock_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    with pytest.raises(ServerError) as caught:
+        check_timer()
+    assert "timerfd" in caught.value.why
+    assert "Linux container" in caught.value.mend
 
 
 def test_both_places_name_the_same_machines() -> None:

@@ -49,7 +49,7 @@ class Case(NamedTuple):
     name: str
     groups: str
     files: Mapping[str, str]
-    count: int
+    cores: int
     source: str
 
 
@@ -88,7 +88,7 @@ CASES = (
 def test_the_tightest_bound_holds_and_is_named(case: Case, tmp_path: Path) -> None:
     machine(tmp_path, {"proc/self/cgroup": case.groups, **case.files})
     found = here(tmp_path)
-    assert (found.count, found.machine) == (case.count, 64)
+    assert (found.count, found.machine) == (case.cores, 64)
     assert case.source in found.source, found.source
 
 
