@@ -54,23 +54,27 @@ def test_a_model_is_known_by_its_task_and_its_tensors_never_by_its_name() -> Non
     assert embedder_of(replace(MODEL, outputs=MODEL.outputs[:1])) == replace(BY, tokens="")
 
 
-def test_texts_are_parted_by_the_largest_batch() -> None:
+def test_texts_are_parted_by_the_largest_batch_and_the_longest_come_first() -> None:
     texts = [b"a", "ä".encode(), b"c", b"d"]
-    sent = [parse_request(part.body, part.header_length)[0] for part in parts_of(texts, BY)]
+    parts = parts_of(texts, BY, 4096)
+    sent = [parse_request(part.message.body, part.message.header_length)[0] for part in parts]
     assert [tensor.shape for tensor in sent] == [(3, 1), (1, 1)]
-    assert [text for tensor in sent for text in tensor.data.ravel()] == texts
+    assert [part.places for part in parts] == [(1, 0, 2), (3,)]
+    assert [text for tensor in sent for text in tensor.data.ravel()] == [texts[at] for at in (1, 0, 2, 3)]
+    assert [part.cost for part in parts] == [6, 1]
     assert encode_bytes(texts)
 
 
-def test_answers_are_joined_in_order_and_tokens_added() -> None:
-    told = orjson.loads(embeddings_of([answer([[1, 2], [3, 4]], [5, 6]), answer([[5, 6]], [7])], BY, "m", 3, False))
-    assert [each["embedding"] for each in told["data"]] == [[1, 2], [3, 4], [5, 6]]
+def test_answers_stand_where_their_texts_did_and_tokens_are_added() -> None:
+    answers = [answer([[1, 2], [3, 4]], [5, 6]), answer([[5, 6]], [7])]
+    told = orjson.loads(embeddings_of(answers, BY, "m", [(2, 0), (1,)], False))
+    assert [each["embedding"] for each in told["data"]] == [[3, 4], [5, 6], [1, 2]]
     assert [each["index"] for each in told["data"]] == [0, 1, 2]
     assert told["usage"] == {"prompt_tokens": 18, "total_tokens": 18}
 
 
 def test_base64_is_of_single_precision_as_openais_is() -> None:
-    told = orjson.loads(embeddings_of([answer([[0.1, -2]])], BY, "m", 1, True))
+    told = orjson.loads(embeddings_of([answer([[0.1, -2]])], BY, "m", [(0,)], True))
     assert (
         np.frombuffer(base64.b64decode(told["data"][0]["embedding"]), "<f4").tolist()
         == np.array([0.1, -2], np.float32).tolist()
@@ -81,7 +85,7 @@ def test_base64_is_of_single_precision_as_openais_is() -> None:
 @pytest.mark.parametrize(("rows", "count"), [([[1.0, 2.0]], 2), ([[1.0, float("nan")]], 1), ([[1.0, 2.0, 3.0]], 1)])
 def test_an_answer_that_is_no_embeddings_is_never_passed_on(rows: list[list[float]], count: int) -> None:
     with pytest.raises(UpstreamBrokenError, match="no embeddings"):
-        embeddings_of([answer(rows)], BY, "m", count, False)
+        embeddings_of([answer(rows)], BY, "m", [[*range(count)]], False)
 
 
 @pytest.mark.parametrize(
