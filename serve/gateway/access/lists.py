@@ -21,7 +21,7 @@ __all__ = ["ListPart", "Lists", "Turns"]
 FACTOR = 2  # times the fastest, that an answer to a part may take: a part fills the model by itself
 BEGIN = 4
 PART_S = 0.1  # of the model's time that one part is to take
-LEAST = 4096  # bytes of a part: below some hundred tokens, a CPU is slower by the token
+LEAST = 2048  # bytes of a part: with fewer tokens than these, a CPU is slower by the token
 KEPT = 0.95  # of the rate, with each slower answer
 
 

@@ -131,7 +131,7 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
             share.resize(len(response.body))
             for name, value in identity.limits():
                 response.headers[name.decode()] = value.decode()
-            for name in (SERVED_BY, *([ANSWER_ID] if len(answers) == 1 else [])):
+            for name in (SERVED_BY, *([ANSWER_ID] if charged == 1 else [])):
                 if (found := answers[0].header(name)) is not None:
                     response.headers[name.decode()] = found.decode()
             return response
