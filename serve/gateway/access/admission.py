@@ -50,6 +50,7 @@ class Bounds:
         wait_s: longest wait for a place, in seconds; None for the same as the target.
         waiting: requests that wait at most.
         factor: of the fastest answer, where there is no target.
+        yields: the part of the limit that is left while others of the model are in flight beside these.
     """
 
     most: int = 128
@@ -58,6 +59,7 @@ class Bounds:
     wait_s: float | None = None
     waiting: int = 1024
     factor: float = FASTEST_FACTOR
+    yields: float = 1.0
 
 
 @dataclass(eq=False)
@@ -124,7 +126,13 @@ class Admission:
     @property
     def _room(self) -> bool:
         beside = 0 if self.beside is None else self.beside.in_flight
-        return self.in_flight + 1 <= self.limit and self.in_flight + beside < self.bounds.most
+        return self.in_flight + 1 <= self._limit_now and self.in_flight + beside < self.bounds.most
+
+    @property
+    def _limit_now(self) -> float:
+        if self.beside is None or not self.beside.in_flight or self.bounds.yields == 1.0:
+            return self.limit
+        return max(1.0, self.bounds.yields * self.limit)
 
     @property
     def target_s(self) -> float:
@@ -167,7 +175,7 @@ class Admission:
         if self.free:
             return
         ahead = self._ahead(priority, who)
-        expected = (ahead + 1) * self._latency / self.limit
+        expected = (ahead + 1) * self._latency / self._limit_now
         if ahead >= self.bounds.waiting:
             self._refuse(expected, f"{ahead} requests wait")
         if expected > min(times * self.wait_s, patience_s):

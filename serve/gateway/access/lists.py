@@ -20,6 +20,7 @@ __all__ = ["ListPart", "Lists", "Turns"]
 
 FACTOR = 2  # times the fastest, that an answer to a part may take: a part fills the model by itself
 BEGIN = 4
+YIELDS = 0.25  # of the places, while something that came alone is with the model: an instance is to be free for it
 PART_S = 0.1  # of the model's time that one part is to take
 LEAST = 2048  # bytes of a part: with fewer tokens than these, a CPU is slower by the token
 KEPT = 0.95  # of the rate, with each slower answer
@@ -37,7 +38,7 @@ class Lists:
     """
 
     def __init__(self, places: Admission, clock: Callable[[], float] = time.monotonic) -> None:
-        self.places = Admission(places.model, replace(places.bounds, factor=FACTOR), clock)
+        self.places = Admission(places.model, replace(places.bounds, factor=FACTOR, yields=YIELDS), clock)
         self.places.limit = min(self.places.limit, BEGIN)
         places.lists, places.beside, self.places.beside = self.places, self.places, places
         self._rate = 0.0  # bytes a second of one part, of the fastest lately

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from serve.config.names import MODEL_NAME
-from serve.gateway.edge.lengths import by_length
+from serve.gateway.edge.lengths import LONGEST, by_length
 from serve.gateway.edge.openai_errors import ParameterError
 from serve.gateway.errors import BadRequestError, UpstreamBrokenError
 from serve.gateway.oip.metadata import ModelMetadata
@@ -79,7 +79,7 @@ class Part:
     Attributes:
         message: the infer request for them.
         places: of each in the request.
-        cost: bytes that they would be if each were as long as the longest.
+        cost: bytes, each taken for as long as the longest, as far as the model may read.
     """
 
     message: Message
@@ -166,7 +166,7 @@ def parts_of(texts: Sequence[bytes], by: Embedder, budget: int) -> list[Part]:
     for places in by_length(texts, by.most, budget):
         some = [texts[at] for at in places]
         message = build_request((Tensor(by.input, "BYTES", object_array(some, by.input, [len(some), 1])),))
-        parts.append(Part(message, tuple(places), len(some) * len(some[0])))
+        parts.append(Part(message, tuple(places), len(some) * min(len(some[0]), LONGEST)))
     return parts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["by_length"]
+__all__ = ["LONGEST", "by_length"]
 
 LONGEST = 4096  # bytes that tell texts apart: hardly any model of embeddings reads more of one
 ALIKE = 256  # bytes that are not worth a part of its own

@@ -63,6 +63,8 @@ def test_texts_are_parted_by_the_largest_batch_and_the_longest_come_first() -> N
     assert [text for tensor in sent for text in tensor.data.ravel()] == [texts[at] for at in (1, 0, 2, 3)]
     assert [part.cost for part in parts] == [6, 1]
     assert encode_bytes(texts)
+    (long,) = parts_of([b"a" * 100_000], BY, 4096)
+    assert long.cost == 4096, "what is cut off takes the model no time"
 
 
 def test_answers_stand_where_their_texts_did_and_tokens_are_added() -> None:

@@ -145,11 +145,11 @@ def places(most: int = 8) -> tuple[Admission, Lists]:
 
 def test_both_kinds_together_are_no_more_than_may_be_in_flight() -> None:
     alone, lists = places(most=3)
-    assert [lists.places.try_enter(), alone.try_enter(), alone.try_enter()] == [True] * 3
+    assert [lists.places.try_enter() for _ in range(4)] == [True] * 3 + [False]
     assert not alone.try_enter()
+    lists.places.leave(None)
+    assert alone.try_enter()
     assert not lists.places.try_enter()
-    alone.leave(None)
-    assert lists.places.try_enter()
 
 
 @in_loop
@@ -166,6 +166,28 @@ async def test_where_one_may_be_in_flight_the_two_kinds_take_turns() -> None:
     works = [one(alone, "alone") for _ in range(4)] + [one(lists.places, "list") for _ in range(4)]
     await asyncio.gather(*works)
     assert order == ["alone", "list"] * 4
+
+
+def test_lists_leave_most_places_while_something_that_came_alone_is_with_the_model() -> None:
+    alone, lists = places()
+    assert [lists.places.try_enter() for _ in range(5)] == [True] * 4 + [False]
+    for _ in range(4):
+        lists.places.leave(None)
+    assert alone.try_enter()
+    assert [lists.places.try_enter() for _ in range(2)] == [True, False], "one may always run"
+
+
+@in_loop
+async def test_what_lists_left_is_theirs_again_once_nothing_alone_is_left() -> None:
+    alone, lists = places()
+    assert alone.try_enter()
+    assert lists.places.try_enter()
+    waiting = [asyncio.create_task(lists.places.enter(5, math.inf, patient=True)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert lists.places.waiting == 3
+    alone.leave(None)
+    await asyncio.gather(*waiting)
+    assert lists.places.in_flight == 4
 
 
 @in_loop
