@@ -28,12 +28,14 @@ __all__ = [
     "asked_of",
     "embedder_of",
     "embeddings_of",
+    "held_bytes",
     "parts_of",
     "unknown",
 ]
 
 EMBEDDINGS = "embeddings"  # the task that `serve pack` writes into a model's parameters
 MOST_TEXTS = 2048
+TEXT_BYTES, PART_BYTES = 256, 2048  # that one takes beside its own, however short: objects, an answer's head
 FIELDS = ("model", "input", "encoding_format", "dimensions", "user")
 NO_IDS = "embed the text itself; of LangChain, that is check_embedding_ctx_length=False"
 OTHERS = "GET /v1/models lists those that do"
@@ -77,14 +79,22 @@ class Part:
     """Some of a request's texts.
 
     Attributes:
-        message: the infer request for them.
         places: of each in the request.
         cost: bytes, each taken for as long as the longest, as far as the model may read.
     """
 
-    message: Message
     places: tuple[int, ...]
     cost: int
+
+    def message(self, texts: Sequence[bytes], by: Embedder) -> Message:
+        """The infer request for them; made as its turn comes, as a list may have thousands.
+
+        Args:
+            texts: of the whole request.
+            by: how the model is asked.
+        """
+        some = [texts[at] for at in self.places]
+        return build_request((Tensor(by.input, "BYTES", object_array(some, by.input, [len(some), 1])),))
 
 
 def asked_of(values: Any) -> Asked:
@@ -162,12 +172,15 @@ def parts_of(texts: Sequence[bytes], by: Embedder, budget: int) -> list[Part]:
 
     A part's bytes are as of `by_length`, which makes them.
     """
-    parts = []
-    for places in by_length(texts, by.most, budget):
-        some = [texts[at] for at in places]
-        message = build_request((Tensor(by.input, "BYTES", object_array(some, by.input, [len(some), 1])),))
-        parts.append(Part(message, tuple(places), len(some) * min(len(some[0]), LONGEST)))
-    return parts
+    return [
+        Part(tuple(places), len(places) * min(len(texts[places[0]]), LONGEST))
+        for places in by_length(texts, by.most, budget)
+    ]
+
+
+def held_bytes(texts: Sequence[bytes], parts: Sequence[Part]) -> int:
+    """What a list makes the gateway hold until it is answered, besides its answers' numbers."""
+    return sum(map(len, texts)) + TEXT_BYTES * len(texts) + PART_BYTES * len(parts)
 
 
 def embeddings_of(

@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter, Request
@@ -32,6 +31,7 @@ from serve.gateway.edge.embedding_values import (
     asked_of,
     embedder_of,
     embeddings_of,
+    held_bytes,
     parts_of,
     unknown,
 )
@@ -99,19 +99,19 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
             by = await _embedder(way, asked, release)
             lists = gate.lists(asked.model)
             parts, count = parts_of(asked.texts, by, lists.budget), -(-len(asked.texts) // by.most)
-            asked = replace(asked, texts=())  # they are in the parts
             turns = Turns(lists, AT_ONCE) if len(parts) > 1 else None
             if turns is not None:
                 turns.check(identity.priority, patience, identity.id)
             _charge(identity, count, by.most)
             charged, most = count, by.most
-            share.resize(sum(len(part.message.body) for part in parts))
+            share.resize(held_bytes(asked.texts, parts))
             draw = os.urandom(8)
-            works = [
+            works = (
                 partial(
                     _part,
                     way,
                     asked,
+                    by,
                     release,
                     identity,
                     request,
@@ -122,7 +122,7 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
                     partial(begun.__setitem__, number, len(part.places)),
                 )
                 for number, part in enumerate(parts)
-            ]
+            )
             answers = await together(request.scope, request.receive, works, AT_ONCE)
             writing = _written(way, answers, by, asked, [part.places for part in parts], identity, deadline)
             response = await unless_client_leaves(request.scope, request.receive, writing)
@@ -225,6 +225,7 @@ async def _embedder(way: Way, asked: Asked, release: Release | None, status: int
 async def _part(
     way: Way,
     asked: Asked,
+    by: Embedder,
     release: Release | None,
     identity: Identity,
     request: Request,
@@ -237,7 +238,8 @@ async def _part(
 ) -> UpstreamResponse:
     """Triton's answer to some of the texts."""
     begins()
-    answer = await way.ask(asked.model, release, part.message, identity, scope, request.receive, deadline, draw, stands)
+    message = part.message(asked.texts, by)
+    answer = await way.ask(asked.model, release, message, identity, scope, request.receive, deadline, draw, stands)
     if answer.status == 200:
         return answer
     way.upstream.forget(asked.model)

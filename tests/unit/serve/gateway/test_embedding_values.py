@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import gc
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import orjson
 import pytest
 
-from serve.gateway.edge.embedding_values import Embedder, asked_of, embedder_of, embeddings_of, parts_of
+from serve.gateway.edge.embedding_values import Embedder, asked_of, embedder_of, embeddings_of, held_bytes, parts_of
 from serve.gateway.errors import GatewayError, UpstreamBrokenError
 from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.oip.protocol import parse_request
@@ -57,7 +59,8 @@ def test_a_model_is_known_by_its_task_and_its_tensors_never_by_its_name() -> Non
 def test_texts_are_parted_by_the_largest_batch_and_the_longest_come_first() -> None:
     texts = [b"a", "ä".encode(), b"c", b"d"]
     parts = parts_of(texts, BY, 4096)
-    sent = [parse_request(part.message.body, part.message.header_length)[0] for part in parts]
+    messages = [part.message(texts, BY) for part in parts]
+    sent = [parse_request(message.body, message.header_length)[0] for message in messages]
     assert [tensor.shape for tensor in sent] == [(3, 1), (1, 1)]
     assert [part.places for part in parts] == [(1, 0, 2), (3,)]
     assert [text for tensor in sent for text in tensor.data.ravel()] == [texts[at] for at in (1, 0, 2, 3)]
@@ -65,6 +68,17 @@ def test_texts_are_parted_by_the_largest_batch_and_the_longest_come_first() -> N
     assert encode_bytes(texts)
     (long,) = parts_of([b"a" * 100_000], BY, 4096)
     assert long.cost == 4096, "what is cut off takes the model no time"
+
+
+@pytest.mark.parametrize(("most", "texts"), [(1, [b"a"] * 2048), (8, [b"a"] * 2048), (8, [b"a" * 1_000_000] * 3)])
+def test_a_list_counts_for_what_it_makes_the_gateway_hold(most: int, texts: list[bytes]) -> None:
+    by = replace(BY, most=most)
+    gc.collect()
+    tracemalloc.start()
+    parts = parts_of([bytes(bytearray(text)) for text in texts], by, 4096)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < held_bytes(texts, parts)
 
 
 def test_answers_stand_where_their_texts_did_and_tokens_are_added() -> None:
