@@ -6,7 +6,7 @@ import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -74,8 +74,7 @@ class Embedder:
     most: int
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Some of a request's texts.
 
     Attributes:
