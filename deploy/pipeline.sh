@@ -80,7 +80,7 @@ running=()
 
 step "push: sign what will be deployed, and render its manifests"
 key=$FOLDER/signing-key.pem
-[ -f "$key" ] || (umask 077 && openssl genpkey -algorithm ed25519 -out "$key")
+[ -f "$key" ] || (umask 077 && openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$key")
 openssl pkey -in "$key" -pubout -out "$FOLDER/public.pem"
 serve sign "$FOLDER/candidate" --key "$key"
 serve check "$FOLDER/candidate" --public-key "$FOLDER/public.pem"
