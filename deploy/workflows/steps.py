@@ -14,6 +14,10 @@ __all__ = ["Step", "filled", "read_steps"]
 
 EXPRESSION = re.compile(r"\$\{\{\s*(.+?)\s*\}\}")
 NAME = re.compile(r"[A-Za-z_][\w.-]*")
+# What a workflow, a job and a step may say: what is not here would be left out in silence.
+WORKFLOW = {"name", True, "permissions", "concurrency", "env", "jobs"}  # YAML 1.1 takes the key `on` for true
+JOB = {"runs-on", "container", "timeout-minutes", "needs", "permissions", "outputs", "environment", "env", "steps"}
+STEP = {"id", "name", "uses", "with", "run", "env"}
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Step:
         workflow, job: where it stands.
         uses: the action without its version; "" for shell lines.
         run: the shell lines; "" for an action.
-        env: of the step.
+        env: of workflow, job and step.
         inputs: of the action.
         shell: what GitHub runs the lines with: in a container it is sh, else bash; either ends at the first failure.
     """
@@ -45,18 +49,25 @@ def read_steps(path: Path) -> list[Step]:
     """Every step of a workflow, in the jobs' order.
 
     Raises:
-        ValueError: a step has a setting that is not known here; it would be left out in silence.
+        ValueError: there is a setting that is not known here.
     """
     found = []
-    for job, told in yaml.safe_load(path.read_text())["jobs"].items():
+    whole = yaml.safe_load(path.read_text())
+    _known(whole, WORKFLOW, path.name)
+    for job, told in whole["jobs"].items():
+        _known(told, JOB, f"{path.name}: {job}")
         shell = ("sh", "-e") if "container" in told else ("bash", "-e")
         for step in told["steps"]:
-            if unknown := step.keys() - {"id", "name", "uses", "with", "run", "env"}:
-                raise ValueError(f"{path.name}: a step of {job} has {', '.join(sorted(unknown))}")
+            _known(step, STEP, f"{path.name}: a step of {job}")
             uses = step.get("uses", "").partition("@")[0]
-            given = {key: str(value) for key, value in step.get("env", {}).items()}
-            found.append(Step(path.stem, job, uses, step.get("run", ""), given, step.get("with", {}), shell))
+            env = {key: str(value) for each in (whole, told, step) for key, value in each.get("env", {}).items()}
+            found.append(Step(path.stem, job, uses, step.get("run", ""), env, step.get("with", {}), shell))
     return found
+
+
+def _known(told: Mapping[Any, Any], names: set[Any], where: str) -> None:
+    if unknown := told.keys() - names:
+        raise ValueError(f"{where} has {', '.join(sorted(map(str, unknown)))}")
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:

@@ -44,10 +44,24 @@ def test_what_is_named_as_not_run_is_in_a_workflow() -> None:
 
 @pytest.mark.parametrize("setting", ["if", "working-directory", "shell", "continue-on-error"])
 def test_a_setting_that_is_not_known_is_not_left_out_in_silence(tmp_path: Path, setting: str) -> None:
-    told = {"jobs": {"a": {"steps": [{"run": "true", setting: "x"}]}}}
+    for path in ((), ("jobs", "a"), ("jobs", "a", "steps", 0)):
+        told: Any = {"jobs": {"a": {"steps": [{"run": "true"}]}}}
+        place = told
+        for each in path:
+            place = place[each]
+        place[setting] = "x"
+        (tmp_path / "a.yml").write_text(yaml.safe_dump(told))
+        with pytest.raises(ValueError, match=setting):
+            read_steps(tmp_path / "a.yml")
+
+
+def test_a_step_has_the_environment_of_its_job_and_workflow(tmp_path: Path) -> None:
+    told = {
+        "env": {"A": 1, "B": 1, "C": 1},
+        "jobs": {"a": {"env": {"B": 2, "C": 2}, "steps": [{"run": "true", "env": {"C": 3}}]}},
+    }
     (tmp_path / "a.yml").write_text(yaml.safe_dump(told))
-    with pytest.raises(ValueError, match=setting):
-        read_steps(tmp_path / "a.yml")
+    assert read_steps(tmp_path / "a.yml")[0].env == {"A": "1", "B": "2", "C": "3"}
 
 
 @pytest.mark.parametrize(
