@@ -77,8 +77,15 @@ serve lint "$FOLDER/candidate"
 serve check "$FOLDER/candidate"
 serve deploy gate "$FOLDER/candidate" --model digits --max-drop "$MAX_DROP"
 
+# Now, and served as signed: a Triton that reads the folder itself writes byte code into it, which nobody can sign.
+step "sign it"
+key=$FOLDER/signing-key.pem
+[ -f "$key" ] || (umask 077 && openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$key")
+openssl pkey -in "$key" -pubout -out "$FOLDER/public.pem"
+serve sign "$FOLDER/candidate" --key "$key"
+
 step "end to end: the embedded Triton answers as the artifact did"
-up "$FOLDER/candidate"
+up "$FOLDER/candidate" --public-key "$FOLDER/public.pem"
 candidate=$URL
 python examples/digits/images.py "$FOLDER/proof.npz" "$FOLDER/images"
 serve verify digits --eval "$FOLDER/images" --artifact "$FOLDER/artifact" --output label --url "$candidate"
@@ -90,11 +97,7 @@ serve load compare --ab "$URL" "$candidate" --model digits --concurrency 8 --rou
 stop_all
 running=()
 
-step "push: sign what will be deployed, and render its manifests"
-key=$FOLDER/signing-key.pem
-[ -f "$key" ] || (umask 077 && openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$key")
-openssl pkey -in "$key" -pubout -out "$FOLDER/public.pem"
-serve sign "$FOLDER/candidate" --key "$key"
+step "push: what was tried is still what was signed; render its manifests"
 serve check "$FOLDER/candidate" --public-key "$FOLDER/public.pem"
 serve deploy render "$FOLDER/candidate" -o "$FOLDER/kubernetes" --max-drop "$MAX_DROP" --signed-by signer \
   --gateway-image "${GATEWAY_IMAGE:-registry.example/gateway:0.1.0}" --image "${TRITON_IMAGE:-registry.example/triton:26.07-hooks}"
