@@ -77,7 +77,7 @@ images: $(VENV)/.installed-dev
 images-check: $(VENV)/.installed-dev
 	$(BIN)/python -m deploy.containers check
 
-# The steps of .github/workflows, in fresh clones of HEAD, but for what needs GitHub, a registry or a cluster. Some five minutes.
+# The steps of .github/workflows, in fresh clones of HEAD, but for what needs GitHub, a registry or a cluster. Some ten minutes.
 workflows-check: $(VENV)/.installed-dev
 	$(BIN)/python -m deploy.workflows
 
