@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serve.gateway.health.suspects import DEATHS_OF_KEY, Suspect
+from serve.gateway.health.barred import DEATHS_OF_KEY
+from serve.gateway.health.fingerprints import Suspect
 
 __all__ = ["AT_ONCE", "CLIENT", "KEY", "SCARCE", "SERVER", "START", "cause_of", "wait_of"]
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
 from compress.errors import ServerError, ToolkitError
+from serve.gateway.health.fingerprints import Suspect
 from serve.gateway.health.outages import Outages
-from serve.gateway.health.suspects import Suspect, Suspects
+from serve.gateway.health.suspects import Suspects
 from serve.repository.read import ModelInfo
 from serve.triton.causes import AT_ONCE, KEY, cause_of, wait_of
 from serve.triton.control import list_models, reload_alone

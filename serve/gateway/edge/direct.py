@@ -20,7 +20,7 @@ from serve.gateway.edge.asked import Asked
 from serve.gateway.edge.asking import CLIENT_LEFT
 from serve.gateway.edge.infer_head import JSON, answer_lines, returned_lines
 from serve.gateway.errors import EndsError, GatewayError, UpstreamTimeoutError, bare
-from serve.gateway.health.suspects import Flight
+from serve.gateway.health.flights import Flight
 from serve.gateway.observe.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.gateway.oip.contracts import JSON_AT_HAND, Contracts
 from serve.gateway.release.releases import Releases

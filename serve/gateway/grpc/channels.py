@@ -17,7 +17,8 @@ from serve.gateway.grpc.relay import OPTIONS as RELAY_OPTIONS
 from serve.gateway.grpc.relay import Relays
 from serve.gateway.grpc.singly import Singly
 from serve.gateway.grpc.way import Way
-from serve.gateway.health.suspects import ABOARD, StreamFlight
+from serve.gateway.health.flights import ABOARD
+from serve.gateway.health.stream_flight import StreamFlight
 from serve.gateway.upstream.balancer import MOST_SENT, STOPPING, Attempt, Balancer, Node
 from serve.gateway.upstream.deadline import tells
 from serve.gateway.upstream.outliers import Verdict

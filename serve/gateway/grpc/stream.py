@@ -25,7 +25,7 @@ from serve.gateway.grpc.placed import Placed
 from serve.gateway.grpc.places import Places
 from serve.gateway.grpc.status import Context, EndedCallError, keys_of, refuse, too_large
 from serve.gateway.grpc.unanswered import FINAL_ASKED, Unanswered
-from serve.gateway.health.suspects import StreamFlight
+from serve.gateway.health.stream_flight import StreamFlight
 from serve.gateway.settings import Settings
 
 __all__ = ["Streams"]

@@ -13,39 +13,30 @@ and again with nobody else's in flight is refused for a while.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
 
-import orjson
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from serve.gateway.errors import BadInputError, OverloadedError
+from serve.gateway.errors import BadInputError
+from serve.gateway.health.barred import BarredError, BarredKeys
+from serve.gateway.health.fingerprints import LONG_BYTES, Suspect, suspect_of
+from serve.gateway.health.flights import ABOARD, Flight, may_be, within
+from serve.gateway.health.lost import LostFlights
+from serve.gateway.health.one_at_a_time import OneAtATime
 from serve.gateway.health.turns import LONGEST_OVERRUN_S, OVERRUN_S, Turns
-from serve.http.body import GrowingBody
 
-__all__ = ["ABOARD", "BarredError", "Fleet", "Flight", "PoisonError", "StreamFlight", "Suspect", "Suspects"]
+__all__ = ["Fleet", "PoisonError", "Suspects"]
 
 REMEMBERED_S, REMEMBERED = 600.0, 1024
-LOST_S, LOST_BYTES = 2.0, 64 * 1024 * 1024  # a dead server's connections break a moment before its death is known
-FLIGHT_BYTES = 4096  # that one of these counts, besides its body
-LONG_BYTES = 256 * 1024
-MOST_WAITING = 16  # suspects of one key for one model
 MOST_OF_KEY = 64  # suspects of one key
 PROBATION_S = 10.0  # that keys take turns after a death
-DEATHS_OF_KEY = 4  # in a row, of one key alone: it is then refused for a while
-BARRED_S, LONGEST_BARRED_S = 15.0, 600.0
-MOST_GHOSTS = 4096
-_OF_QUEUES = frozenset(("timeout", "priority", "binary_data_output"))  # no model sees these
-_OF_INPUT = frozenset(("binary_data_size", "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"))
 
 
 class PoisonError(BadInputError):
@@ -57,73 +48,6 @@ class PoisonError(BadInputError):
             why="this very request has ended the model's process twice",
             mend="send another one; the server's log names this one by its fingerprint, for whoever mends the model",
         )
-
-
-class BarredError(OverloadedError):
-    """A key whose requests end the model's process again and again."""
-
-    def __init__(self, model: str, seconds: float) -> None:
-        super().__init__(
-            f"the model {model!r} is not asked for this key for now",
-            why="its process has ended several times while it had this key's requests",
-            mend="try again when Retry-After says, with other requests",
-            retry_after_s=seconds,
-        )
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """A request by what may be told of it.
-
-    Attributes:
-        key: the id of its key.
-        model: that was asked.
-        fingerprint: of what it says, in hex; "" for one that had not come to its end.
-    """
-
-    key: str
-    model: str
-    fingerprint: str
-
-    def __str__(self) -> str:
-        key = f"key {self.key}" if self.key else "no key"
-        return f"{self.model} ({key}, fingerprint {self.fingerprint or 'unknown'})"
-
-
-class Flight:
-    """A request that is with the model server.
-
-    Args:
-        key: the id of its key.
-        model: that is asked.
-        body: that it sends; b"" where it is not to be told from others.
-
-    Attributes:
-        left: whether its client did not wait for it any more, or the gateway: the model may be at work on it.
-        server: that has it, by its name; "" where there is one only, or it is not known.
-        turn: whether it has its turn.
-    """
-
-    __slots__ = (
-        "behind", "body", "cleared", "counted", "first", "guest", "key", "left", "lost", "model", "owner", "sent",
-        "server", "suspect", "turn",
-    )  # fmt: skip
-
-    def __init__(self, key: str, model: str, body: bytes | GrowingBody) -> None:
-        self.key = key
-        self.model = model
-        self.body = body
-        self.suspect: Suspect | None = None
-        self.owner = key
-        self.sent = 0.0
-        self.counted = 0
-        self.first = self.turn = self.guest = self.lost = self.left = self.cleared = False
-        self.server = ""
-        self.behind: list[Flight] = []
-
-
-ABOARD: ContextVar[Flight | None] = ContextVar("aboard", default=None)
-"""The request that a task is about."""
 
 
 class Fleet(Protocol):
@@ -146,92 +70,6 @@ class _Death:
     shared: int
 
 
-@dataclass
-class _Record:
-    """How often a key alone ended these models (None for the model server), and until when it is refused.
-
-    `left` counts deaths that it may have brought about without waiting for them.
-    """
-
-    models: frozenset[str] | None
-    count: int
-    when: float
-    until: float
-    left: int = 0
-
-
-@dataclass
-class _Turn:
-    """Whose turn it is among the suspects of one key for one model."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    there: int = 0
-
-
-class StreamFlight:
-    """The messages of a stream: one request as far as deaths go, in flight while answers are due.
-
-    Args:
-        suspects: are told.
-    """
-
-    def __init__(self, suspects: Suspects) -> None:
-        self._suspects = suspects
-        self._flying: list[Flight] = []
-        self._server = ""
-
-    def take_to(self, server: str) -> None:
-        """The stream goes to this server."""
-        self._server = server
-        for flight in self._flying:
-            flight.server = server
-
-    @property
-    def first(self) -> Flight | None:
-        """The oldest message that is in flight."""
-        return self._flying[0] if self._flying else None
-
-    async def sent(
-        self, key: str, model: str, patience_s: float, place: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
-        """A message goes to the model server, once it is its key's turn.
-
-        Args:
-            place: waits for its place, then; None where it needs none.
-
-        Raises:
-            OverloadedError: it did not come in time.
-        """
-        flight = Flight(key, model, b"")
-        if self._suspects.watches(key, model):
-            await self._suspects.examine(flight, patience_s)
-        if place is not None:
-            try:
-                await place()
-            except BaseException:
-                self._suspects.land(flight, answered=False, sent=False)
-                raise
-        flight.server = self._server
-        self._flying.append(flight)
-        self._suspects.take_off(flight)
-
-    def answered(self) -> None:
-        """An answer came: the oldest message is over."""
-        if self._flying:
-            self._suspects.land(self._flying.pop(0), answered=True)
-
-    def end(self, *, left: bool = True) -> None:
-        """The stream is over; what was not answered is lost.
-
-        Args:
-            left: whether it was not the model server that ended it.
-        """
-        while self._flying:
-            flight = self._flying.pop()
-            flight.left = left
-            self._suspects.land(flight, answered=False)
-
-
 class Suspects(Collector):
     """The requests in flight, and those that were when something died.
 
@@ -249,15 +87,12 @@ class Suspects(Collector):
         self.fleet: Fleet | None = None
         self._clock = clock
         self._flying: dict[int, Flight] = {}
-        self._lost: dict[int, Flight] = {}
-        self._lost_bytes = 0
+        self._lost = LostFlights(clock, REMEMBERED_S)
         self._shared: set[str] = set()  # keys that shared a death since turns are taken
-        self._ghosts: OrderedDict[tuple[str, str, str], float] = OrderedDict()
         self._deaths: OrderedDict[Suspect, _Death] = OrderedDict()
         self._watched: set[tuple[str, str]] = set()
-        self._alone: dict[str, list[_Record]] = {}
-        self._barred: set[str] = set()
-        self._waiting: dict[tuple[str, str], _Turn] = {}
+        self._barred = BarredKeys(clock)
+        self._queues = OneAtATime()
         self._turns = Turns(self._strangers, clock)
 
     @property
@@ -270,7 +105,7 @@ class Suspects(Collector):
         return (
             (bool(self._watched) and (key, model) in self._watched)
             or (self._turns.taken and self._turns.covers(model))
-            or (bool(self._barred) and key in self._barred)
+            or key in self._barred
         )
 
     async def suspected(self, key: str, model: str, body: bytes) -> bool:
@@ -282,12 +117,11 @@ class Suspects(Collector):
             model: that is asked.
             body: of the request.
         """
-        if (self._turns.taken and self._turns.covers(model)) or (key and key in self._alone):
+        if (self._turns.taken and self._turns.covers(model)) or self._barred.known(key):
             return True
         if (key, model) not in self._watched:
             return False
-        flight = Flight(key, model, body)
-        named = await asyncio.to_thread(_named, flight) if len(body) > LONG_BYTES else _named(flight)
+        named = await _suspect_of(Flight(key, model, body))
         return not named.fingerprint or named in self._deaths
 
     async def examine(self, flight: Flight, patience_s: float) -> None:
@@ -338,23 +172,11 @@ class Suspects(Collector):
 
     async def _suspected(self, flight: Flight, patience_s: float) -> None:
         """Where it is a suspect: wait until it is the only one of its key for the model."""
-        suspect = await asyncio.to_thread(_named, flight) if len(flight.body) > LONG_BYTES else _named(flight)
+        suspect = await _suspect_of(flight)
         self._check(suspect)
         if suspect not in self._deaths:
             return
-        whose = flight.key, flight.model
-        turn = self._waiting.setdefault(whose, _Turn())
-        if turn.there > MOST_WAITING:
-            raise _one_at_a_time(flight.model)
-        turn.there += 1
-        try:
-            async with asyncio.timeout(patience_s):
-                await turn.lock.acquire()
-        except BaseException as err:
-            self._leave(whose)
-            if isinstance(err, TimeoutError):
-                raise _one_at_a_time(flight.model) from None
-            raise
+        await self._queues.enter(flight.key, flight.model, patience_s)
         flight.suspect = suspect
         flight.first = True
 
@@ -399,7 +221,7 @@ class Suspects(Collector):
         if answered:
             self.answered_at = self._clock()
         if there and not answered and sent and all(each.server != flight.server for each in flight.behind):
-            self._lose(flight)
+            self._lost.add(flight)
         for behind in flight.behind:
             behind.cleared = answered
         self._release(flight)
@@ -419,16 +241,7 @@ class Suspects(Collector):
         behind = Flight(flight.key, flight.model, flight.body)
         behind.suspect, behind.sent, behind.server = flight.suspect, flight.sent, server
         flight.behind.append(behind)
-        self._lose(behind)
-
-    def _lose(self, flight: Flight) -> None:
-        if self._lost_bytes < LOST_BYTES:
-            self._lost[id(flight)] = flight
-            flight.counted = FLIGHT_BYTES + len(flight.body)
-            self._lost_bytes += flight.counted
-            asyncio.get_running_loop().call_later(LOST_S, self._haunt, id(flight))
-        else:
-            self._haunt(id(flight), flight)
+        self._lost.add(behind)
 
     async def died(self, models: Collection[str] | None, server: str = "") -> list[Suspect]:
         """The requests that may have ended the process of these models; None for the whole model server's.
@@ -438,52 +251,55 @@ class Suspects(Collector):
             server: its name, where there may be several.
         """
         scope = None if models is None else frozenset(models)
-        there = [flight for flight in self._lost.values() if _is(flight.server, server)]
-        there += [] if server else self._flying.values()  # that one is known for what it has lost: others found nobody
-        flights = [flight for flight in there if _within(flight.model, scope)]
+        flights = self._lost.of(scope, server)
+        if not server:  # one that has a name is known for what it has lost: others found nobody
+            flights += [flight for flight in self._flying.values() if within(flight.model, scope)]
         for flight in flights:  # each is blamed for one death, however long its connection hangs
             self._flying.pop(id(flight), None)
-            self._no_longer_lost(id(flight))
-        ghosts = self._lay(scope, server)
+            self._lost.drop(flight)
+        ghosts = self._lost.lay(scope, server)
         keys = {flight.key for flight in flights} | {ghost.key for ghost in ghosts}
         alone = len(keys) == 1 and ("" not in keys or len(flights) + len(ghosts) == 1)
+        self._count_keys(keys, flights, scope, alone=alone)
         examined = {flight.suspect for flight in flights if flight.suspect is not None} if alone else set()
         blamed = [flight for flight in flights if flight.suspect is not None] if examined else flights
         blamed = [flight for flight in blamed if not flight.cleared]
-        if not self._turns.taken:
-            self._shared.clear()
-        if keys and not alone:
-            if self._turns.taken:  # those before it did not end in time
-                self._turns.overrun_s = min(2.0 * self._turns.overrun_s, LONGEST_OVERRUN_S)
-            self._take_turns(scope)
-            self._shared |= keys
-        elif alone:
-            self._turns.overrun_s = OVERRUN_S
-            if self._turns.lasting:  # or the next one would be shared again, and tell nothing
-                self._take_turns(scope)
-            self._count_key(next(iter(keys)), scope)
-        stayed = {flight.key for flight in flights if not flight.left}
-        if not alone and len(stayed) <= 1:
-            for key in keys - stayed:
-                self._count_left(key, scope)
         long = sum(len(flight.body) for flight in blamed) > LONG_BYTES
-        found = await asyncio.to_thread(_all_named, blamed) if long else _all_named(blamed)
-        now = self._clock()
+        found = await asyncio.to_thread(_all_suspects, blamed) if long else _all_suspects(blamed)
         of_key = Counter(suspect.key for suspect in self._deaths)
         for suspect in found:
-            known = self._deaths.pop(suspect, None)
             if suspect.fingerprint:
+                known = self._deaths.pop(suspect, None)
                 count, shared = (0, 0) if known is None else (known.count, known.shared)
                 count = count + 1 if suspect in examined else max(count, 1)
-                self._deaths[suspect] = _Death(count, now, scope, shared + (not alone))
+                self._deaths[suspect] = _Death(count, self._clock(), scope, shared + (not alone))
                 of_key[suspect.key] += known is None
                 if suspect.key and of_key[suspect.key] > MOST_OF_KEY:
                     oldest = next(each for each in self._deaths if each.key == suspect.key)
                     del self._deaths[oldest]
                     of_key[suspect.key] -= 1
         self._watch()
-        self._forget(now)
+        self._forget(self._clock())
         return found + ghosts
+
+    def _count_keys(self, keys: set[str], flights: list[Flight], models: frozenset[str] | None, *, alone: bool) -> None:
+        """These keys were there when the models died; who of them did it is found by turns."""
+        if not self._turns.taken:
+            self._shared.clear()
+        if keys and not alone:
+            if self._turns.taken:  # those before it did not end in time
+                self._turns.overrun_s = min(2.0 * self._turns.overrun_s, LONGEST_OVERRUN_S)
+            self._take_turns(models)
+            self._shared |= keys
+        elif alone:
+            self._turns.overrun_s = OVERRUN_S
+            if self._turns.lasting:  # or the next one would be shared again, and tell nothing
+                self._take_turns(models)
+            self._barred.count(next(iter(keys)), models)
+        stayed = {flight.key for flight in flights if not flight.left}
+        if not alone and len(stayed) <= 1:
+            for key in keys - stayed:
+                self._barred.count_left(key, models)
 
     def _take_turns(self, models: frozenset[str] | None) -> None:
         if self.fleet is not None and self.fleet.others():  # which go on meanwhile
@@ -500,11 +316,10 @@ class Suspects(Collector):
             server: the name of theirs, where there may be several.
         """
         scope = None if models is None else frozenset(models)
-        for which, flight in list(self._lost.items()):
-            there = _within(flight.model, scope) and _is(flight.server, server)
-            if there and (since is None or flight.sent < since):
-                self._no_longer_lost(which)
-        self._lay(scope, server)
+        for flight in self._lost.of(scope, server):
+            if since is None or flight.sent < since:
+                self._lost.drop(flight)
+        self._lost.lay(scope, server)
         self._turns.resume(scope, PROBATION_S)
 
     def resume(self) -> None:
@@ -525,94 +340,29 @@ class Suspects(Collector):
         return any(
             not flight.turn
             and flight.owner != owner
-            and _within(flight.model, models)
-            and (not server or _is(flight.server, server))
+            and within(flight.model, models)
+            and (not server or may_be(flight.server, server))
             for flight in self._flying.values()
         )
 
-    def _haunt(self, which: int, flight: Flight | None = None) -> None:
-        """Nobody waits for a request any more; the model may be at work on it for long."""
-        flight = flight or self._no_longer_lost(which)
-        if flight is not None:
-            ghost = flight.key, flight.model, flight.server
-            self._ghosts[ghost] = self._clock()
-            self._ghosts.move_to_end(ghost)
-            if len(self._ghosts) > MOST_GHOSTS:
-                self._ghosts.popitem(last=False)
-
-    def _no_longer_lost(self, which: int) -> Flight | None:
-        flight = self._lost.pop(which, None)
-        if flight is not None:
-            self._lost_bytes -= flight.counted
-        return flight
-
-    def _lay(self, models: frozenset[str] | None, server: str) -> list[Suspect]:
-        """Requests that nobody waits for any more and that may have been at work; they are now over."""
-        oldest = self._clock() - REMEMBERED_S
-        there = [ghost for ghost in self._ghosts if _within(ghost[1], models) and _is(ghost[2], server)]
-        return [Suspect(*ghost[:2], "") for ghost in there if self._ghosts.pop(ghost) >= oldest]
-
-    def _record(self, key: str, models: frozenset[str] | None) -> _Record:
-        now = self._clock()
-        records = self._alone.setdefault(key, [])
-        record = next((each for each in records if each.models == models), None)
-        if record is None:
-            record = _Record(models, 0, now, 0.0)
-            records.append(record)
-        record.when = now
-        return record
-
-    def _count_left(self, key: str, models: frozenset[str] | None) -> None:
-        """It had left requests that these models may have been at work on when they died, with one other key there.
-
-        Either of the two did it. Whoever leaves each time is refused for a short time, so that the next death tells:
-        else two keys, one of which leaves, could end the models for ever, and so could one that leaves before they do.
-        """
-        if not key:
-            return
-        record = self._record(key, models)
-        record.left += 1
-        if record.left >= DEATHS_OF_KEY:
-            record.left = 0
-            self._barred.add(key)
-            record.until = max(record.until, record.when + BARRED_S)
-
-    def _count_key(self, key: str, models: frozenset[str] | None) -> None:
-        """It ended these models, with nobody else there."""
-        if not key:
-            return
-        record = self._record(key, models)
-        now = record.when
-        record.count += 1
-        if record.count >= DEATHS_OF_KEY:
-            self._barred.add(key)
-            record.until = now + min(BARRED_S * 2.0 ** min(record.count - DEATHS_OF_KEY, 16), LONGEST_BARRED_S)
-
     def _check_key(self, flight: Flight) -> None:
-        for record in self._alone.get(flight.key, ()):
-            if _within(flight.model, record.models) and (left := record.until - self._clock()) > 0:
-                self.refused[flight.model] += 1
-                raise BarredError(flight.model, left)
+        try:
+            self._barred.check(flight.key, flight.model)
+        except BarredError:
+            self.refused[flight.model] += 1
+            raise
 
     def _release(self, flight: Flight) -> None:
         """Whoever waits for it may go on; more than once does no harm."""
         if flight.first:
             flight.first = False
-            whose = flight.key, flight.model
-            self._waiting[whose].lock.release()
-            self._leave(whose)
+            self._queues.leave(flight.key, flight.model)
         if flight.turn:
             flight.turn = False
             self._turns.leave(flight.owner)
         if flight.guest:
             flight.guest = False
             self._turns.excuse()
-
-    def _leave(self, whose: tuple[str, str]) -> None:
-        turn = self._waiting[whose]
-        turn.there -= 1
-        if not turn.there:
-            del self._waiting[whose]
 
     def _check(self, suspect: Suspect) -> None:
         known = self._deaths.get(suspect)
@@ -630,82 +380,15 @@ class Suspects(Collector):
             self._deaths.pop(suspect, None)
         if old:
             self._watch()
-        for key, records in list(self._alone.items()):
-            self._alone[key] = [each for each in records if now - max(each.when, each.until) <= REMEMBERED_S]
-            if not self._alone[key]:
-                del self._alone[key]
-                self._barred.discard(key)
+        self._barred.forget(now - REMEMBERED_S)
 
 
-def _within(model: str, models: frozenset[str] | None) -> bool:
-    return models is None or model in models
+async def _suspect_of(flight: Flight) -> Suspect:
+    """The request as a suspect; a long one is read beside the event loop."""
+    if len(flight.body) > LONG_BYTES:
+        return await asyncio.to_thread(suspect_of, flight.key, flight.model, flight.body)
+    return suspect_of(flight.key, flight.model, flight.body)
 
 
-def _is(server: str, which: str) -> bool:
-    """Whether this may be that server: where one of the two is not known, it may."""
-    return not server or not which or server == which
-
-
-def _one_at_a_time(model: str) -> OverloadedError:
-    return OverloadedError(
-        f"the model {model!r} is asked this one at a time",
-        why="such a request was in flight when the model's process ended",
-        mend="try again when Retry-After says",
-    )
-
-
-def _all_named(flights: Iterable[Flight]) -> list[Suspect]:
-    return list(dict.fromkeys(map(_named, flights)))[:REMEMBERED]
-
-
-def _named(flight: Flight) -> Suspect:
-    body = flight.body
-    if isinstance(body, GrowingBody):
-        if not body.whole:
-            return Suspect(flight.key, flight.model, "")
-        body = body.so_far()
-    if not body:
-        return Suspect(flight.key, flight.model, "")
-    digest = hashlib.blake2b(flight.model.encode() + b"\0" + _essence(body), digest_size=12)
-    return Suspect(flight.key, flight.model, digest.hexdigest())
-
-
-def _essence(body: bytes) -> bytes:
-    """What a request says to the model: without its id, and without what is read by queues alone.
-
-    Long ones are taken as they are, and so is what can't be read.
-    """
-    if len(body) > LONG_BYTES:
-        return body
-    if body.lstrip()[:1] == b"{":
-        with suppress(ValueError, TypeError, AttributeError, KeyError, RecursionError):
-            text = body.decode("latin-1")  # raw tensors may follow
-            asked, end = json.JSONDecoder().raw_decode(text, len(text) - len(text.lstrip()))
-            return orjson.dumps(_plain(asked), option=orjson.OPT_SORT_KEYS) + body[end:]
-    with suppress(Exception):  # protobuf's DecodeError, whose class depends on its implementation
-        from tritonclient.grpc import service_pb2 as messages
-
-        message = messages.ModelInferRequest()
-        message.ParseFromString(body)
-        message.ClearField("id")
-        for name in _OF_QUEUES:
-            message.parameters.pop(name, None)
-        for tensor in message.inputs:
-            for name in set(tensor.parameters) - _OF_INPUT:
-                del tensor.parameters[name]
-        found: bytes = message.SerializeToString(deterministic=True)
-        return found
-    return body
-
-
-def _plain(asked: dict[str, Any]) -> dict[str, Any]:
-    """A request's JSON, but for its id and the parameters that no model sees."""
-    found = {name: value for name, value in asked.items() if name in ("inputs", "outputs", "parameters")}
-    found["parameters"] = {
-        name: value for name, value in (asked.get("parameters") or {}).items() if name not in _OF_QUEUES
-    }
-    found["inputs"] = [
-        item | {"parameters": {k: v for k, v in (item.get("parameters") or {}).items() if k in _OF_INPUT}}
-        for item in asked["inputs"]
-    ]
-    return found
+def _all_suspects(flights: Iterable[Flight]) -> list[Suspect]:
+    return list(dict.fromkeys(suspect_of(each.key, each.model, each.body) for each in flights))[:REMEMBERED]

@@ -24,8 +24,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 
+from serve.gateway.health.flights import ABOARD, Flight
 from serve.gateway.health.incidents import Incidents
-from serve.gateway.health.suspects import ABOARD, Flight
 from serve.gateway.upstream.deadline import tells
 from serve.gateway.upstream.deaths import Deaths
 from serve.gateway.upstream.node import LONGEST, PROBE_TIMEOUT_S, Node

@@ -17,8 +17,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from serve.gateway.health.flights import Flight
 from serve.gateway.health.incidents import Incidents
-from serve.gateway.health.suspects import Flight
 from serve.gateway.upstream.node import READY, Node
 from serve.http.client import ExchangeError, Pool
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from serve.gateway.health.flights import ABOARD, Flight
 from serve.gateway.health.incidents import Incidents
-from serve.gateway.health.suspects import ABOARD, Flight
 from serve.gateway.upstream import deaths
 from serve.gateway.upstream.balancer import Balancer
 from serve.gateway.upstream.node import Node
@@ -226,7 +226,7 @@ async def test_one_in_its_turn_that_is_lost_is_asked_of_no_other() -> None:
         assert not any(server.asked for server in servers)
         await fleet.looked()
         assert fleet.deaths == 1
-        assert suspects._alone["a"][0].count == 1
+        assert suspects._barred._records["a"][0].count == 1
 
 
 @in_loop
@@ -270,4 +270,4 @@ async def test_a_dead_server_that_takes_a_connection_before_it_serves_dies_no_se
             await asyncio.gather(closing, return_exceptions=True)
             await fleet.looked()
         assert fleet.deaths == 1
-        assert "good" not in fleet.incidents.suspects._alone
+        assert not fleet.incidents.suspects._barred.known("good")

@@ -9,21 +9,13 @@ import pytest
 from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.errors import OverloadedError
+from serve.gateway.health.barred import DEATHS_OF_KEY, BarredError
+from serve.gateway.health.flights import Flight
+from serve.gateway.health.lost import FLIGHT_BYTES, LOST_BYTES
+from serve.gateway.health.one_at_a_time import MOST_WAITING
 from serve.gateway.health.outages import ModelDownError, Outages
-from serve.gateway.health.suspects import (
-    DEATHS_OF_KEY,
-    FLIGHT_BYTES,
-    LOST_BYTES,
-    MOST_WAITING,
-    PROBATION_S,
-    REMEMBERED,
-    REMEMBERED_S,
-    BarredError,
-    Flight,
-    PoisonError,
-    StreamFlight,
-    Suspects,
-)
+from serve.gateway.health.stream_flight import StreamFlight
+from serve.gateway.health.suspects import PROBATION_S, REMEMBERED, REMEMBERED_S, PoisonError, Suspects
 from serve.http.body import GrowingBody
 from tests.serve_http import in_loop
 
@@ -247,7 +239,7 @@ async def test_only_so_many_wait_and_nobody_else_for_them() -> None:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     suspects.land(first, answered=True)
-    assert suspects._waiting == {}
+    assert not suspects._queues
 
 
 @in_loop
@@ -302,7 +294,7 @@ async def test_only_so_many_that_were_lost_are_held_whatever_they_send() -> None
         assert len(suspects._lost) == (4 if body else most)
         assert {str(each) for each in await suspects.died(["m"])} >= {"m (key a, fingerprint unknown)"}
         assert not suspects._lost
-        assert not suspects._lost_bytes
+        assert not suspects._lost.held_bytes
 
 
 @in_loop

@@ -17,7 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serve.gateway.errors import OverloadedError
-from serve.gateway.health.suspects import DEATHS_OF_KEY, BarredError, Flight, PoisonError, Suspects
+from serve.gateway.health.barred import DEATHS_OF_KEY, BarredError
+from serve.gateway.health.flights import Flight
+from serve.gateway.health.suspects import PoisonError, Suspects
 from serve.gateway.health.turns import MOST_WAITING, OVERRUN_S, REST, BusyTurnError, Turns
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))

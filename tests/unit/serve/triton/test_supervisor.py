@@ -15,8 +15,10 @@ from typing import Any, ParamSpec
 
 import pytest
 
+from serve.gateway.health.fingerprints import Suspect
+from serve.gateway.health.flights import Flight
 from serve.gateway.health.outages import Outages
-from serve.gateway.health.suspects import Flight, Suspect, Suspects
+from serve.gateway.health.suspects import Suspects
 from serve.gateway.server import SPARE_FILES, _clients
 from serve.gateway.settings import Settings
 from serve.triton.heal import Healer

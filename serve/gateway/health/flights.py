@@ -1,0 +1,57 @@
+"""A request that is with the model server."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextvars import ContextVar
+
+from serve.gateway.health.fingerprints import Suspect
+from serve.http.body import GrowingBody
+
+__all__ = ["ABOARD", "Flight", "may_be", "within"]
+
+
+class Flight:
+    """A request that is with the model server.
+
+    Args:
+        key: the id of its key.
+        model: that is asked.
+        body: that it sends; b"" where it is not to be told from others.
+
+    Attributes:
+        left: whether its client did not wait for it any more, or the gateway: the model may be at work on it.
+        server: that has it, by its name; "" where there is one only, or it is not known.
+        turn: whether it has its turn.
+    """
+
+    __slots__ = (
+        "behind", "body", "cleared", "counted", "first", "guest", "key", "left", "lost", "model", "owner", "sent",
+        "server", "suspect", "turn",
+    )  # fmt: skip
+
+    def __init__(self, key: str, model: str, body: bytes | GrowingBody) -> None:
+        self.key = key
+        self.model = model
+        self.body = body
+        self.suspect: Suspect | None = None
+        self.owner = key
+        self.sent = 0.0
+        self.counted = 0
+        self.first = self.turn = self.guest = self.lost = self.left = self.cleared = False
+        self.server = ""
+        self.behind: list[Flight] = []
+
+
+ABOARD: ContextVar[Flight | None] = ContextVar("aboard", default=None)
+"""The request that a task is about."""
+
+
+def within(model: str, models: Collection[str] | None) -> bool:
+    """Whether the model is one of these; None stands for all."""
+    return models is None or model in models
+
+
+def may_be(server: str, which: str) -> bool:
+    """Whether this may be that server: where one of the two is not known, it may."""
+    return not server or not which or server == which
