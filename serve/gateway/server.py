@@ -13,12 +13,14 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import uvicorn
 
 from compress.errors import ServerError
+from compress.host.cores import cores_here
 from serve.gateway.access.addresses import plain
 from serve.gateway.access.ending import Ending, by_model
 from serve.gateway.access.identity import KeyRing
@@ -84,6 +86,9 @@ async def serve_gateway(
     uvicorn_log.setLevel(logging.ERROR)  # not a line for each client that sends rubbish
     uvicorn_log.addFilter(_of_no_cut)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # nor for each form that is none
+    # As many threads as the machine has cores would be asyncio's own choice, whatever a container may use.
+    most = min(32, cores_here().count + 4)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(most, "gateway"))
     app = create_app(settings, incidents, loading)
     listener = _listen(settings.host, settings.port, reuse_port=settings.reuse_port)
     clients, grpc_clients = _clients(settings)
