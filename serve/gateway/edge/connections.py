@@ -383,6 +383,7 @@ def connection_class(
             self.scope["extensions"] = extensions
 
         def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+            known = bool(_key_of(self._running))
             self._running = cycle
             if self._queued is not None:
                 self._queued.resize(self._queued_bytes())
@@ -390,7 +391,7 @@ def connection_class(
                 super()._start_asgi_task(cycle, app)
             else:
                 scope: Any = cycle.scope
-                rounds.begin(self._from, self, scope, partial(self._begin_task, cycle, app))
+                rounds.begin(self._from, self, scope, partial(self._begin_task, cycle, app), known=known)
 
         def _begin_task(self, cycle: RequestResponseCycle, app: Any) -> None:
             if not (cycle.disconnected or self.transport.is_closing()):

@@ -8,6 +8,7 @@ time, and a pause later the next; they wait by address in turns. Nothing is refu
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -22,6 +23,9 @@ __all__ = ["MOST_BEGUN", "PAUSE_S", "Rounds"]
 
 MOST_BEGUN = 8  # at a time; each takes about 0.25 ms
 PAUSE_S = 0.004  # before the next: what is counted for no key gets a third of a core
+INFERENCE = re.compile(
+    rb"/v2/models/[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/versions/[0-9]+)?/infer|/predict/[A-Za-z0-9_][A-Za-z0-9_.-]*|/v1/embeddings"
+)
 
 
 class Rounds:
@@ -44,7 +48,7 @@ class Rounds:
         """Requests that wait."""
         return sum(map(len, self._waiting.values()))
 
-    def begin(self, address: str, who: object, scope: Scope, call: Callable[[], None]) -> None:
+    def begin(self, address: str, who: object, scope: Scope, call: Callable[[], None], *, known: bool = False) -> None:
         """Have a request begun: now, where there is room or a key pays for it, else in its address' turn.
 
         Args:
@@ -52,12 +56,13 @@ class Rounds:
             who: its connection, which has one such request at a time; `leave` takes it back.
             scope: of the request.
             call: begins it.
+            known: whether the connection's last request had a key.
         """
         if self._begun < self._most:  # then nobody waits
             self._begun += 1
             self._go_on()
             call()
-        elif self._is_paid_for(scope):
+        elif self._is_paid_for(scope, known=known):
             call()
         else:
             self._waiting.setdefault(address, OrderedDict())[who] = call
@@ -85,11 +90,13 @@ class Rounds:
         if self._begun:
             self._go_on()
 
-    def _is_paid_for(self, scope: Scope) -> bool:
+    def _is_paid_for(self, scope: Scope, *, known: bool) -> bool:
         """Whether a request will be counted for a key: by its rate, or among what that asks besides inference.
 
         Where no key is asked for, models are what anybody may ask: their places are what bounds that.
         """
+        if (known or self._keys.open) and INFERENCE.fullmatch(scope["raw_path"]):  # as nearly all
+            return True
         try:
             # Of a copy: who answers the request looks at its path as it came.
             if FREE.fullmatch(take_path({"raw_path": scope["raw_path"]})):
