@@ -26,7 +26,7 @@ from serve.gateway.access.memory import Memory
 __all__ = ["MOST_BEGUN", "MOST_WAITING", "Acceptor"]
 
 MOST_TAKEN = 512  # in a round; each takes about 0.01 ms
-FEWEST_BEGUN, MOST_BEGUN = 4, 64  # in a round; each takes about 0.1 ms, and what its first requests take
+FEWEST_BEGUN, MOST_BEGUN = 8, 64  # in a round; each takes about 0.1 ms, and what its first requests take
 MOST_WAITING = 512  # taken, and not begun
 ROUND_S = 0.02  # a longer round is one in which too many began
 REST_S = 0.1  # before it tries again, where the system has no room for a connection

@@ -48,7 +48,7 @@ async def test_many_are_taken_in_a_round(made: list[str], clients: ExitStack) ->
         while len(made) < 300:
             await asyncio.sleep(0)
             rounds += 1
-        assert rounds < 150  # where each round is long, four begin in one
+        assert rounds < 150  # where each round is long, eight begin in one
 
 
 @in_loop
