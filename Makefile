@@ -17,7 +17,7 @@ LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_f
 
 BASE ?= HEAD
 
-.PHONY: ready demo check test hunt pipeline deploy-check images images-check lint docs docs-serve bench clean
+.PHONY: ready demo check test hunt pipeline deploy-check images images-check workflows-check lint docs docs-serve bench clean
 
 # What is missing is said before anything is downloaded, and how much that will be.
 ready:
@@ -76,6 +76,10 @@ images: $(VENV)/.installed-dev
 # The pods that `serve deploy render` writes for Podman, run: under load, killed, replaced, watched. Some ten minutes.
 images-check: $(VENV)/.installed-dev
 	$(BIN)/python -m deploy.containers check
+
+# The steps of .github/workflows, in fresh clones of HEAD, but for what needs GitHub, a registry or a cluster. Some ten minutes.
+workflows-check: $(VENV)/.installed-dev
+	$(BIN)/python -m deploy.workflows
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

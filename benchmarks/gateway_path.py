@@ -26,6 +26,7 @@ from uvicorn.server import ServerState
 from serve.gateway.access.keys import add_key
 from serve.gateway.app import create_app
 from serve.gateway.edge.connections import connection_class
+from serve.gateway.edge.rounds import Rounds
 from serve.gateway.server import prepare_memory
 from serve.gateway.settings import Settings
 from serve.http.client import Connection, Pool, Response
@@ -123,7 +124,8 @@ async def measure(settings: Settings, secret: str, repeats: int, *, short: bool)
     balancer.exchange = exchange
     balancer.sole.pool = AtHand(balancer.sole.address)
     direct = app.state.direct if short else None
-    connections = connection_class(10.0, 30.0, 30.0, app.state.parts.gate.memory, asyncio.Event(), direct)
+    gate = app.state.parts.gate
+    connections = connection_class(10.0, 30.0, 30.0, gate.memory, asyncio.Event(), direct, Rounds(gate.keys))
     config = uvicorn.Config(
         app, http=connections, lifespan="off", access_log=False, log_config=None,
         proxy_headers=False, server_header=False, date_header=False,

@@ -12,6 +12,9 @@ def main() -> None:
     """Run the command line; an interruption while it is being imported is none to speak of."""
     os.environ["PYTHONSAFEPATH"] = "1"  # no process that starts here takes modules out of the current folder
     try:
+        from compress.host.cores import bound_pools
+
+        bound_pools(os.environ)
         from compress.cli import main as run
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

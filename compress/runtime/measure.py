@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from compress.artifact import Signature
 from compress.formats.onnx.counted import counted_graph
 from compress.formats.onnx.scope import bodies, inner_bodies, inner_nodes
+from compress.host.cores import cores_here
 from compress.model import call, sample_inputs
 from compress.runtime.latency import Latency, latency
 from compress.runtime.onnx_shapes import shapes_for
@@ -36,8 +36,8 @@ __all__ = [
 
 
 def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Threads that this process may run at the same time, by its CPUs and its container's quota."""
+    return cores_here().count
 
 
 def torch_params(module: nn.Module) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from compress.errors import MissingExtraError
 from compress.runtime.measure import cores
+from compress.vetting.memory import peak_memory
 
 __all__ = ["Journal"]
 
@@ -138,7 +138,7 @@ class Journal:
             "curve": self.curve,
             "training_seconds": self.seconds,
             "cpu_utilization": (time.process_time() - self._cpu) / max(1e-9, wall * cores()),
-            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_memory_bytes": peak_memory(),
         }
         if self.epochs:
             spent = sum(row["seconds"] for row in self.epochs)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-__all__ = ["bound_memory", "memory_left"]
+from compress.host.groups import CGROUPS, PROC, folders
 
-CGROUPS = Path("/sys/fs/cgroup")
-PROC = Path("/proc")
+__all__ = ["bound_memory", "memory_left", "peak_memory"]
 
 
 def memory_left(*, cgroups: Path = CGROUPS, proc: Path = PROC) -> int:
@@ -36,6 +36,11 @@ def memory_left(*, cgroups: Path = CGROUPS, proc: Path = PROC) -> int:
     return max(0, min([left, *_of_groups(cgroups, proc)]))
 
 
+def peak_memory() -> int:
+    """Bytes that this process has held at most; macOS counts bytes where the others count KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def bound_memory() -> None:
     """Give this process, and each that it starts, no more memory than the machine and its container have left now.
 
@@ -52,28 +57,11 @@ def bound_memory() -> None:
 
 def _of_groups(cgroups: Path, proc: Path) -> Iterator[int]:
     """What each group that the process is in, and each above it, leaves under its limit."""
-    groups: list[str] = []
-    with suppress(OSError, ValueError):
-        groups = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
-    for line in groups:
-        _, _, told = line.partition(":")
-        controllers, _, path = told.partition(":")
-        if not controllers:
-            for root in (cgroups, cgroups / "unified"):  # beside the first version, it is mounted below
-                for folder in _upward(root, path):
-                    yield from _left(folder, "memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            for folder in _upward(cgroups / "memory", path):
-                yield from _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-
-
-def _upward(root: Path, path: str) -> Iterator[Path]:
-    """The group's folder and those above it; in a container, the root alone may be there: it is the container's own."""
-    parts = PurePosixPath(path).parts[1:]
-    if ".." not in parts:  # a group beside the container's: it can't be seen from here
-        for count in range(len(parts), 0, -1):
-            yield root.joinpath(*parts[:count])
-    yield root
+    for version, folder in folders("memory", cgroups=cgroups, proc=proc):
+        if version == 2:
+            yield from _left(folder, "memory.max", "memory.current", "inactive_file")
+        else:
+            yield from _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def _left(folder: Path, limit: str, used: str, reclaimable: str) -> Iterator[int]:

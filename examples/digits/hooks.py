@@ -9,7 +9,8 @@ import numpy as np
 from PIL import Image
 
 REQUIREMENTS = ["pillow"]
-MOST_PIXELS = 64_000_000  # of an image: a small file may hold a picture that takes up all memory
+MOST_PIXELS = 8_000_000  # of the images of one request: a small file may hold a picture that takes all time and memory
+MOST_PARTS = 24  # scans of a JPEG, or texts and profiles of a PNG: each costs much, and takes a dozen bytes
 
 
 class Prediction(NamedTuple):
@@ -19,15 +20,29 @@ class Prediction(NamedTuple):
     probability: np.float32
 
 
+def admit(image: list[bytes]) -> None:
+    """Refuse the images of a request that would keep others waiting, before any of them is decoded."""
+    pixels = 0
+    for file in image:
+        marks = (b"zTXt", b"iTXt", b"iCCP") if file.startswith(b"\x89PNG") else (b"\xff\xda",)
+        if (parts := sum(map(file.count, marks))) > MOST_PARTS:
+            raise ValueError(f"the image has more than {MOST_PARTS} scans, texts and profiles")
+        try:
+            with Image.open(io.BytesIO(file), formats=("PNG", "JPEG")) as picture:  # its head alone
+                pixels += picture.width * picture.height * max(1, parts // 3)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            pixels = MOST_PIXELS + 1
+        except (OSError, SyntaxError) as err:
+            raise ValueError("the image is neither a PNG nor a JPEG file, or it is damaged") from err
+        if pixels > MOST_PIXELS:
+            raise ValueError(f"the images of the request have more than {MOST_PIXELS:,} pixels")
+
+
 def preprocess(image: bytes) -> np.ndarray[Any, Any]:
-    """A PNG or JPEG file, light strokes on dark -> float32[1, 8, 8], 0 to 1."""
+    """A PNG or JPEG file that was admitted, light strokes on dark -> float32[1, 8, 8], 0 to 1."""
     try:
         with Image.open(io.BytesIO(image), formats=("PNG", "JPEG")) as picture:
-            if picture.width * picture.height > MOST_PIXELS:
-                raise ValueError(f"the image has more than {MOST_PIXELS:,} pixels")
             small = picture.convert("L")
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as err:
-        raise ValueError(f"the image has more than {MOST_PIXELS:,} pixels") from err
     except (OSError, SyntaxError) as err:
         raise ValueError("the image is neither a PNG nor a JPEG file, or it is damaged") from err
     if small.size != (8, 8):

@@ -45,7 +45,7 @@ def render(
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("kubernetes"),
     options: Annotated[RenderOptions, Parameter(name="*")],
 ) -> None:
-    """Write Kubernetes manifests for a model repository: Kustomize overlays for CPUs, GPUs, canaries, a try.
+    """Write Kubernetes manifests for a model repository: Kustomize overlays and a Helm chart.
 
     Parameters
     ----------

@@ -238,6 +238,8 @@ def _show(started: Started) -> None:
     Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(table)
     for name, address in (("Triton", started.triton), *started.endpoints):
         out.print(f"{name:<8} {address}   (this machine only)")
+    if started.cores:
+        out.print(f"cores    {started.cores}", markup=False)
     if started.log is not None:
         out.print(f"log      {started.log}")
     for text in started.warnings:
@@ -253,9 +255,10 @@ def sign(repository: Path, *, key: Path) -> None:
     Parameters
     ----------
     repository
-        What `serve pack` wrote; SHA256SUMS and SHA256SUMS.sig are written into it.
+        What `serve pack` wrote; the signature is written into it.
     key
-        An Ed25519 private key (PEM): openssl genpkey -algorithm ed25519 -out key.pem
+        A private key (PEM) of P-256, P-384 or P-521 for model.sig, in OpenSSF's format: openssl genpkey -algorithm EC
+        -pkeyopt ec_paramgen_curve:P-256 -out key.pem; or an Ed25519 key for SHA256SUMS and SHA256SUMS.sig
     """
     from serve.repository.signing import sign as run
 

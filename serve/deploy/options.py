@@ -38,7 +38,8 @@ class RenderOptions:
     """Of Triton; one of deploy/docker/triton.Dockerfile where hooks require packages."""
 
     name: str = "serving"
-    """Of the application; its parts are NAME-triton and NAME-gateway."""
+    """Of the application; its parts are NAME-triton and NAME-gateway.
+    The Helm chart has the release's name there."""
 
     namespace: str = "serving"
     """Where it goes."""

@@ -26,6 +26,7 @@ GLIBC = (2, 35)
 # and on disk (1,890 in the environment with its bytecode, Triton 220, 520 in pip's cache).
 SIZES = {"cpu": (520, 2600), "cuda": (3600, 9300)}
 MACHINE = (platform.system(), platform.machine())
+BUILT = (("Linux", "x86_64"), ("Linux", "aarch64"))  # for which there is a wheel of Triton
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 
 
@@ -76,11 +77,13 @@ def lacks(
         )
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
         found.append(Lack("the module venv", "apt-get install python{}-venv".format(said)))
-    if machine != ("Linux", "x86_64"):
+    if machine not in BUILT:
         found.append(
             Lack(
-                "Linux on x86-64: this is {} on {}; the embedded Triton is built for no other".format(*machine),
-                "pip install -e '.[compress,serve]' compresses, and serves with a Triton of yours (TRITONSERVER)",
+                "Linux on x86-64 or ARM64: this is {} on {}; the embedded Triton is built for no other".format(
+                    *machine
+                ),
+                "pip install -e '.[compress,serve]' compresses, and serves a Triton elsewhere: serve up --triton URL",
             )
         )
     elif _glibc() < GLIBC:

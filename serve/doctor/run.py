@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from compress.errors import ToolkitError
+from compress.host.cores import cores_here
 from serve import __version__
 from serve.triton.find import find_triton
 from serve.triton.memory import MIB
@@ -27,7 +28,8 @@ PACKAGES = (
     "nvidia-pytriton", "tritonclient", "grpcio", "fastapi", "uvicorn", "uvloop",
 )  # fmt: skip
 # What makes integers and halves fast, in the order in which it came.
-INSTRUCTIONS = ("avx2", "f16c", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+INSTRUCTIONS = ("avx2", "f16c", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8",
+                "asimddp", "i8mm", "bf16", "sve")  # fmt: skip
 PORTS = {8000: "--triton-http-port", 8001: "--triton-grpc-port", 8002: "--triton-metrics-port", 8080: "--port"}
 SHARED = Path("/dev/shm")  # noqa: S108 (looked at)
 LITTLE_MEMORY_MIB = 2048
@@ -96,42 +98,27 @@ def _proc(name: str) -> str:
 def _processor() -> str:
     found = re.search(r"^model name\s*: (.*)$", _proc("cpuinfo"), re.MULTILINE)
     name = found[1] if found else platform.machine()
-    mine = len(os.sched_getaffinity(0))
-    of = f" of {os.cpu_count()}" if os.cpu_count() != mine else ""
-    busy = f", load {os.getloadavg()[0]:.1f}"
-    return f"{name}, {mine}{of} cores{_quota()}{busy}"
-
-
-def _quota() -> str:
-    """What a container may use of them."""
-    with suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
-        if quota != "max":
-            return f" (at most {int(quota) / int(period):.1f} at a time)"
-    return ""
+    return f"{name}, {cores_here().told()}, load {os.getloadavg()[0]:.1f}"
 
 
 def _instructions() -> str:
-    found = re.search(r"^flags\s*: (.*)$", _proc("cpuinfo"), re.MULTILINE)
+    found = re.search(r"^(?:flags|Features)\s*: (.*)$", _proc("cpuinfo"), re.MULTILINE)
     flags = set(found[1].split()) if found else set()
     has = [name for name in INSTRUCTIONS if name in flags]
     if not has:
         return "none of those that speed up INT8 are told"
-    vnni = {"avx512_vnni", "avx_vnni", "amx_int8"} & set(has)
-    return " ".join(has) + ("" if vnni else " (no VNNI: INT8 gains less here)")
+    vnni = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"} & set(has)
+    return " ".join(has) + ("" if vnni else " (no VNNI or dot products: INT8 gains less here)")
 
 
 def _room() -> list[Fact]:
     """Memory, shared memory, disk."""
     values = dict(re.findall(r"^(\w+):\s+(\d+) kB$", _proc("meminfo"), re.MULTILINE))
     total, free = (int(values.get(name, 0)) // 1024 for name in ("MemTotal", "MemAvailable"))
-    facts = [
-        Fact(
-            "memory",
-            f"{free:,} of {total:,} MiB free",
-            "" if free >= LITTLE_MEMORY_MIB else "stop something: training and Triton want 2 GiB and more",
-        )
-    ]
+    little = "" if free >= LITTLE_MEMORY_MIB else "stop something: training and Triton want 2 GiB and more"
+    facts = [Fact("memory", f"{free:,} of {total:,} MiB free", little)]
+    if not values:  # another system than Linux
+        facts = [Fact("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // MIB:,} MiB")]
     for name, folder, least, mend in (
         (
             "shared memory",
@@ -144,7 +131,7 @@ def _room() -> list[Fact]:
         try:
             found = shutil.disk_usage(folder).free // MIB
         except OSError:
-            facts.append(Fact(name, "is not there", mend))
+            facts.append(Fact(name, "is not there", mend if values else ""))  # what needs it is Linux's
             continue
         facts.append(Fact(name, f"{found:,} MiB free", "" if found >= least else mend))
     return facts

@@ -13,23 +13,29 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
 
 from compress.errors import ServerError
-from serve.gateway.access.addresses import plain
+from compress.host.cores import cores_here
 from serve.gateway.access.ending import Ending, by_model
+from serve.gateway.access.handshakes import Handshakes, handshake_s
 from serve.gateway.access.identity import KeyRing
-from serve.gateway.access.memory import CONNECTION_BYTES
+from serve.gateway.access.memory import CONNECTION_BYTES, Memory
 from serve.gateway.app import create_app
+from serve.gateway.edge.accepting import MOST_WAITING
 from serve.gateway.edge.connections import connection_class
+from serve.gateway.edge.rounds import Rounds
+from serve.gateway.edge.serving import Serving, first
 from serve.gateway.grpc.clients import Clients, Greetings
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.release.users_rules import UsersRules
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.loading import Loading
+from serve.gateway.whose import check_whose
 
 __all__ = ["check_port", "check_settings", "forwarding_signals", "run_gateway", "serve_gateway"]
 
@@ -83,6 +89,9 @@ async def serve_gateway(
     uvicorn_log.setLevel(logging.ERROR)  # not a line for each client that sends rubbish
     uvicorn_log.addFilter(_of_no_cut)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # nor for each form that is none
+    # As many threads as the machine has cores would be asyncio's own choice, whatever a container may use.
+    most = min(32, cores_here().count + 4)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(most, "gateway"))
     app = create_app(settings, incidents, loading)
     listener = _listen(settings.host, settings.port, reuse_port=settings.reuse_port)
     clients, grpc_clients = _clients(settings)
@@ -92,7 +101,7 @@ async def serve_gateway(
         room = min(clients, memory.bound // 4 // CONNECTION_BYTES)
         memory.most_of_address = max(1, int(room * settings.max_address_share))
     stopping = asyncio.Event()
-    server = _Server(
+    server = Serving(
         uvicorn.Config(
             app,
             http=connection_class(
@@ -102,6 +111,7 @@ async def serve_gateway(
                 memory,
                 stopping,
                 app.state.direct,
+                Rounds(app.state.parts.gate.keys),
             ),
             ws="none",
             lifespan="on",
@@ -119,6 +129,9 @@ async def serve_gateway(
         ),
         lambda: 0 if app.state.direct is None else len(app.state.direct.calls),
         lambda: by_model(app.state.parts.gate),
+        memory,
+        partial(_handshakes, settings, memory),
+        settings.head_timeout_s,
     )
     proxy = None
     if settings.grpc_port:
@@ -150,14 +163,14 @@ async def serve_gateway(
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     ending: Ending | None = None
     try:
-        await _first(running, server.listening)
+        await first(running, server.listening)
         if server.started and on_ready is not None:
             on_ready(_url(settings, listener))
-        await _first(running, stop)
+        await first(running, stop)
         app.state.draining = True
         stopping.set()
         if settings.drain_delay_s and not running.done():
-            await _first(running, force or asyncio.Event(), timeout_s=settings.drain_delay_s)
+            await first(running, force or asyncio.Event(), timeout_s=settings.drain_delay_s)
         ending = Ending(app.state.parts.gate, settings.drain_timeout_s)
         if proxy is None or (force and force.is_set()):
             server.should_exit = True
@@ -166,14 +179,14 @@ async def serve_gateway(
             server.should_exit = True
             stopping_calls = asyncio.ensure_future(proxy.stop(settings.drain_timeout_s))
             try:
-                await _first(stopping_calls, force or asyncio.Event())
+                await first(stopping_calls, force or asyncio.Event())
                 if not stopping_calls.done():
                     await proxy.stop(0.0)
                 await stopping_calls
             finally:
                 app.state.others_ended.set()
         if force is not None:
-            await _first(running, force)
+            await first(running, force)
             if force.is_set():
                 server.hurry.set()
         await running
@@ -191,8 +204,9 @@ def check_settings(settings: Settings) -> int:
     """Read keys, certificate and the file of --agree-module as a gateway would, without listening; the number of keys.
 
     Raises:
-        ServerError: one of them can't be used.
+        ServerError: one of them, or the state file, can't be used, or other users may have a say in it.
     """
+    check_whose(settings)
     if settings.tls_certificate is not None:
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
@@ -241,63 +255,16 @@ def forwarding_signals(stop: asyncio.Event, force: asyncio.Event) -> Iterator[No
             loop.remove_signal_handler(number)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers (`serve up` has a Triton to stop, too), which tells of what it cuts.
-
-    Args:
-        config: uvicorn's.
-        direct: how many requests are on the short way, which is no task.
-        models: whose requests are in flight, in words.
-
-    Attributes:
-        listening: set once it does.
-        hurry: to be set where it ends, and is not to wait for requests any longer.
-    """
-
-    def __init__(self, config: uvicorn.Config, direct: Callable[[], int], models: Callable[[], str]) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-        self.hurry = asyncio.Event()
-        self._direct = direct
-        self._models = models
-
-    def greeted(self) -> set[tuple[str, int]]:
-        """Addresses and ports of the clients whose connections are made, over TLS after the handshake."""
-        clients = (getattr(each, "client", None) for each in self.server_state.connections)
-        return {(plain(client[0]), client[1]) for client in clients if client is not None}
-
-    async def _wait_tasks_to_complete(self) -> None:
-        waiting = asyncio.ensure_future(super()._wait_tasks_to_complete())
-        try:
-            await _first(waiting, self.hurry)
-        except asyncio.CancelledError:
-            self._tell_of_cut(f"after drain_timeout_s = {self.config.timeout_graceful_shutdown}")
-            raise
-        finally:
-            waiting.cancel()
-        if self.hurry.is_set():  # not uvicorn's own way, which leaves out what the app has to end
-            self._tell_of_cut("at once, as it was told to")
-            for task in self.server_state.tasks:
-                task.cancel()
-
-    def _tell_of_cut(self, when: str) -> None:
-        waiting = sum(len(getattr(each, "pipeline", ())) for each in self.server_state.connections)
-        cut = len(self.server_state.tasks) + self._direct() + waiting
-        if cut:
-            logger.warning("the gateway ends %s; requests cut: %d%s", when, cut, self._models())
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
-
-    def capture_signals(self) -> Any:
-        return nullcontext()
-
-
 def _of_no_cut(record: logging.LogRecord) -> bool:
     """Whether a line of uvicorn's is of something else than the requests that the end has cut: those have one line."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, asyncio.CancelledError) and not str(record.msg).startswith("Cancel %s running task")
+
+
+def _handshakes(settings: Settings, memory: Memory, context: ssl.SSLContext) -> Handshakes:
+    """What bounds handshakes with this certificate, measured now."""
+    memory.handshakes = Handshakes(handshake_s(context), bounded=settings.max_address_share < 1)
+    return memory.handshakes
 
 
 def _listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
@@ -350,7 +317,7 @@ def _clients(settings: Settings) -> tuple[int, int]:
 
     A process without files can't look after its Triton, read its keys or start anything.
     """
-    reserve = SPARE_FILES + len(settings.upstream) * settings.max_connections
+    reserve = SPARE_FILES + MOST_WAITING + len(settings.upstream) * settings.max_connections
     asked = settings.max_clients
     wanted = (2 * asked if settings.grpc_port else asked) + reserve
     files = _allow_files(wanted * 16 // 13 + 1 if settings.grpc_port else wanted)
@@ -376,15 +343,6 @@ def _allow_files(files: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
     return files if soft == resource.RLIM_INFINITY else soft
-
-
-async def _first(running: asyncio.Future[None], event: asyncio.Event, *, timeout_s: float | None = None) -> None:
-    """Wait for the server to end by itself, the event, or the time."""
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait((running, waiting), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
 
 
 async def _until_signal(settings: Settings, on_ready: Callable[[str], None] | None) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from compress.errors import ServerError
 from serve.config.named import named_text
+from serve.config.ours import check_ours
 from serve.gateway.settings import ModelSettings, Settings
 
 __all__ = ["PREFIX", "load_settings", "read_settings"]
@@ -60,6 +61,7 @@ def read_settings(path: Path | None, environment: Mapping[str, str]) -> dict[str
 
 def _of_file(path: Path) -> dict[str, Any]:
     try:
+        check_ours(path)
         values = tomllib.loads(named_text(path))
     except OSError as err:
         raise ServerError(f"can't read {path}", why=err.strerror or str(err), mend="name a TOML file") from err

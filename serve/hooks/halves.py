@@ -59,16 +59,33 @@ def centre(width: int, height: int) -> tuple[float, float, float, float]:
     pixel = "uint8" if dtype == "uint8" else "float32"
     code = f'''
 WIDTH, HEIGHT = {width}, {height}
-MOST_PIXELS = 64_000_000  # of an image: a small file may hold a picture that takes up all memory
+MOST_PIXELS = 64_000_000  # of the images of one request: a small file may hold a picture that takes all time and memory
+MOST_PARTS = 24  # scans of a JPEG, or texts and profiles of a PNG: each costs much, and takes a dozen bytes
 {constants}
 
+def admit({name}: list[bytes]) -> None:
+    """Refuse the images of a request that would keep others waiting, before any of them is decoded."""
+    pixels = 0
+    for file in {name}:
+        marks = (b"zTXt", b"iTXt", b"iCCP") if file.startswith(b"\\x89PNG") else (b"\\xff\\xda",)
+        if (parts := sum(map(file.count, marks))) > MOST_PARTS:
+            raise ValueError(f"the image has more than {{MOST_PARTS}} scans, texts and profiles")
+        try:
+            with Image.open(io.BytesIO(file), formats=("PNG", "JPEG")) as picture:  # its head alone
+                pixels += picture.width * picture.height * max(1, parts // 3)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            pixels = MOST_PIXELS + 1
+        except (OSError, SyntaxError) as err:
+            raise ValueError("the image is neither a PNG nor a JPEG file, or it is damaged") from err
+        if pixels > MOST_PIXELS:
+            raise ValueError(f"the images of the request have more than {{MOST_PIXELS:,}} pixels")
+
+
 def preprocess({name}: bytes) -> np.ndarray[Any, Any]:
-    """A PNG or JPEG file -> {dtype}[{shape}]."""
+    """A PNG or JPEG file that was admitted -> {dtype}[{shape}]."""
     try:
         with Image.open(io.BytesIO({name}), formats=("PNG", "JPEG")) as picture:
             {fitted}
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as err:
-        raise ValueError(f"the image has more than {{MOST_PIXELS:,}} pixels") from err
     except (OSError, SyntaxError) as err:
         raise ValueError("the image is neither a PNG nor a JPEG file, or it is damaged") from err
     pixels = np.asarray(fitted, np.{pixel}).reshape(HEIGHT, WIDTH, {channels}){scale}
@@ -77,8 +94,6 @@ def preprocess({name}: bytes) -> np.ndarray[Any, Any]:
 
 def decoded(picture: Image.Image) -> Image.Image:
     """Turned as the camera was held, and of 8 bits."""
-    if picture.width * picture.height > MOST_PIXELS:
-        raise ValueError(f"the image has more than {{MOST_PIXELS:,}} pixels")
     try:
         turned = ImageOps.exif_transpose(picture)
     except Exception:  # Pillow raises all kinds where the EXIF is damaged; the picture itself need not be
@@ -107,10 +122,14 @@ def test_what_is_no_image_is_the_clients_fault(image: bytes) -> None:
         hooks.preprocess(image)
 
 
-def test_an_image_of_too_many_pixels_is_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "MOST_PIXELS", 0)
-    with pytest.raises(ValueError, match="more than 0 pixels"):
-        hooks.preprocess(**hooks.example())
+def test_images_of_too_many_pixels_or_parts_are_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = hooks.example()["{name}"]
+    monkeypatch.setattr(hooks, "MOST_PIXELS", hooks.WIDTH * hooks.HEIGHT)
+    hooks.admit([image])
+    with pytest.raises(ValueError, match="pixels"):
+        hooks.admit([image, image])
+    with pytest.raises(ValueError, match="scans, texts and profiles"):
+        hooks.admit([image + b"zTXt" * 100])
 """
     imports = ("import io", "from typing import Any", "import numpy as np", "from PIL import Image, ImageOps")
     return Part(

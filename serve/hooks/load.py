@@ -21,6 +21,10 @@ none; where that makes two the same, they are told apart by their places, as a_b
 underscore more behind its name, as `np_` for an output named np. An output that postprocess does not take is not
 served.
 
+A module may have `admit`, which takes what preprocess takes, each argument as a list with one for each item of a
+request, before preprocess is called: a ValueError there refuses the request. It is for what would keep others waiting,
+as the pixels of all images, by their heads: requests are worked on one after the other.
+
 A ValueError in preprocess tells the client that its input is bad (HTTP 400); anything else that a hook raises is the
 server's fault (500). Either fails that request alone.
 
@@ -106,7 +110,8 @@ class Hooks:
         stage = self.preprocess if name == "preprocess" else self.postprocess
         if stage is None:
             raise KeyError(name)
-        return Hook(name, getattr(self.module, name), stage.spec(), str(self.source.path))
+        admit = getattr(self.module, "admit", None)
+        return Hook(name, getattr(self.module, name), stage.spec(), str(self.source.path), admit)
 
 
 def load_hooks(path: Path, signature: Signature) -> Hooks:
@@ -141,6 +146,7 @@ def load_hooks(path: Path, signature: Signature) -> Hooks:
             f"{both[0]!r} is the name of {twice} of the served model",
             "rename one of the two: in an ensemble each tensor has its own name",
         )
+    _check_admit(source, module, preprocess)
     example = _example(source, module, front)
     for name, stage in (("preprocess", preprocess), ("postprocess", postprocess)):
         if stage is not None and stage.batchwise and not batched:
@@ -176,6 +182,18 @@ def _preprocess(source: Source, module: types.ModuleType, hook: Any, inputs: tup
     if not _is_named_tuple(made):
         return Stage(tuple(arguments), inputs, "value" if len(inputs) == 1 else "mapping", whole)
     return Stage(tuple(arguments), _made(source, module, made, inputs, whole=whole), "tuple", whole)
+
+
+def _check_admit(source: Source, module: types.ModuleType, preprocess: Stage | None) -> None:
+    """Raises HookError where it can't be called with what preprocess takes."""
+    hook = getattr(module, "admit", None)
+    if hook is None:
+        return
+    if preprocess is None:
+        raise source.error("admit", "there is no preprocess that it stands before", "define one, or rename admit")
+    if {*_argument_names(source, "admit", hook)} != {item.name for item in preprocess.arguments}:
+        names = ", ".join(f"{item.name}: list" for item in preprocess.arguments)
+        raise source.error("admit", "it does not take what preprocess takes", f"write 'def admit({names}) -> None'")
 
 
 def _made(

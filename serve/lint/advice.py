@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from compress.host.cores import Cores
+from serve.config.pbtxt import from_message
+from serve.config.threads import threads_of
 from serve.lint.finding import Findings, warning
 from serve.lint.model import Model
 from serve.pack.onnx_reader import OnnxFile
 
-__all__ = ["batch_advice", "core_advice", "file_advice", "instance_advice", "queue_advice"]
+__all__ = ["batch_advice", "core_advice", "file_advice", "instance_advice", "open_threads", "queue_advice"]
 
 ANY = -1
 
@@ -75,36 +78,32 @@ def queue_advice(model: Model) -> Findings:
         )
 
 
-def core_advice(models: Sequence[Model], cores: int) -> Findings:
-    """ONNX Runtime's threads of all instances of a model against the cores."""
+def core_advice(models: Sequence[Model], cores: Cores) -> Findings:
+    """The threads of all instances of a model against the cores that there are."""
     for model in models:
-        if model.backend == "openvino":
-            yield from _openvino_cores(model, cores)
-        if model.backend != "onnxruntime":
+        threads = threads_of(from_message(model.config), model.backend)
+        if threads is None or not threads.too_many(cores.count):
             continue
-        counts = [group.count for group in model.config.instance_group if group.kind in (0, 2)]
-        threads = (
-            model.config.parameters["intra_op_thread_count"].string_value
-            if ("intra_op_thread_count" in model.config.parameters)
-            else ""
+        asked = f"{threads.each} threads each" if threads.total else "every core each"
+        kept = f"the embedded Triton starts {threads.within(cores.count)} each"
+        yield warning(
+            model.name,
+            f"{threads.instances} instances with {asked}, this machine has {cores.told()}; {kept}",
+            f"keep the instances, and their threads together ({threads.parameter}), within the cores, "
+            "or pack with --cores here",
         )
-        each = int(threads) if len(threads) <= 10 and threads.isdecimal() and int(threads) else cores
-        instances = sum(max(count, 1) for count in counts) or (0 if model.config.instance_group else 2)
-        if instances * each > max(cores, 1) and instances * each > 1:
-            yield warning(
-                model.name,
-                f"{instances} instances with {each} threads each, this machine has {cores} cores",
-                "keep instances times intra_op_thread_count within the cores",
-            )
 
 
-def _openvino_cores(model: Model, cores: int) -> Findings:
-    """OpenVINO's threads are those of all instances together."""
-    name = "INFERENCE_NUM_THREADS"
-    told = model.config.parameters[name].string_value if name in model.config.parameters else ""
-    if len(told) <= 10 and told.isdecimal() and int(told) > max(cores, 1):
-        what = f"{name} is {told}, this machine has {cores} cores"
-        yield warning(model.name, what, f"keep {name} within the cores")
+def open_threads(model: Model) -> Findings:
+    """Threads that nobody counts: Triton's own backends then count the machine's cores, not the container's."""
+    threads = threads_of(from_message(model.config), model.backend)
+    if threads is not None and not threads.total:
+        yield warning(
+            model.name,
+            f"{threads.parameter} is left open: in a container with fewer CPUs than its machine, each instance still "
+            "starts a thread for every core of the machine",
+            f"write {threads.parameter}, or pack again",
+        )
 
 
 def file_advice(model: Model) -> Findings:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 
+from compress.host.cores import cores_here
 from serve.lint import advice
 from serve.lint.batching_rules import batching_rules, cache_rules, sequence_rules
 from serve.lint.config_rules import (
@@ -129,8 +129,10 @@ def lint(
         if files is not None:
             found += untold(model, onnx_rules(model, files))
     found += _of_plans(models, tensorrt)
-    if not container:
-        found += advice.core_advice(list(models.values()), len(os.sched_getaffinity(0)))
+    if container:
+        found += [finding for model in models.values() for finding in advice.open_threads(model)]
+    else:
+        found += advice.core_advice(list(models.values()), cores_here())
     _add_steps(models, found)
     return sorted(found, key=lambda item: (item.model, item.severity))
 

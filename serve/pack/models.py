@@ -15,6 +15,7 @@ from serve.config.overlay import lay_over
 from serve.config.pbtxt import parse, read_config, text_of, to_message
 from serve.hooks.load import Hooks
 from serve.pack.configs import configs_for
+from serve.pack.cores import fitted, instances_of, with_reason
 from serve.pack.engine_file import for_plan
 from serve.pack.network_config import LABELS
 from serve.pack.options import PackOptions
@@ -43,6 +44,7 @@ class Wanted:
         message: the protobuf message of its config.pbtxt; edits by hand go into it.
         packed: the text without them.
         labels: a file for the names of its classes.
+        chosen: who chose its instances and threads, in words for its config.pbtxt.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Wanted:
     message: Any
     packed: str
     labels: Path | None
+    chosen: str = ""
 
 
 def wanted_models(
@@ -60,6 +63,7 @@ def wanted_models(
     Raises:
         RepositoryError: Triton can't serve it, a table names no model of this pack, or a field that there is not.
     """
+    options, chosen = fitted(options)
     options, engine = for_plan(source, options)
     backend, platform, _ = BACKENDS[source.format]
     if runs_on_openvino(source, options):
@@ -86,7 +90,7 @@ def wanted_models(
         if message.name != config.name:
             raise RepositoryError(f"can't set {role}.name", why="a model is named as its folder is", mend="use --name")
         labels = options.labels if role == "network" else None
-        wanted[config.name] = Wanted(config.name, role, message, text_of(message), labels)
+        wanted[config.name] = Wanted(config.name, role, message, text_of(message), labels, chosen)
     return wanted
 
 
@@ -152,7 +156,10 @@ def write_model(folder: Path, version: int, wanted: Wanted, source: Artifact, ho
     (folder / PACKED_FILE).write_text(wanted.packed, encoding="utf-8")
     if wanted.labels is not None:
         shutil.copyfile(wanted.labels, folder / LABELS)
-    (folder / "config.pbtxt").write_text(text_of(wanted.message), encoding="utf-8")
+    edited = instances_of(wanted.message) != instances_of(parse(wanted.packed))
+    chosen = "as it was edited by hand or tuned" if edited else wanted.chosen
+    text = with_reason(wanted.message, chosen) if wanted.role == "network" else text_of(wanted.message)
+    (folder / "config.pbtxt").write_text(text, encoding="utf-8")
     if wanted.role == "network":
         file = wanted.message.default_model_filename or BACKENDS[source.format][2]
         shutil.copyfile(source.model_path, inside / file)

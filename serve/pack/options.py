@@ -28,11 +28,14 @@ class PackOptions:
     """How Triton runs the models.
 
     instances times threads should not pass the cores of the machine that serves. Two instances with one thread each
-    serve more than one instance with two threads, which answers a single request sooner.
+    serve more than one instance with two threads, which answers a single request sooner. The embedded Triton keeps
+    threads within the cores.
 
     Attributes:
         instances: copies of the network that run side by side, each with its own memory; on GPUs, on each GPU.
         threads: of the network, in each instance.
+        cores: choose both for so many cores of the machine that serves, or, with "here", for those that this process
+            may use here, by its CPUs, its container's quota and its NUMA nodes; by default they suit any machine.
         hook_instances: processes for each of preprocess and postprocess.
         pipeline: how hooks and network come together: an "ensemble" of models that Triton schedules, or "bls", one
             Python model that runs both hooks and asks the network.
@@ -73,6 +76,7 @@ class PackOptions:
 
     instances: int = 2
     threads: int = 1
+    cores: int | Literal["here"] | None = None
     hook_instances: int = 1
     pipeline: Literal["ensemble", "bls"] = "ensemble"
     max_batch_size: int = 32
@@ -118,6 +122,11 @@ class PackOptions:
             )
         if self.preserve_ordering and self.priority_levels > 1:
             self._refuse("preserve_ordering", True, "priorities change the order")
+        if isinstance(self.cores, int) and self.cores < 1:
+            self._refuse("cores", self.cores, "it must be 1 or more")
+        if self.cores is not None and (self.device == "gpu" or (self.instances, self.threads) != (2, 1)):
+            why = "the network runs on a GPU" if self.device == "gpu" else "it chooses --instances and --threads"
+            self._refuse("cores", self.cores, why)
         batching = ("max_queue_delay_microseconds", "preferred_batch_size", "preserve_ordering", "priority_levels",
                     "max_queue_size", "queue_timeout_microseconds")  # fmt: skip
         for name in batching:

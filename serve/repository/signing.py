@@ -1,8 +1,8 @@
-"""A repository signed as a whole: SHA256SUMS of its files, and an Ed25519 signature of that.
+"""A repository signed as a whole, in one of two formats that other tools know, by the kind of the key.
 
-Every entry below the repository is listed, or refused: links, devices, byte code and empty folders can't be vouched
-for, and are neither signed nor served. Both files are what other tools know: `sha256sum --check SHA256SUMS`, and
-`openssl pkeyutl -verify -rawin`.
+A key of an elliptic curve signs model.sig, of OpenSSF's model signing (`model_signing verify key`); an Ed25519 key
+signs SHA256SUMS (`sha256sum --check`, `openssl pkeyutl -verify -rawin`). Either way every entry below the repository is
+listed, or refused: links, devices, byte code and empty folders can't be vouched for, and are neither signed nor served.
 """
 
 from __future__ import annotations
@@ -10,29 +10,36 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from compress.errors import MissingExtraError, RepositoryError
+from compress.errors import RepositoryError
 from compress.vetting.replace import replace_file
 from compress.vetting.texts import read_bytes
+from serve.repository.bundle import bundle_of, files_in
 from serve.repository.entries import digests
 from serve.repository.folders import folders_of
+from serve.repository.keys import private_key, public_key
 from serve.repository.lock import locked
 from serve.repository.provenance import verify_checksums
 
-__all__ = ["SIGNATURE", "SUMS", "check_files", "check_signature", "sign", "sums_of"]
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-SUMS, SIGNATURE = "SHA256SUMS", "SHA256SUMS.sig"
-SIGNATURE_BYTES, PEM_BYTES = 64, 1 << 16
-MAKE = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out public.pem"
+__all__ = ["SIGNATURES", "check_files", "check_signature", "sign", "sums_of"]
+
+SUMS, SIGNATURE, BUNDLE = "SHA256SUMS", "SHA256SUMS.sig", "model.sig"
+SIGNATURES = (SIGNATURE, BUNDLE)
+UNSIGNED = (SUMS, *SIGNATURES)
+SIGNATURE_BYTES = 64
 
 
 def sign(repository: Path, key: Path) -> int:
-    """Write checksums of all files, and their signature.
+    """Write a list of all files, signed.
 
     Args:
         repository: to be signed as it is now.
-        key: an Ed25519 private key (PEM, without a password); it is only read.
+        key: a private key (PEM, without a password); it is only read. One of P-256, P-384 or P-521 writes model.sig, an
+            Ed25519 key SHA256SUMS and its signature; what a key of the other kind wrote stays.
 
     Returns:
         How many files there are.
@@ -42,20 +49,27 @@ def sign(repository: Path, key: Path) -> int:
         MissingExtraError: there is no `cryptography`.
     """
     folders_of(repository)
-    private = _key(key, private=True)
+    private = private_key(key)
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
     with locked(repository):
-        text = _text(repository, sums_of(repository))
-        replace_file(repository / SUMS, text.encode())
-        replace_file(repository / SIGNATURE, private.sign(text.encode()))
-    return text.count("\n")
+        found = digests(repository, skip=UNSIGNED)
+        if isinstance(private, EllipticCurvePrivateKey):
+            bundle = bundle_of(found, repository.resolve().name, UNSIGNED, private)
+            replace_file(repository / BUNDLE, bundle)
+        else:
+            text = "".join(f"{digest}  {path}\n" for path, digest in found.items()).encode()  # as sha256sum writes it
+            replace_file(repository / SUMS, text)
+            replace_file(repository / SIGNATURE, private.sign(text))
+    return len(found)
 
 
-def check_signature(repository: Path, public_key: Path, sums: Mapping[Path, str] | None = None) -> int:
+def check_signature(repository: Path, public: Path, sums: Mapping[Path, str] | None = None) -> int:
     """Check that every file is what was signed, and that there are no others.
 
     Args:
         repository: as it is now.
-        public_key: of whoever signed it (PEM).
+        public: the key of whoever signed it (PEM); its kind says which signature is looked at.
         sums: its `sums_of`, where they are known.
 
     Returns:
@@ -66,24 +80,24 @@ def check_signature(repository: Path, public_key: Path, sums: Mapping[Path, str]
         MissingExtraError: there is no `cryptography`.
     """
     folders_of(repository)
-    public = _key(public_key, private=False)
-    again = "sign it again with `serve sign`, if the change is yours"
+    key = public_key(public)
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+    name = BUNDLE if isinstance(key, EllipticCurvePublicKey) else SIGNATURE
     try:
-        signed = read_bytes(repository / SUMS)
-        signature = read_bytes(repository / SIGNATURE, SIGNATURE_BYTES)
+        if isinstance(key, EllipticCurvePublicKey):
+            told = files_in(read_bytes(repository / BUNDLE), key)
+        else:
+            told = _listed(repository, key)
     except (OSError, ValueError) as err:
         raise RepositoryError(
-            f"{repository} is not signed", why=str(err), mend="sign it with `serve sign … --key key.pem`"
+            f"{repository} is not signed", why=f"{name}: {err}", mend="sign it with `serve sign … --key key.pem`"
         ) from err
-    from cryptography.exceptions import InvalidSignature
-
-    try:
-        public.verify(signature, signed)
     except InvalidSignature as err:
         raise RepositoryError(
-            f"won't trust {repository}", why=f"{SIGNATURE} is not of {public_key}'s owner", mend="ask who signed it"
+            f"won't trust {repository}", why=f"{name} is not of {public}'s owner", mend="ask who signed it"
         ) from err
-    told = {name: line[:64] for line in signed.decode().split("\n") if (name := line[66:])}
     found = {
         path.relative_to(repository).as_posix(): digest
         for path, digest in (sums_of(repository) if sums is None else sums).items()
@@ -91,7 +105,9 @@ def check_signature(repository: Path, public_key: Path, sums: Mapping[Path, str]
     if told != found:
         names = sorted({name for name, _ in told.items() ^ found.items()})
         raise RepositoryError(
-            f"won't trust {repository}", why=f"changed since it was signed: {', '.join(names[:5])}", mend=again
+            f"won't trust {repository}",
+            why=f"changed since it was signed: {', '.join(names[:5])}",
+            mend="sign it again with `serve sign`, if the change is yours",
         )
     return len(found)
 
@@ -138,26 +154,11 @@ def sums_of(repository: Path, into: Path | None = None) -> dict[Path, str]:
     Raises:
         RepositoryError: an entry of it can't be vouched for.
     """
-    found = digests(repository, skip=(SUMS, SIGNATURE), into=into)
-    return {repository / path: digest for path, digest in found.items()}
+    return {repository / path: digest for path, digest in digests(repository, skip=UNSIGNED, into=into).items()}
 
 
-def _text(repository: Path, sums: Mapping[Path, str]) -> str:
-    """In the form of sha256sum."""
-    return "".join(f"{told}  {path.relative_to(repository).as_posix()}\n" for path, told in sums.items())
-
-
-def _key(path: Path, *, private: bool) -> Any:
-    try:
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
-    except ModuleNotFoundError as err:
-        raise MissingExtraError("can't sign or verify", module="cryptography", extra="sign") from err
-    try:
-        pem = read_bytes(path, PEM_BYTES, named=True)
-        key: Any = load_pem_private_key(pem, None) if private else load_pem_public_key(pem)
-        if not isinstance(key, ed25519.Ed25519PrivateKey if private else ed25519.Ed25519PublicKey):
-            raise ValueError("it is a key of another kind")
-    except (OSError, ValueError, TypeError) as err:
-        raise RepositoryError(f"can't use the key {path}", why=str(err), mend=f"make one: {MAKE}") from err
-    return key
+def _listed(repository: Path, key: Ed25519PublicKey) -> dict[str, str]:
+    """What SHA256SUMS lists, once its signature is verified."""
+    signed = read_bytes(repository / SUMS)
+    key.verify(read_bytes(repository / SIGNATURE, SIGNATURE_BYTES), signed)
+    return {name: line[:64] for line in signed.decode().split("\n") if (name := line[66:])}

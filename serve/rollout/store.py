@@ -7,17 +7,17 @@ file, one follows ("owner"); the others route by what it writes, and take over w
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from compress.errors import ServerError
 from serve.rollout.plan import Plan, Target
+from serve.rollout.state_file import StateFileError, opened
 
 __all__ = ["ACTIVE", "AbortAskedError", "Happened", "Row", "State", "StateFileError", "Store", "Wish"]
 
@@ -28,20 +28,6 @@ STATES = (*ACTIVE, "promoted", "aborted")
 # What is raised where a value is not what it should be.
 BROKEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 SILENT_S = 10.0
-LOCKED_S = 5.0
-SCHEMA_VERSION = 1
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS rollouts (
-  id INTEGER PRIMARY KEY, model TEXT NOT NULL, baseline TEXT, candidate TEXT NOT NULL, plan TEXT NOT NULL,
-  state TEXT NOT NULL, step INTEGER NOT NULL DEFAULT 0, seconds REAL NOT NULL DEFAULT 0, why TEXT NOT NULL DEFAULT '',
-  wish TEXT, owner TEXT, created REAL NOT NULL, updated REAL NOT NULL, cleared INTEGER NOT NULL DEFAULT 0,
-  snapshot TEXT NOT NULL DEFAULT '{}', evidence TEXT NOT NULL DEFAULT '{}'
-);
-CREATE INDEX IF NOT EXISTS rollouts_model ON rollouts (model);
-CREATE TABLE IF NOT EXISTS events (
-  rollout INTEGER NOT NULL REFERENCES rollouts, at REAL NOT NULL, kind TEXT NOT NULL, why TEXT NOT NULL
-);
-"""
 COLUMNS = (
     "id, model, baseline, candidate, plan, state, step, seconds, why, wish, owner, created, updated, cleared, "
     "snapshot, evidence"
@@ -50,10 +36,6 @@ COLUMNS = (
 
 class AbortAskedError(Exception):
     """A rollout is not promoted: meanwhile somebody has asked for it to be aborted."""
-
-
-class StateFileError(ServerError):
-    """The state file can't be read or written."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +275,7 @@ class Store:
             return []
         which = "id IN (SELECT max(id) FROM rollouts GROUP BY model)" if latest else "model = ? OR ? IS NULL"
         order = "model" if latest else "id DESC"
-        with self._reading() as file:
+        with opened(self.path) as file:
             # Only the two texts above go into the statement.
             rows = file.execute(
                 f"SELECT {COLUMNS} FROM rollouts WHERE {which} ORDER BY {order}",  # noqa: S608
@@ -311,7 +293,7 @@ class Store:
 
     def events(self, id_: int) -> list[Happened]:
         """What happened to a rollout, in order."""
-        with self._reading() as file:
+        with opened(self.path) as file:
             rows = file.execute("SELECT at, kind, why FROM events WHERE rollout = ? ORDER BY rowid", (id_,)).fetchall()
         return [Happened(*row) for row in rows]
 
@@ -390,33 +372,7 @@ class Store:
                 f"there are no rollouts in {self.path}", why="no such file",
                 mend="start one, or name the gateway's state file with --state",
             )  # fmt: skip
-        with self._opened() as file:
+        with opened(self.path) as file:
             file.execute("BEGIN IMMEDIATE")
             yield file
             file.commit()
-
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._opened() as file:
-            yield file
-
-    @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        try:
-            if not self.path.exists():
-                os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-            with closing(sqlite3.connect(self.path, timeout=LOCKED_S, isolation_level=None)) as file:
-                (version,) = file.execute("PRAGMA user_version").fetchone()
-                if version == 0:
-                    file.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-                elif version != SCHEMA_VERSION:
-                    raise StateFileError(
-                        f"can't use the state file {self.path}", why=f"it has version {version} of its tables",
-                        mend="name another file, or use the release that wrote it",
-                    )  # fmt: skip
-                yield file
-        except (OSError, sqlite3.Error, ValueError) as err:
-            raise StateFileError(
-                f"can't use the state file {self.path}", why=str(err),
-                mend="name a file of `serve rollout` in a folder that can be written",
-            ) from err  # fmt: skip

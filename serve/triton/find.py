@@ -12,7 +12,7 @@ from pathlib import Path
 
 from compress.errors import MissingExtraError, ServerError
 from serve.triton.interpreter import Interpreter, library_folders
-from serve.triton.wheel import DOWNLOAD_MB, Wheel, private
+from serve.triton.wheel import DOWNLOAD_MB, Wheel, check_built, private
 
 __all__ = ["Triton", "build_backends", "find_triton"]
 
@@ -106,6 +106,7 @@ def _installed(binary: Path) -> Triton:
 
 def _wheel(environ: Mapping[str, str]) -> Triton:
     what = "can't start Triton"
+    check_built(what)
     if importlib.util.find_spec("onnxruntime") is None:
         raise MissingExtraError(what, module="onnxruntime", extra="triton")
     wheel = private(environ) or _of_environment()

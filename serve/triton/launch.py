@@ -16,8 +16,10 @@ from types import TracebackType
 from typing import Self
 
 from compress.errors import ServerError
+from compress.host.cores import cores_here
 from compress.vetting.scratch import scratch
 from serve.config.shell_words import PLAIN
+from serve.config.threads import CORES
 from serve.http.message import Address
 from serve.http.once import ask_once
 from serve.repository.read import ModelInfo, read_models
@@ -190,7 +192,7 @@ class TritonServer:
             empty.mkdir()
             self._family = Family(
                 self._command(triton, backends, link, models),
-                environ=_environ(triton, run_folder / "python"),
+                environ=_environ(triton, run_folder / "python", cores_here(self._options.cpus).count),
                 log=self.log,
                 folder=empty,
                 cpus=self._options.cpus,
@@ -362,8 +364,11 @@ def _check_log(path: Path) -> None:
         )
 
 
-def _environ(triton: Triton, folder: Path) -> dict[str, str]:
-    """The environment for tritonserver: its libraries, and a Python for its stubs, which may be made in a folder."""
+def _environ(triton: Triton, folder: Path, cores: int) -> dict[str, str]:
+    """The environment for tritonserver: its libraries, and a Python for its stubs, which may be made in a folder.
+
+    What computes there is told how many cores there are: libraries count those of the machine.
+    """
     environ = dict(os.environ)
     # A stub takes the site-packages of the first python3 on PATH: unresolved, or a virtual environment is left out.
     own = str((triton.interpreter or Path(sys.executable)).parent)
@@ -373,6 +378,8 @@ def _environ(triton: Triton, folder: Path) -> dict[str, str]:
     environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         environ.setdefault(name, "1")  # instances share the cores: numpy in a hook must not take them all
+    environ.setdefault("RAYON_NUM_THREADS", str(cores))  # tokenizers
+    environ[CORES] = str(cores)
     return environ
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -20,10 +21,11 @@ from pathlib import Path
 
 from compress.errors import ServerError, first_line
 
-__all__ = ["DOWNLOAD_MB", "TRITON", "Wheel", "folder_of", "install", "private"]
+__all__ = ["DOWNLOAD_MB", "TRITON", "Wheel", "check_built", "folder_of", "install", "private"]
 
 TRITON, NUMPY = "0.7.0", "1.26.4"
 DOWNLOAD_MB = 75
+BUILT = (("Linux", "x86_64"), ("Linux", "aarch64"))
 PYTHONS = ((3, 11), (3, 12))  # for which that NumPy has wheels
 WHAT = "can't fetch Triton"
 RUNTIMES = ("onnxruntime", "openvino")  # of the backends, as far as they are here
@@ -71,6 +73,18 @@ def private(environ: Mapping[str, str] = os.environ) -> Wheel | None:
     return Wheel(folder / "packages", folder / "numpy")
 
 
+def check_built(what: str = WHAT) -> None:
+    """Raise ServerError where no wheel of Triton is built for this machine."""
+    if (told := (platform.system(), platform.machine())) not in BUILT:
+        built = " and ".join(" on ".join(each) for each in BUILT)
+        raise ServerError(
+            what,
+            why=f"Triton's wheels are for {built}, and this is {' on '.join(told)}",
+            mend="put the gateway before a Triton elsewhere: serve up --triton URL; or run one in a container: "
+            "serve up REPOSITORY --docker run",
+        )
+
+
 def install(environ: Mapping[str, str] = os.environ, python: str | None = None) -> Path:
     """Fetch it, by the pip or uv that is here; the folder appears whole or not at all.
 
@@ -83,8 +97,9 @@ def install(environ: Mapping[str, str] = os.environ, python: str | None = None) 
         The folder.
 
     Raises:
-        ServerError: nothing can fetch it, or what fetches it fails.
+        ServerError: there is none for this machine, nothing can fetch it, or what fetches it fails.
     """
+    check_built()
     folder = folder_of(environ)
     if folder.is_dir():
         return folder

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import platform
 from pathlib import Path
 
 from compress.artifact import sha256_of
 from compress.errors import ServerError
+from compress.host.cores import cores_here
 from compress.vetting.replace import replace_file
 from compress.vetting.texts import read_json
 from serve.repository.folders import files_of
@@ -29,7 +29,7 @@ def key_of(subject: Subject, *, bound_ms: float, seed: int, cpus: tuple[int, ...
         for name in sorted(subject.texts)
         for path in files_of(subject.repository / name)
     ]
-    machine = (platform.node(), platform.processor(), len(os.sched_getaffinity(0)), cpus, bound_ms, seed, SCHEMA)
+    machine = (platform.node(), platform.processor(), cores_here().count, cpus, bound_ms, seed, SCHEMA)
     return hashlib.sha256(repr((files, machine)).encode()).hexdigest()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pwd
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +25,9 @@ def claimed(repository: Path) -> Iterator[None]:
 
     A repository may be on a disk that nobody may write to, and others may read it, so the lock is elsewhere: a file in
     a folder that is open to nobody else, named by the repository's device and inode. Another user can then neither
-    hold it nor be kept out by it. Without such a folder, nobody is kept from serving twice.
+    hold it nor be kept out by it. It is held in each such folder that there is, and the environment has no say in which
+    they are: two processes that can write to different ones, or to one that is full by now, still meet in another.
+    Without any, nobody is kept from serving twice.
 
     Raises:
         ServerError: another process serves it.
@@ -36,28 +38,32 @@ def claimed(repository: Path) -> Iterator[None]:
     except OSError:  # whoever reads the repository says so
         yield
         return
-    for folder in _candidates():
-        try:
-            taken = _take(repository, folder / f"{boot}-{told.st_dev:x}-{told.st_ino:x}")
-        except OSError:  # read-only, not ours, or without locks
-            continue
-        try:
-            yield
-        finally:
-            taken.close()
-        return
-    yield
+    name = f"{boot}-{told.st_dev:x}-{told.st_ino:x}"
+    with contextlib.ExitStack() as held:
+        for folder in _usable():  # in one order, and nobody waits: of two that begin together, one goes on
+            with contextlib.suppress(OSError):  # full, or without locks
+                held.callback(_take(repository, folder / name).close)
+        yield
 
 
-def _candidates() -> Iterator[Path]:
-    """Folders that may be this user's own; they are made."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path("~").expanduser() / ".cache"
+def _candidates() -> list[Path]:
+    """Folders that may be this user's own, however the process was started."""
     user = os.geteuid()
-    for folder in (Path(cache, "compress-serve", "served"), Path(tempfile.gettempdir(), f"compress-served-{user}")):
+    found = [Path(f"/run/user/{user}/compress-served"), Path(f"/tmp/compress-served-{user}")]  # noqa: S108  owner checked
+    try:
+        home = Path(pwd.getpwuid(user).pw_dir)
+    except KeyError:
+        return found
+    return [home / ".cache/compress-serve/served", *found] if home.is_dir() else found
+
+
+def _usable() -> Iterator[Path]:
+    """Those that nobody else may enter; they are made."""
+    for folder in _candidates():
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             told = folder.lstat()
-            if stat.S_ISDIR(told.st_mode) and told.st_uid == user and not told.st_mode & 0o077:
+            if stat.S_ISDIR(told.st_mode) and told.st_uid == os.geteuid() and not told.st_mode & 0o077:
                 yield folder
 
 
@@ -79,8 +85,9 @@ def _take(repository: Path, path: Path) -> _Taken:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.stat().st_ino == os.fstat(descriptor).st_ino:
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"{os.getpid()} {PIDS.readlink()}".encode())
+                with contextlib.suppress(OSError):  # it holds without a word of whose it is, as on a full disk
+                    os.ftruncate(descriptor, 0)
+                    os.write(descriptor, f"{os.getpid()} {PIDS.readlink()}".encode())
                 return _Taken(path, descriptor)
         except BlockingIOError as err:
             holder = _holder(os.read(descriptor, LONGEST))

@@ -51,7 +51,7 @@ class UpOptions:
     """Let `serve models` load and unload through Triton's own port; then any process of this machine can."""
 
     public_key: Path | None = None
-    """Serve only what `serve sign` signed with this key's other half (Ed25519, PEM)."""
+    """Serve only what `serve sign` signed with this key's other half (PEM)."""
 
     trust_changes: bool = False
     """Serve files that were changed since `serve pack` wrote them."""

@@ -17,6 +17,8 @@ from typing import Any
 import uvloop
 
 from compress.errors import ServerError
+from compress.host.cores import Cores, cores_here
+from serve.config.threads import threads_of
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.server import check_port, check_settings, forwarding_signals, serve_gateway
 from serve.gateway.settings import Settings
@@ -56,6 +58,7 @@ class Started:
         endpoints: its other addresses, by name.
         log: the file that it writes; None for a Triton elsewhere.
         warnings: what to mend.
+        cores: how many there are, what says so, and how many threads each model computes with.
     """
 
     gateway: str
@@ -66,6 +69,7 @@ class Started:
     endpoints: tuple[tuple[str, str], ...] = ()
     log: Path | None = None
     warnings: tuple[str, ...] = ()
+    cores: str = ""
 
 
 def up(
@@ -148,7 +152,8 @@ def _embedded(
         seconds = time.perf_counter() - begun
         url = f"http://{triton.http_address}"
         endpoints = (("gRPC", triton.grpc_address), ("metrics", f"http://{triton.metrics_address}/metrics"))
-        warnings = tuple(_advice(repository, cpus))
+        cores = cores_here(cpus)
+        warnings = tuple(_advice(repository, cores))
         incidents = Incidents(control=triton.control)
         healer = Healer(
             triton,
@@ -171,7 +176,9 @@ def _embedded(
 
         def ready(gateway: str) -> None:
             loaded = tuple(list_models(url, triton.control))
-            on_ready(Started(gateway, url, loaded, models, seconds, endpoints, triton.log, warnings))
+            on_ready(
+                Started(gateway, url, loaded, models, seconds, endpoints, triton.log, warnings, shares(models, cores))
+            )
 
         loading = Loading(served.renew, bare=served.signed)
         if not _gateway(options, url, triton.grpc_address, ready, *watching, incidents=incidents, loading=loading):
@@ -184,10 +191,20 @@ def _embedded(
             )
 
 
-def _advice(repository: Path, cpus: Sequence[int]) -> list[str]:
+def shares(models: Sequence[ModelInfo], cores: Cores) -> str:
+    """The cores, and of each model that computes: its instances, times the threads that each starts."""
+    said = []
+    for model in models:
+        if (threads := threads_of(model.config)) is not None:
+            each = threads.within(cores.count)
+            asked = f" ({threads.each} asked for)" if threads.each > each else ""
+            said.append(f"{model.name} {threads.instances} x {each} thread{'s' * (each != 1)}{asked}")
+    return "; ".join([cores.told(), *said])
+
+
+def _advice(repository: Path, cores: Cores) -> list[str]:
     """Instances and threads that are more than the cores."""
     models = [read(folder) for folder in sorted(repository.iterdir()) if (folder / "config.pbtxt").is_file()]
-    cores = len(cpus) or len(os.sched_getaffinity(0))
     return [f"{finding.model}: {finding.what}; {finding.mend}" for finding in core_advice(models, cores)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,7 @@ from compress.errors import RepositoryError, ServerError
 from serve.repository.lock import hold
 from serve.repository.read import read_model
 from serve.repository.served import Served
-from serve.repository.signing import SIGNATURE
+from serve.repository.signing import SIGNATURES
 from serve.triton.control import load_alone, unload_model
 from serve.triton.rounds import Rounds
 
@@ -47,10 +48,11 @@ def _of(folder: Path) -> Fingerprint:
 
 def _signed(repository: Path) -> int:
     """When it was last signed: what was refused may hold from then on."""
-    try:
-        return (repository / SIGNATURE).stat().st_mtime_ns
-    except OSError:
-        return 0
+    times = [0]
+    for name in SIGNATURES:
+        with suppress(OSError):
+            times.append((repository / name).stat().st_mtime_ns)
+    return max(times)
 
 
 def plan(

@@ -6,8 +6,10 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,38 @@ def test_more_texts_than_the_model_takes_at_once_are_one_answer_in_order(client:
     for at in (0, LARGEST - 1, LARGEST, len(texts) - 1):
         alone = client.embeddings.create(model="encoder", input=texts[at])
         np.testing.assert_allclose(answer.data[at].embedding, alone.data[0].embedding, atol=1e-5)
+
+
+def test_texts_of_all_lengths_are_answered_as_each_alone(client: openai.OpenAI) -> None:
+    texts = [" ".join(f"word{(number + at) % 56}" for at in range(1 + 37 * number % 400)) for number in range(40)]
+    answer = client.embeddings.create(model="encoder", input=texts)
+    alone = [client.embeddings.create(model="encoder", input=text) for text in texts]
+    np.testing.assert_allclose(
+        [each.embedding for each in answer.data], [each.data[0].embedding for each in alone], atol=1e-5
+    )
+    assert answer.usage.total_tokens == sum(each.usage.total_tokens for each in alone)
+
+
+def test_a_short_text_is_answered_before_the_later_parts_of_a_long_list(url: str) -> None:
+    body = json.dumps({"model": "encoder", "input": ["word1 " * 500] * 2000}).encode()
+    with ThreadPoolExecutor(1) as pool:
+        listing = pool.submit(fetch, f"{url}/v1/embeddings", body, content_type="application/json")
+        while not (parts := in_flight(url)):
+            assert not listing.done()
+        short = fetch(
+            f"{url}/v1/embeddings", b'{"model": "encoder", "input": "word2"}', content_type="application/json"
+        )
+        done = listing.done()
+        assert listing.result()[0] == short[0] == 200
+    assert parts
+    assert not done
+
+
+def in_flight(url: str) -> float:
+    """Requests, and parts of such, that the model has."""
+    with urllib.request.urlopen(f"{url}/metrics") as page:
+        found = re.search(r'^gateway_model_in_flight\{model="encoder"\} (\S+)', page.read().decode(), re.MULTILINE)
+    return float(found[1]) if found else 0.0
 
 
 def test_the_clients_other_forms_work(url: str) -> None:

@@ -349,12 +349,12 @@ def late() -> tuple[bytes, dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("made", "status"),
-    [(wrong_type, 400), (wrong_name, 400), (packed, 400), (late, 504)],
+    ("made", "statuses"),
+    [(wrong_type, {400}), (wrong_name, {400}), (packed, {400}), (late, {503, 504})],  # it may be late before it is sent
     ids=["raw", "JSON", "packed", "late"],
 )
 def test_what_was_refused_is_neither_counted_nor_held(
-    triton: TritonServer, made: Callable[[], tuple[bytes, dict[str, str]]], status: int
+    triton: TritonServer, made: Callable[[], tuple[bytes, dict[str, str]]], statuses: set[int]
 ) -> None:
     body, headers = made()
 
@@ -363,7 +363,7 @@ def test_what_was_refused_is_neither_counted_nor_held(
             with contextlib.closing(http.client.HTTPConnection(served.address, timeout=120)) as connection:
                 with contextlib.suppress(ConnectionError):  # answered before all was sent
                     connection.request("POST", "/v2/models/files/infer", body, headers)
-                assert connection.getresponse().status == status
+                assert connection.getresponse().status in statuses
 
     with gateway(triton, memory_bytes=32 * BOUND) as served:
         refused(4)  # what is kept for the next one is kept once

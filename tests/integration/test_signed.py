@@ -34,7 +34,11 @@ def signed(tmp_path: Path) -> tuple[Path, Path, Path]:
     tiny_artifact(tmp_path / "tiny")
     pack_letters(tmp_path, "abc")
     private, public = tmp_path / "key.pem", tmp_path / "public.pem"
-    subprocess.run([OPENSSL, "genpkey", "-algorithm", "ed25519", "-out", private], check=True, capture_output=True)
+    subprocess.run(
+        [OPENSSL, "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", private],
+        check=True,
+        capture_output=True,
+    )
     subprocess.run([OPENSSL, "pkey", "-in", private, "-pubout", "-out", public], check=True, capture_output=True)
     sign(tmp_path / "models", private)
     return tmp_path / "models", private, public

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import helper, numpy_helper
 
 from compress.errors import ServerError
 from compress.formats.hub.config import offline
@@ -43,6 +46,10 @@ def server(folder: Path) -> Iterator[TritonServer]:
     pack(encoder, repository=folder / "models", name="encoder", options=slow)
     bls = PackOptions(instances=1, max_queue_delay_microseconds=200_000, pipeline="bls")
     pack(encoder, repository=folder / "models", name="encoder-bls", options=bls)
+    for name, options in (("widths", slow), ("widths-bls", bls)):
+        pack(encoder, repository=folder / "models", name=name, options=options)
+        (path,) = (folder / "models" / f"{name}_network").glob("*/model.onnx")
+        tell_widths(path)
     pack(judge, repository=folder / "models", name="judge")
     pack(judge, repository=folder / "models", name="judge-bls", options=bls)
     pack(pairs, repository=folder / "models", name="pairs")
@@ -54,6 +61,24 @@ def ask(server: TritonServer, model: str, *texts: str) -> dict[str, Any]:
     """Outputs by name, each with one row for each text."""
     found = infer(server, model, text=("BYTES", [len(texts), 1], list(texts)))
     return {name: np.reshape(values, (len(texts), -1)) for name, values in found.items()}
+
+
+def tell_widths(path: Path) -> None:
+    """A network that gives, in place of each text's embedding, how many tokens it was filled up to."""
+    model = onnx.load(path)
+    graph, (output,) = model.graph, model.graph.output
+    width = output.type.tensor_type.shape.dim[1].dim_value
+    nodes = [
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Mul", ["mask", "zero"], ["zeros"]),
+        helper.make_node("Add", ["zeros", "one"], ["ones"]),
+        helper.make_node("ReduceSum", ["ones", "axis"], ["count"], keepdims=1),
+        helper.make_node("MatMul", ["count", "row"], [output.name]),
+    ]
+    constants = {"zero": np.float32(0), "one": np.float32(1), "axis": np.array([1]), "row": np.ones((1, width), "<f4")}
+    initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    made = helper.make_graph(nodes, "widths", graph.input, graph.output, initializers)
+    onnx.save(helper.make_model(made, opset_imports=model.opset_import, ir_version=model.ir_version), path)
 
 
 def tokens(folder: Path, texts: list[Any], most: int) -> Arrays:
@@ -102,6 +127,18 @@ def test_a_text_alone_is_what_it_is_among_others(server: TritonServer) -> None:
     together = ask(server, "encoder", *TEXTS)["embeddings"]
     for text, row in zip(TEXTS, together, strict=True):
         np.testing.assert_allclose(ask(server, "encoder", text)["embeddings"][0], row, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["widths", "widths-bls"])
+def test_a_short_text_is_not_filled_up_to_a_long_one_of_another_request(server: TritonServer, model: str) -> None:
+    short, long = "word1 word2", "word5 " * 60
+    with ThreadPoolExecutor(8) as pool:
+        seen = list(pool.map(lambda text: ask(server, model, text)["embeddings"][0, 0], [short, long] * 4))
+    assert seen == [8, MOST] * 4, "tokens that the model sees"
+    first = model if model.endswith("-bls") else f"{model}_preprocess"
+    with urllib.request.urlopen(f"http://{server.http_address}/v2/models/{first}/stats") as page:
+        (told,) = json.load(page)["model_stats"]
+    assert int(told["execution_count"]) < int(told["inference_count"]), "Triton put them together"
 
 
 @pytest.mark.parametrize("model", ["judge", "judge-bls"])

@@ -161,10 +161,20 @@ class Hook:
         spec: `arguments` (the kind of each, see `to_value`), `results` (kind, Triton's data type and dims of each, in
             order), `returns` ("value", "mapping" or "tuple") and `batchwise`, whether it takes a whole batch at a time.
         file: the user's module, to find its lines in a traceback.
+        admit: the user's, of `preprocess`: it takes the same arguments, each as a list with one for each item of a
+            request, and raises ValueError where they are too much together, before any of them is worked on.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], spec: Mapping[str, Any], file: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        spec: Mapping[str, Any],
+        file: str,
+        admit: Callable[..., None] | None = None,
+    ) -> None:
         self.name, self.function, self.file = name, function, file
+        self.admit = admit if name == "preprocess" else None
         self.arguments: Mapping[str, str] = spec["arguments"]
         self.results: Mapping[str, Sequence[Any]] = spec["results"]
         self.returns: str = spec["returns"]
@@ -172,6 +182,10 @@ class Hook:
 
     def one(self, item: Mapping[str, Array]) -> dict[str, Array]:
         """The hook's results for one item, without the batch dimension, each checked."""
+        self._admit({name: item[name][None] for name in self.arguments})
+        return self._one(item)
+
+    def _one(self, item: Mapping[str, Array]) -> dict[str, Array]:
         arguments = {name: to_value(item[name], kind) for name, kind in self.arguments.items()}
         values = named(self.function(**arguments), list(self.results), self.returns)
         return {name: self._array(name, values[name]) for name in self.results}
@@ -185,9 +199,10 @@ class Hook:
     def many(self, tensors: Mapping[str, Array]) -> dict[str, Array]:
         """The hook's results for a batch: called once when it is batch-wise, else for each item."""
         size = len(next(iter(tensors.values())))
+        self._admit(tensors)
         if self.batchwise:
             return self._batch(tensors, size)
-        answers = [self.one({name: array[index] for name, array in tensors.items()}) for index in range(size)]
+        answers = [self._one({name: array[index] for name, array in tensors.items()}) for index in range(size)]
         arrays = {}
         for name in self.results:
             parts = [answer[name] for answer in answers]
@@ -195,6 +210,11 @@ class Hook:
                 raise TypeError(f"{name}: the items of one request must have one shape")
             arrays[name] = np.stack(parts)
         return arrays
+
+    def _admit(self, tensors: Mapping[str, Array]) -> None:
+        if self.admit is not None:
+            kinds = self.arguments.items()
+            self.admit(**{name: [to_value(item, kind) for item in tensors[name]] for name, kind in kinds})
 
     def _batch(self, tensors: Mapping[str, Array], size: int) -> dict[str, Array]:
         arguments = {

@@ -12,6 +12,7 @@ from typing import Any
 from compress.errors import ServerError
 from compress.vetting.texts import read_text
 from serve.deploy.cluster.canary import analysis_templates, rollout
+from serve.deploy.cluster.chart import chart
 from serve.deploy.cluster.gpu import engine_files, engine_patch, gpu_patch
 from serve.deploy.cluster.manifests import (
     GATEWAY_BODY,
@@ -25,6 +26,7 @@ from serve.deploy.cluster.operator import monitors, rules_object
 from serve.deploy.cluster.played import played
 from serve.deploy.cluster.scaling import scaled_object, signals
 from serve.deploy.cluster.storage import helper, models_volume
+from serve.deploy.cluster.template import RELEASE as HELM_RELEASE
 from serve.deploy.cluster.workload import Workload, workload_of
 from serve.deploy.cluster.yaml_text import several, yaml_text
 from serve.deploy.monitoring.objectives import objectives_of
@@ -143,9 +145,12 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
         whole = {**head, **({"resources": resources} if resources else {}), **kustomization}
         found[f"{folder}/kustomization.yaml"] = yaml_text(whole)
 
-    found["base/gateway.toml"] = GATEWAY_TOML.format(
-        name=options.name, notice=NOTICE_S, drain=options.drain_s, holds=GATEWAY_HOLDS, body=GATEWAY_BODY
-    )
+    def toml(name: str) -> str:
+        return GATEWAY_TOML.format(
+            name=name, notice=NOTICE_S, drain=options.drain_s, holds=GATEWAY_HOLDS, body=GATEWAY_BODY
+        )
+
+    found["base/gateway.toml"] = toml(options.name)
     whole = base(workload, options)
     put(
         "base",
@@ -185,6 +190,7 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
     )
     deployments = {part: whole[f"{part}.yaml"][0] for part in ("triton", "gateway")}
     found |= played(deployments, options, found["base/gateway.toml"], watched)
+    found |= chart(workload, options, plan, cpu, goal, toml(HELM_RELEASE))
     models = models_volume(options)
     gate = None if models is None else _gate(workload, options, models)
     to_rollout = [

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.errors import ServerError
+from serve.config.threads import threads_of
 from serve.load.report.report import read_report
 from serve.repository.folders import check_hidden, files_of
 from serve.repository.read import ModelInfo, read_models
@@ -86,9 +87,5 @@ def workload_of(repository: Path, load: Path | None = None) -> Workload:
 
 def _threads(model: ModelInfo) -> int:
     """Threads that compute: those of the network's instances; hooks are short."""
-    config = model.config
-    if config.platform == "ensemble" or config.backend == "python":
-        return 0
-    groups = [group for group in config.instance_group if group.kind != "KIND_GPU"]
-    threads = int(config.parameters.get("intra_op_thread_count", "1") or 1)
-    return sum(group.count for group in groups) * max(threads, 1)
+    threads = threads_of(model.config)
+    return 0 if threads is None else max(threads.total, threads.instances)

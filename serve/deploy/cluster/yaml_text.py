@@ -7,7 +7,7 @@ from typing import Any
 
 from compress.errors import MissingExtraError
 
-__all__ = ["several", "yaml_text"]
+__all__ = ["HEAD", "several", "yaml_text"]
 
 HEAD = "# Written by `serve deploy render`; another run replaces it.\n"
 

@@ -49,6 +49,8 @@ class Bounds:
             50 ms.
         wait_s: longest wait for a place, in seconds; None for the same as the target.
         waiting: requests that wait at most.
+        factor: of the fastest answer, where there is no target.
+        yields: the part of the limit that is left while others of the model are in flight beside these.
     """
 
     most: int = 128
@@ -56,6 +58,8 @@ class Bounds:
     target_s: float | None = None
     wait_s: float | None = None
     waiting: int = 1024
+    factor: float = FASTEST_FACTOR
+    yields: float = 1.0
 
 
 @dataclass(eq=False)
@@ -78,6 +82,8 @@ class Admission:
         in_flight: requests with the model server.
         waiting: requests that wait for a place.
         shed: requests refused so far.
+        beside: other places of the same model, which `most` bounds together with these.
+        lists: of those, where parts of lists stand: what comes alone may take as long as one of them longer.
     """
 
     def __init__(self, model: str, bounds: Bounds, clock: Callable[[], float]) -> None:
@@ -86,6 +92,8 @@ class Admission:
         self.in_flight = 0
         self.waiting = 0
         self.shed = 0
+        self.beside: Admission | None = None
+        self.lists: Admission | None = None
         self.limit = float(min(bounds.most, max(bounds.least, 32)))
         self._clock = clock
         # Those that wait, by priority; of each key in the order they came, the key whose turn is next first.
@@ -103,11 +111,28 @@ class Admission:
         self._seconds = 0.0
         self._kinds: dict[int, tuple[int, float]] = {}  # answers, and the fastest of them
         self._peak = self.in_flight
+        self._met = False  # whether one of them was taken beside parts of lists
 
     @property
     def free(self) -> bool:
         """Whether a place is free, and nobody waits for it."""
-        return self.in_flight + 1 <= self.limit and not self.waiting
+        return self._room and not self.waiting
+
+    @property
+    def kinds(self) -> tuple[Admission, ...]:
+        """These places, and those of parts of lists."""
+        return (self,) if self.lists is None else (self, self.lists)
+
+    @property
+    def _room(self) -> bool:
+        beside = 0 if self.beside is None else self.beside.in_flight
+        return self.in_flight + 1 <= self._limit_now and self.in_flight + beside < self.bounds.most
+
+    @property
+    def _limit_now(self) -> float:
+        if self.beside is None or not self.beside.in_flight or self.bounds.yields == 1.0:
+            return self.limit
+        return max(1.0, self.bounds.yields * self.limit)
 
     @property
     def target_s(self) -> float:
@@ -118,7 +143,7 @@ class Admission:
         if self.bounds.target_s is not None:
             return self.bounds.target_s
         fastest = min((seconds for each, (seconds, _) in self._fastest.items() if each >= kind), default=math.inf)
-        return max(SHORTEST_TARGET_S, FASTEST_FACTOR * fastest)
+        return max(SHORTEST_TARGET_S, self.bounds.factor * fastest)
 
     @property
     def wait_s(self) -> float:
@@ -138,21 +163,22 @@ class Admission:
         own = len(queues.get(who, ()))
         return sum(self._live[:priority]) + own + sum(min(len(q), own + 1) for k, q in queues.items() if k != who)
 
-    def check(self, priority: int, patience_s: float, who: str = "") -> None:
+    def check(self, priority: int, patience_s: float, who: str = "", *, times: float = 1.0) -> None:
         """Raises OverloadedError where a request that came now would wait too long; for those not yet read.
 
         Args:
             priority: 1 is served first.
             patience_s: how long the client would wait for a place at most, in seconds.
             who: id of its key.
+            times: the longest wait, that it may wait.
         """
         if self.free:
             return
         ahead = self._ahead(priority, who)
-        expected = (ahead + 1) * self._latency / self.limit
+        expected = (ahead + 1) * self._latency / self._limit_now
         if ahead >= self.bounds.waiting:
             self._refuse(expected, f"{ahead} requests wait")
-        if expected > min(self.wait_s, patience_s):
+        if expected > min(times * self.wait_s, patience_s):
             self._refuse(expected, f"it would wait {1000 * expected:.0f} ms for its turn")
 
     async def enter(self, priority: int, patience_s: float, who: str = "", *, patient: bool = False) -> None:
@@ -258,12 +284,19 @@ class Admission:
     def take(self) -> None:
         """Take a place that `free` has just told of; to be given back in the same way."""
         self.in_flight += 1
+        if self.lists is not None and self.lists.in_flight:
+            self._met = True
         if self.in_flight > self._peak:
             self._peak = self.in_flight
 
     def _pass_on(self) -> None:
         self.in_flight -= 1
-        while self.in_flight < int(self.limit) and (waiter := self._next()) is not None:
+        if self.beside is not None:  # first, so that the two take turns where `most` is what both wait for
+            self.beside._wake()
+        self._wake()
+
+    def _wake(self) -> None:
+        while self._room and (waiter := self._next()) is not None:
             if not waiter.place.done():  # its client has left, and will be told
                 self.take()
                 waiter.place.set_result(None)
@@ -339,7 +372,10 @@ class Admission:
             if shortest < fastest or (quiet and (now - since > FASTEST_FOR_S or slow)):
                 self._fastest[each] = shortest, now
         self._target = sum(count * self._target_of(each) for each, (count, _) in self._kinds.items()) / self._answers
-        if mean > self._target:
+        late = mean > self._target
+        if late and self.lists is not None and (self._met or self.lists.in_flight):
+            late = mean > self._target + self.lists._latency
+        if late:
             self.limit = max(float(bounds.least), self.limit * SHRINK)
             if self.limit <= bounds.least:
                 self._lowest_from = min(self._lowest_from, now)

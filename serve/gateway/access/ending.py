@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 def by_model(gate: Gate) -> str:
     """The requests that have a place or wait for one, as " (digits: 3, counts: 1)"; "" where there are none."""
-    counts = {each.model: each.in_flight + each.waiting for each in gate}
+    counts = {each.model: sum(own.in_flight + own.waiting for own in each.kinds) for each in gate}
     most = sorted((model for model, count in counts.items() if count), key=lambda model: -counts[model])
     told = [f"{UNANSWERED if model == OTHERS else model}: {counts[model]}" for model in most[:MOST_NAMED]]
     if more := sum(counts[model] for model in most[MOST_NAMED:]):

@@ -11,6 +11,7 @@ from compress.errors import ServerError
 from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.asides import Asides
 from serve.gateway.access.identity import KeyRing
+from serve.gateway.access.lists import Lists
 from serve.gateway.access.memory import Memory
 from serve.gateway.access.slotless import Slotless, Waiting
 from serve.gateway.access.slots import Slots, Turn
@@ -48,6 +49,7 @@ class Gate:
         self._settings = settings
         self._places: dict[str, Admission] = {}
         self._others: Admission | None = None
+        self._lists: dict[Admission, Lists] = {}
 
     def places(self, model: str) -> Admission:
         """The places of a model; names that Triton has not answered for yet share theirs."""
@@ -59,6 +61,14 @@ class Gate:
         if self._others is None:
             self._others = self._new(OTHERS)
         return self._others
+
+    def lists(self, model: str) -> Lists:
+        """Where parts of lists of texts stand."""
+        places = self.places(model)
+        found = self._lists.get(places)
+        if found is None:
+            found = self._lists[places] = Lists(places)
+        return found
 
     def among(self, model: str, who: str, turn: Turn | None) -> Admission | Slotless:
         """Where a request of a key stands while it is with a model: in one of its places, or beside them.

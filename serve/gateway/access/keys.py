@@ -11,7 +11,6 @@ import json
 import os
 import re
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -21,6 +20,7 @@ from typing import Any
 
 from compress.errors import ServerError
 from compress.vetting.replace import replace_file
+from serve.config.ours import check_ours
 from serve.repository.lock import hold
 
 __all__ = ["Key", "add_key", "digest_of", "in_days", "read_keys", "revoke_key"]
@@ -124,10 +124,10 @@ def read_keys(path: Path) -> list[Key]:
     """The keys of a file.
 
     Raises:
-        ServerError: it is missing, no file of keys, or readable by other users.
+        ServerError: it is missing, no file of keys, or other users may have a say in it (`check_ours`).
     """
     try:
-        mode = path.stat().st_mode
+        check_ours(path)
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as err:
         raise ServerError(
@@ -135,10 +135,6 @@ def read_keys(path: Path) -> list[Key]:
         ) from err
     except (RecursionError, ValueError) as err:
         raise ServerError(f"can't read the keys in {path}", why=f"not JSON: {err}", mend="mend that line") from err
-    if stat.S_IMODE(mode) & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ServerError(
-            f"can't trust the keys in {path}", why="other users may write the file", mend=f"chmod go-w {path}"
-        )
     return _parse(path, data)
 
 

@@ -15,6 +15,7 @@ from typing import Self
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from serve.gateway.access.handshakes import Handshakes
 from serve.gateway.errors import OverloadedError
 
 __all__ = ["CONNECTION_BYTES", "SMALL_BYTES", "LastingShare", "Memory", "MemoryFullError", "Share"]
@@ -49,6 +50,7 @@ class Memory(Collector):
         most_of_address: that one address may have of them.
         refused: how often there was no room; refused_connections: of these, for a connection.
         refused_addresses: how often one address had as many connections as it may.
+        handshakes: bounds those of TLS, if there are any.
     """
 
     def __init__(self, bound: int) -> None:
@@ -58,6 +60,7 @@ class Memory(Collector):
         self.most_connections = sys.maxsize
         self.most_of_address = sys.maxsize
         self.refused = self.refused_connections = self.refused_addresses = 0
+        self.handshakes: Handshakes | None = None
         self._by_key: Counter[str] = Counter()
         self._by_address: Counter[str] = Counter()
 
@@ -149,11 +152,13 @@ class Memory(Collector):
         yield GaugeMetricFamily("gateway_memory_bound_bytes", "Most of them.", self.bound)
         yield CounterMetricFamily("gateway_memory_refused", "Refusals for want of room.", self.refused)
         refused = CounterMetricFamily(
-            "gateway_connections_refused", "Connections refused: there were too many in all, or of one address.",
+            "gateway_connections_refused",
+            "Connections refused: there were too many in all, or of one address, or TLS handshakes of one.",
             labels=["why"],
         )  # fmt: skip
         refused.add_metric(["all"], self.refused_connections)
         refused.add_metric(["address"], self.refused_addresses)
+        refused.add_metric(["handshakes"], 0 if self.handshakes is None else self.handshakes.refused)
         yield refused
 
 

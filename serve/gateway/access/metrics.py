@@ -28,9 +28,9 @@ class PlacesCollector(Collector):
         for name, (told, read) in by_model.items():
             gauge = GaugeMetricFamily(name, told, labels=["model"])
             for places in self._gate:
-                gauge.add_metric([places.model], read(places))
+                gauge.add_metric([places.model], sum(map(read, places.kinds)))
             yield gauge
         shed = CounterMetricFamily("gateway_model_shed", "Requests refused because of the load.", labels=["model"])
         for places in self._gate:
-            shed.add_metric([places.model], places.shed)
+            shed.add_metric([places.model], sum(each.shed for each in places.kinds))
         yield shed

@@ -4,14 +4,15 @@ Triton gives a slot to a sequence until it ends or is idle, and lets the others 
 key that opens as many as there are, and keeps them busy, keeps all others out. Here slots are shared max-min fairly
 (Bertsekas and Gallager, "Data Networks", 1992, section 6.5.2): where a sequence has waited for a while, and its key
 holds at least two fewer than the key that holds the most, that one's newest sequences are ended, down to half of what
-the two hold together. What was freed for a key stays within its reach: until it has begun nothing for a while, no other
-key begins more than its share.
+the two hold together, and those with which it waits before the other. From when a key waits that has less than its
+share, no other begins more than its own; nor for twice as long as it had to wait, after it has last begun one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import logging
 import time
 from collections import Counter, OrderedDict
@@ -27,7 +28,7 @@ __all__ = ["MOST_WAITING", "Batcher", "HasItsShareError", "SequenceEndedError", 
 LONGEST_S = 300.0  # that one sequence keeps the last slot from a key that has none
 MOST_WAITING = 32  # of a key: each has one of the places among the requests of the model
 TOLD_S = 60.0
-KEPT_WAITS = 2.0  # times the wait, that a key which others made room for may come back to it
+KEPT_WAITS = 2.0  # times what a key waited for its share, that it may come back to it
 REMEMBERED = 4096
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class _Sequence:
         waits: whether its first request has not been answered.
         begun: whether that one was sent, so that it may have a slot, or get one yet.
         ending: whether it is being ended.
+        lacks: whether it was begun while all slots were taken, and its key had less than its share.
     """
 
     who: str
@@ -122,6 +124,7 @@ class _Sequence:
     waits: bool = True
     begun: bool = False
     ending: bool = False
+    lacks: bool = False
 
 
 @dataclass(slots=True)
@@ -129,13 +132,13 @@ class _Shared:
     """The sequences of one batcher, in the order in which they were begun, and those that were ended here lately.
 
     Attributes:
-        kept: keys that others made room for, and until when it is kept for them.
+        kept: keys that have waited for their share: until when it is kept for them, and for how long each time.
     """
 
     batcher: Batcher
     sequences: dict[int | str, _Sequence] = field(default_factory=dict)
     ended: OrderedDict[int | str, float] = field(default_factory=OrderedDict)
-    kept: dict[str, float] = field(default_factory=dict)
+    kept: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def prune(self, now: float) -> None:
         """Without those that Triton has ended by now."""
@@ -144,16 +147,27 @@ class _Shared:
             if not each.waits and not each.flying and now - each.heard > idle_s:
                 del self.sequences[each.id]
 
-    def check_share(self, who: str, now: float) -> None:
-        """Raises HasItsShareError where a key would begin more than its share, while room is kept for others."""
-        self.kept = {each: until for each, until in self.kept.items() if until > now}
-        others = self.kept.keys() - {who}
-        if not others:
-            return
+    def begin(self, who: str, id_: int | str, target: Target, now: float, wait_s: float) -> _Sequence:
+        """One more of a key; raises HasItsShareError where others wait for what would be beyond its share."""
+        self.kept = {each: kept for each, kept in self.kept.items() if kept[0] > now}
         held = Counter(each.who for each in self.sequences.values() if not each.ending)
+        waiting = {each.who for each in self.sequences.values() if each.lacks and each.waits and not each.ending}
+        others = (self.kept.keys() | waiting) - {who}
         share = max(1, self.batcher.slots // len(held.keys() | others | {who}))
-        if held[who] >= share:
-            raise HasItsShareError(share, max(self.kept[each] for each in others) - now)
+        if others and held[who] >= share:
+            raise HasItsShareError(
+                share, max(self.kept[each][0] - now if each in self.kept else wait_s for each in others)
+            )
+        if who in self.kept:
+            self.keep(who, now, self.kept[who][1])
+        lacks = len(self.sequences) >= self.batcher.slots and held[who] < share
+        found = self.sequences[id_] = _Sequence(who, id_, target, now, now, lacks=lacks)
+        return found
+
+    def keep(self, who: str, now: float, seconds: float) -> None:
+        """Keep its share for a key: it is not shortened by that."""
+        until, before = self.kept.get(who, (0.0, 0.0))
+        self.kept[who] = max(until, now + seconds), max(seconds, before)
 
     def to_end(self, waiting: _Sequence, now: float) -> list[_Sequence]:
         """Those that are to make room for one that waits; [] where slots are free, or its key has its share."""
@@ -165,7 +179,10 @@ class _Shared:
         mine = held[waiting.who]
         theirs = [each for each in holding if each.who == who]
         if most - mine >= 2:
-            return theirs[(most + mine + 1) // 2 :]
+            # What its key has in Triton's queue before this one would take each slot that is freed.
+            before = itertools.takewhile(lambda each: each is not waiting, self.sequences.values())
+            queued = [each for each in before if each.who == who and each.waits and not each.ending]
+            return theirs[(most + mine + 1) // 2 :] + queued
         if mine == 0 and who != waiting.who:
             return [each for each in theirs if now - each.since > LONGEST_S][:1]
         return []
@@ -214,6 +231,8 @@ class Turn:
         if found.ending or sequences.get(found.id) is not found:
             return
         if holds:
+            if found.waits and found.lacks:
+                self._shared.keep(found.who, now, KEPT_WAITS * (now - found.since))
             found.waits = False
             if asked.end:
                 del sequences[found.id]
@@ -276,12 +295,9 @@ class Slots:
             shared.prune(now)
             found = shared.sequences.get(id_)
             if found is None:
-                shared.check_share(who, now)
                 self._check_waiting(shared, who)
-                if who in shared.kept:
-                    shared.kept[who] = now + KEPT_WAITS * self._wait_s
+                found = shared.begin(who, id_, target, now, self._wait_s)
                 shared.ended.pop(id_, None)
-                found = shared.sequences[id_] = _Sequence(who, id_, target, now, now)
                 self._look_later(shared, found)
         return Turn(self, shared, found, (who, target), sequence)
 
@@ -326,7 +342,7 @@ class Slots:
         shared.prune(now)
         ending = shared.to_end(waiting, now)
         if ending:
-            shared.kept[waiting.who] = now + KEPT_WAITS * self._wait_s
+            shared.keep(waiting.who, now, KEPT_WAITS * self._wait_s)
         for sequence in ending:
             logger.warning(
                 "ended a sequence of key %s of %s: key %s waits", sequence.who, shared.batcher.target, waiting.who

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope
 
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
+from serve.gateway.access.lists import ListPart
 from serve.gateway.access.memory import Share
 from serve.gateway.access.slots import Turn
 from serve.gateway.edge.extensions import LEAVING
@@ -44,6 +45,7 @@ async def ask_model(
     size: int = 0,
     beside: Beside | None = None,
     turn: Turn | None = None,
+    part: ListPart | None = None,
 ) -> Response:
     """Wait for a place, ask Triton, and give the place back.
 
@@ -55,6 +57,7 @@ async def ask_model(
         size: of the request, in bytes.
         beside: is told of it, while it is with Triton.
         turn: of a request of a sequence: one that waits for its slot holds no place.
+        part: of a list, which stands in a place of its own kind.
 
     Raises:
         OverloadedError: there was no place in time, or the model is down.
@@ -63,7 +66,7 @@ async def ask_model(
         ClientGoneError: the client left.
         GatewayError: Triton gave no answer.
     """
-    places = gate.among(model, identity.id, turn)
+    places = part or gate.among(model, identity.id, turn)
     started = time.monotonic()
     seconds: float | None = None
     answered = entered = False

@@ -30,6 +30,7 @@ from serve.gateway.edge.asked import Asked
 from serve.gateway.edge.direct import Direct
 from serve.gateway.edge.extensions import BODY, DROP, GROWING, LEAVING, RESPOND
 from serve.gateway.edge.request_body import Body
+from serve.gateway.edge.rounds import Rounds
 
 __all__ = ["MOST_PIPELINED", "PIPELINED_BYTES", "connection_class"]
 
@@ -79,6 +80,7 @@ def connection_class(
     memory: Memory,
     stopping: asyncio.Event,
     direct: Direct | None = None,
+    rounds: Rounds | None = None,
 ) -> type[HttpToolsProtocol]:
     """The class of a gateway's connections.
 
@@ -89,6 +91,7 @@ def connection_class(
         memory: holds connections, and answers that wait for their readers.
         stopping: once it is set, each answer is its connection's last: clients come back to whoever listens then.
         direct: the short way, if there is one.
+        rounds: says when a request begins that goes the long way; None for at once.
     """
 
     class Connection(HttpToolsProtocol):
@@ -143,6 +146,8 @@ def connection_class(
                 self._counted = False
                 memory.disconnect()
                 memory.disconnect_from(self._from)
+            if rounds is not None:
+                rounds.leave(self._from, self)
             super().connection_lost(exc)
             if self._running is not None and not self._running.response_complete:
                 self._running.disconnected = True
@@ -378,10 +383,19 @@ def connection_class(
             self.scope["extensions"] = extensions
 
         def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+            known = bool(_key_of(self._running))
             self._running = cycle
             if self._queued is not None:
                 self._queued.resize(self._queued_bytes())
-            super()._start_asgi_task(cycle, app)
+            if rounds is None:
+                super()._start_asgi_task(cycle, app)
+            else:
+                scope: Any = cycle.scope
+                rounds.begin(self._from, self, scope, partial(self._begin_task, cycle, app), known=known)
+
+        def _begin_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+            if not (cycle.disconnected or self.transport.is_closing()):
+                super()._start_asgi_task(cycle, app)
 
         def _may_go_directly(self) -> bool:
             """Whether the connection has nothing else to do, and the server takes requests."""

@@ -6,12 +6,13 @@ import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 
 from serve.config.names import MODEL_NAME
+from serve.gateway.edge.lengths import LONGEST, by_length
 from serve.gateway.edge.openai_errors import ParameterError
 from serve.gateway.errors import BadRequestError, UpstreamBrokenError
 from serve.gateway.oip.metadata import ModelMetadata
@@ -23,15 +24,18 @@ __all__ = [
     "MOST_TEXTS",
     "Asked",
     "Embedder",
+    "Part",
     "asked_of",
     "embedder_of",
     "embeddings_of",
+    "held_bytes",
     "parts_of",
     "unknown",
 ]
 
 EMBEDDINGS = "embeddings"  # the task that `serve pack` writes into a model's parameters
 MOST_TEXTS = 2048
+TEXT_BYTES, PART_BYTES = 256, 2048  # that one takes beside its own, however short: objects, an answer's head
 FIELDS = ("model", "input", "encoding_format", "dimensions", "user")
 NO_IDS = "embed the text itself; of LangChain, that is check_embedding_ctx_length=False"
 OTHERS = "GET /v1/models lists those that do"
@@ -68,6 +72,28 @@ class Embedder:
     tokens: str
     width: int
     most: int
+
+
+class Part(NamedTuple):
+    """Some of a request's texts.
+
+    Attributes:
+        places: of each in the request.
+        cost: bytes, each taken for as long as the longest, as far as the model may read.
+    """
+
+    places: tuple[int, ...]
+    cost: int
+
+    def message(self, texts: Sequence[bytes], by: Embedder) -> Message:
+        """The infer request for them; made as its turn comes, as a list may have thousands.
+
+        Args:
+            texts: of the whole request.
+            by: how the model is asked.
+        """
+        some = [texts[at] for at in self.places]
+        return build_request((Tensor(by.input, "BYTES", object_array(some, by.input, [len(some), 1])),))
 
 
 def asked_of(values: Any) -> Asked:
@@ -140,31 +166,43 @@ def embedder_of(model: ModelMetadata) -> Embedder | None:
     return Embedder(text.name, rows[0].name, next(iter(counts), ""), rows[0].shape[1], max(1, model.max_batch_size))
 
 
-def parts_of(texts: Sequence[bytes], by: Embedder) -> list[Message]:
-    """Infer requests of at most as many texts as the model takes at once."""
+def parts_of(texts: Sequence[bytes], by: Embedder, budget: int) -> list[Part]:
+    """Parts of like length, of at most as many texts as the model takes at once, and of at most `budget` bytes.
+
+    A part's bytes are as of `by_length`, which makes them.
+    """
     return [
-        build_request((Tensor(by.input, "BYTES", object_array(part, by.input, [len(part), 1])),))
-        for part in (list(texts[at : at + by.most]) for at in range(0, len(texts), by.most))
+        Part(tuple(places), len(places) * min(len(texts[places[0]]), LONGEST))
+        for places in by_length(texts, by.most, budget)
     ]
 
 
+def held_bytes(texts: Sequence[bytes], parts: Sequence[Part]) -> int:
+    """What a list makes the gateway hold until it is answered, besides its answers' numbers."""
+    return sum(map(len, texts)) + TEXT_BYTES * len(texts) + PART_BYTES * len(parts)
+
+
 def embeddings_of(
-    answers: Sequence[tuple[bytes, bytes | None]], by: Embedder, model: str, count: int, packed: bool
+    answers: Sequence[tuple[bytes, bytes | None]],
+    by: Embedder,
+    model: str,
+    places: Sequence[Sequence[int]],
+    packed: bool,
 ) -> bytes:
     """The answer, as JSON.
 
     Args:
         answers: Triton's, each with its header that says how long its JSON is.
         model: the name that was asked.
-        count: of the texts.
+        places: that the texts of each answer have in the request.
         packed: see `Asked`.
 
     Raises:
         UpstreamBrokenError: an answer can't be read, or is not of so many texts.
     """
-    rows: list[Any] = []
+    rows: list[Any] = [None] * sum(map(len, places))
     tokens = 0
-    for body, length in answers:
+    for (body, length), at in zip(answers, places, strict=True):
         try:
             result = parse_response(body, int(length) if length is not None else None)
         except ValueError as err:
@@ -175,10 +213,13 @@ def embeddings_of(
         if found is None or found.shape[1:] != (by.width,) or not np.isfinite(found).all():
             why = f"its {by.output!r} is not {by.width} numbers for each text"
             raise UpstreamBrokenError("the model's answer is no embeddings", why=why)
-        rows += list(np.ascontiguousarray(found, "<f4"))
+        if len(found) != len(at):
+            raise UpstreamBrokenError(
+                "the model's answer is no embeddings", why=f"{len(found)} came for {len(at)} texts"
+            )
+        for place, row in zip(at, np.ascontiguousarray(found, "<f4"), strict=True):
+            rows[place] = row
         tokens += int(outputs[by.tokens].sum()) if by.tokens in outputs else 0
-    if len(rows) != count:
-        raise UpstreamBrokenError("the model's answer is no embeddings", why=f"{len(rows)} came for {count} texts")
     data = [
         {
             "object": "embedding",

@@ -1,7 +1,7 @@
 """POST /v1/embeddings and GET /v1/models, as OpenAI's API has them: its clients work unchanged.
 
-A request takes the way of any other; only its form is another. A list of more texts than the model takes at once goes
-in parts, each of which is charged to the key.
+A request takes the way of any other; only its form is another. A list of more texts than the model takes at once is
+charged as so many requests, and goes in parts of like length, so that others wait for a short while.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter, Request
@@ -19,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from serve.gateway.access.identity import Identity
+from serve.gateway.access.lists import ListPart, Turns
 from serve.gateway.access.memory import Share
 from serve.gateway.edge.asking import CLIENT_LEFT, unless_client_leaves
 from serve.gateway.edge.bodies import read_body
@@ -27,9 +27,11 @@ from serve.gateway.edge.embedding_values import (
     OTHERS,
     Asked,
     Embedder,
+    Part,
     asked_of,
     embedder_of,
     embeddings_of,
+    held_bytes,
     parts_of,
     unknown,
 )
@@ -45,7 +47,7 @@ from serve.gateway.errors import (
 )
 from serve.gateway.oip.contracts import LONG_JSON
 from serve.gateway.oip.encoding import unpack
-from serve.gateway.oip.protocol import BINARY_HEADER, Message
+from serve.gateway.oip.protocol import BINARY_HEADER
 from serve.gateway.release.answers import ANSWER_ID
 from serve.gateway.release.release import Release
 from serve.gateway.release.released import SERVED_BY
@@ -73,15 +75,17 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
     async def embeddings(request: Request) -> Response:
         """A text, or a list of them, becomes a vector each.
 
-        A list longer than the model's largest batch goes to it in parts, side by side; each counts as a request of the
-        key's, and the answer is one. It is all or nothing: a text that is refused fails the request.
+        A list longer than the model's largest batch counts as several requests of the key's. It goes to the model in
+        parts, texts of like length together, and the answer is one. It is all or nothing: a text that is refused fails
+        the request.
         """
         identity: Identity = request.state.identity
         headers = dict(request.scope["headers"])
         patience = patience_s(headers.get(TIMEOUT_HEADER), settings.timeout_s)
         deadline = time.monotonic() + patience
         share = Share(gate.memory, identity.id)
-        unbegun: set[int] = set()  # parts that are charged
+        charged = most = 1  # requests, and texts of each
+        begun: dict[int, int] = {}  # parts, and how many texts each has
         try:
             asked = await _asked(way, settings, request, headers, identity, deadline, share)
             request.scope["state"]["model"] = asked.model  # for what counts requests
@@ -89,47 +93,52 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
                 identity = gate.keys.again(identity)
             identity.check_model(asked.model)
             gate.incidents.outages.check(asked.model)
-            gate.places(asked.model).check(identity.priority, patience, identity.id)
+            if len(asked.texts) == 1:  # where several stand, and for how long, their parts tell
+                gate.places(asked.model).check(identity.priority, patience, identity.id)
             release = way.releases.get(asked.model)
             by = await _embedder(way, asked, release)
-            parts, count = parts_of(asked.texts, by), len(asked.texts)
-            asked = replace(asked, texts=())  # they are in the parts
-            _charge(identity, len(parts), by.most)
-            unbegun.update(range(1, len(parts)))
-            share.resize(sum(len(part.body) for part in parts))
+            lists = gate.lists(asked.model)
+            parts, count = parts_of(asked.texts, by, lists.budget), -(-len(asked.texts) // by.most)
+            turns = Turns(lists, AT_ONCE) if len(parts) > 1 else None
+            if turns is not None:
+                turns.check(identity.priority, patience, identity.id)
+            _charge(identity, count, by.most)
+            charged, most = count, by.most
+            share.resize(held_bytes(asked.texts, parts))
             draw = os.urandom(8)
-            works = [
+            works = (
                 partial(
                     _part,
                     way,
                     asked,
+                    by,
                     release,
                     identity,
                     request,
                     deadline,
                     draw,
                     part,
-                    number * by.most,
-                    partial(unbegun.discard, number),
+                    ListPart(turns, part.cost) if turns is not None else None,
+                    partial(begun.__setitem__, number, len(part.places)),
                 )
                 for number, part in enumerate(parts)
-            ]
+            )
             answers = await together(request.scope, request.receive, works, AT_ONCE)
-            writing = _written(way, answers, by, asked, count, identity, deadline)
+            writing = _written(way, answers, by, asked, [part.places for part in parts], identity, deadline)
             response = await unless_client_leaves(request.scope, request.receive, writing)
             counted = sum(len(answer.body) for answer in answers if answer.held is not None)  # for the key already
             gate.memory.check_for(identity.id, len(response.body) - counted)
             share.resize(len(response.body))
             for name, value in identity.limits():
                 response.headers[name.decode()] = value.decode()
-            for name in (SERVED_BY, *([ANSWER_ID] if len(answers) == 1 else [])):
+            for name in (SERVED_BY, *([ANSWER_ID] if charged == 1 else [])):
                 if (found := answers[0].header(name)) is not None:
                     response.headers[name.decode()] = found.decode()
             return response
         except ClientGoneError:
             return Response(status_code=CLIENT_LEFT)
         finally:
-            identity.give_back(len(unbegun))
+            identity.give_back(charged - max(1, -(-sum(begun.values()) // most)))
             share.close()
 
     @router.get("/v1/models", summary="Models that give embeddings", responses=OF_MODELS)
@@ -151,21 +160,21 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
     return router
 
 
-def _charge(identity: Identity, parts: int, most: int) -> None:
-    """Count all parts but the first, which was counted as it came.
+def _charge(identity: Identity, count: int, most: int) -> None:
+    """Count a list as so many requests of `most` texts, one of which was counted as it came.
 
     Raises:
         RateLimitedError: the key has to wait.
         ParameterError: waiting would not help.
     """
-    if parts > 1 and identity.bucket is not None and parts > identity.bucket.burst:
+    if count > 1 and identity.bucket is not None and count > identity.bucket.burst:
         raise ParameterError(
             "input",
             f"input is too long for the key {identity.name!r}",
-            why=f"it counts as {parts} requests of {most} texts, and the key may send {identity.bucket.burst} at once",
+            why=f"it counts as {count} requests of {most} texts, and the key may send {identity.bucket.burst} at once",
             mend="send fewer texts at a time",
         )
-    identity.take_more(parts - 1)
+    identity.take_more(count - 1)
 
 
 async def _asked(
@@ -216,24 +225,27 @@ async def _embedder(way: Way, asked: Asked, release: Release | None, status: int
 async def _part(
     way: Way,
     asked: Asked,
+    by: Embedder,
     release: Release | None,
     identity: Identity,
     request: Request,
     deadline: float,
     draw: bytes,
-    part: Message,
-    first: int,
+    part: Part,
+    stands: ListPart | None,
     begins: Callable[[], None],
     scope: Scope,
 ) -> UpstreamResponse:
-    """Triton's answer to some of the texts, of which the first is the request's `first`."""
+    """Triton's answer to some of the texts."""
     begins()
-    answer = await way.ask(asked.model, release, part, identity, scope, request.receive, deadline, draw)
+    message = part.message(asked.texts, by)
+    answer = await way.ask(asked.model, release, message, identity, scope, request.receive, deadline, draw, stands)
     if answer.status == 200:
         return answer
     way.upstream.forget(asked.model)
-    # What pack's hooks count from the first of a part is counted from the first of the request.
-    why = _COUNTED.sub(lambda found: f"input {first + int(found[1])}", triton_error(answer))
+    # What pack's hooks count within a part is counted within the request.
+    places = dict(enumerate(part.places))
+    why = _COUNTED.sub(lambda found: f"input {places.get(int(found[1]), found[1])}", triton_error(answer))
     status = answer.status if 400 <= answer.status < 600 else 502
     told = f"the model {asked.model!r} gave no answer"
     if status < 500:
@@ -246,7 +258,7 @@ async def _written(
     answers: list[UpstreamResponse],
     by: Embedder,
     asked: Asked,
-    count: int,
+    places: list[tuple[int, ...]],
     identity: Identity,
     deadline: float,
 ) -> Response:
@@ -257,7 +269,7 @@ async def _written(
             mend="ask again",
         )
     told = [(answer.body, answer.header(BINARY_HEADER)) for answer in answers]
-    arguments = told, by, asked.model, count, asked.packed
+    arguments = told, by, asked.model, places, asked.packed
     make: Callable[..., bytes] = embeddings_of
     if sum(len(body) for body, _ in told) > LONG_ANSWER:
         text = await way.contracts.apart.call(identity.digest, deadline, make, *arguments)

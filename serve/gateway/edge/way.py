@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope
 
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
+from serve.gateway.access.lists import ListPart
 from serve.gateway.edge.asking import ask_model
 from serve.gateway.oip.contracts import Contracts
 from serve.gateway.oip.metadata import ModelMetadata
@@ -48,12 +49,14 @@ class Way:
         receive: Receive,
         deadline: float,
         draw: bytes | None = None,
+        part: ListPart | None = None,
     ) -> Response:
         """Triton's answer, or that of one of the two models under release.
 
         Args:
             message: the infer request; it is held against the model's contract.
             deadline: on the monotonic clock.
+            part: where a part of a list stands.
             draw: what keeps requests with the same model under release where nothing keeps their client; None lets
                 each be drawn anew.
 
@@ -85,4 +88,5 @@ class Way:
             message.body,
             size=len(message.body),
             beside=self.releases.beside(plain, release),
+            part=part,
         )

@@ -14,6 +14,7 @@ import resource
 import secrets
 import socket
 import struct
+import sys
 from collections import Counter
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ from serve.gateway.grpc.clients import TooManyCallsError
 
 __all__ = ["RELAY_BYTES", "Begun", "Relay", "Relays", "most_relays"]
 
+LOCAL_PEERPID = 2  # of macOS, sys/un.h
 OF_FILES = 16  # one relay, which has three (the library's end, ours, Triton's), for so many that the process may have
 RELAY_BYTES = 32 * 1024  # that a relay may hold itself
 READ_BYTES = 16 * 1024
@@ -246,6 +248,8 @@ def most_relays() -> int:
 
 def _own(sock: socket.socket) -> bool:
     """Whether it is this process that has connected, and no other of the machine's."""
+    if sys.platform == "darwin":
+        return struct.unpack("i", sock.getsockopt(0, LOCAL_PEERPID, struct.calcsize("i"))) == (os.getpid(),)
     pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return bool(pid == os.getpid())
 

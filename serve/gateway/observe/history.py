@@ -53,9 +53,10 @@ class History:
             new = [count - old for count, old in zip(durations.counts, before, strict=True)]
             # Most answers between two bounds are not in the middle: it is an estimate, and the page says so.
             latencies = [1000 * quantile(new, q) if any(new) else None for q in (0.5, 0.95, 0.99)]
-            place = self._gate.places(model)
+            kinds = self._gate.places(model).kinds
+            held = sum(each.in_flight for each in kinds), sum(each.waiting for each in kinds)
             errors = (failed[model] - self._failed[model]) / seconds
-            point = [round(time.time(), 1), sum(new) / seconds, errors, *latencies, place.in_flight, place.waiting]
+            point = [round(time.time(), 1), sum(new) / seconds, errors, *latencies, *held]
             self._points.setdefault(model, deque(maxlen=KEPT)).append(point)
         self._failed = failed
 

@@ -128,7 +128,8 @@ def _serve(pipe: Connection, path: str, memory_bytes: int) -> None:
     from serve.gateway.release.released import compared  # after the start, which stays light
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if (prctl := getattr(ctypes.CDLL(None), "prctl", None)) is not None:  # Linux's own
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     try:
         functions = _functions(path)

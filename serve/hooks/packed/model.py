@@ -28,6 +28,7 @@ sys.dont_write_bytecode = True  # nothing is written into the model repository
 from hook_values import Array, Hook, missing_requirements  # noqa: E402 - after that
 
 Tensors = dict[str, Array]
+SHORT = 64  # bytes, below which texts are taken for alike
 
 
 class TritonPythonModel:
@@ -57,7 +58,8 @@ class TritonPythonModel:
         self.steps: list[Any] = []
         for name in ("preprocess", "network", "postprocess"):
             if name in stages:
-                hook = Hook(name, getattr(module, name), stages[name], str(file))
+                admit = getattr(module, "admit", None)
+                hook = Hook(name, getattr(module, name), stages[name], str(file), admit)
                 aside = passed if name == "postprocess" else []
                 self.steps.append(Step(hook, stages[name].get("tensors", {}), aside, batched=self.batched))
             elif name == "network" and "network" in parameters:
@@ -96,6 +98,8 @@ class Step:
 
     def __init__(self, hook: Hook, tensors: Mapping[str, str], passed: Sequence[str], *, batched: bool) -> None:
         self.hook, self.tensors, self.passed, self.batched = hook, tensors, passed, batched
+        kinds = hook.arguments if hook.name == "preprocess" else {}
+        self.texts = [name for name, kind in kinds.items() if kind == "str"]
 
     def alone(self, tensors: Tensors) -> Tensors:
         """One request through the hook."""
@@ -108,8 +112,10 @@ class Step:
         return made | {name: tensors[name] for name in self.passed}
 
     def run(self, held: list[Tensors | Failed]) -> list[Tensors | Failed]:
-        """All requests: together when the hook is batch-wise, else one by one."""
-        return _together(self.alone, held) if self.hook.batchwise else [_guarded(self.alone, each) for each in held]
+        """All requests: together when the hook is batch-wise, those of texts of like length; else one by one."""
+        if not self.hook.batchwise:
+            return [_guarded(self.alone, each) for each in held]
+        return _together(self.alone, held, self.texts)
 
     def _of(self, tensors: Tensors, name: str) -> Array:
         """In a pipeline postprocess sees the network's own names."""
@@ -152,11 +158,40 @@ def _guarded(step: Any, tensors: Tensors | Failed) -> Tensors | Failed:
         return err
 
 
-def _together(step: Any, held: list[Tensors | Failed]) -> list[Tensors | Failed]:
-    """Join what can be joined, run it as one batch, and split the answer again."""
-    sound = [tensors for tensors in held if not isinstance(tensors, Failed)]
-    shapes = {tuple((name, array.shape[1:], array.dtype) for name, array in each.items()) for each in sound}
-    if len(sound) > 1 and len(shapes) == 1:
+def _together(step: Any, held: list[Tensors | Failed], texts: Sequence[str] = ()) -> list[Tensors | Failed]:
+    """Join what can be joined, run each such batch, and split the answers again.
+
+    A batch of texts becomes one array, as long as its longest: a request of short ones would cost what a long one does.
+    """
+    answers = list(held)
+    for group in _alike(held, texts):
+        for at, answer in zip(group, _joined(step, [held[at] for at in group]), strict=True):
+            answers[at] = answer
+    return answers
+
+
+def _alike(held: list[Tensors | Failed], texts: Sequence[str]) -> list[list[int]]:
+    """Requests whose tensors can be joined, with texts of which none is over twice as long as another."""
+    by_shape: dict[Any, list[tuple[int, int]]] = {}
+    for at, each in enumerate(held):
+        if not isinstance(each, Failed):
+            shape = tuple((name, array.shape[1:], array.dtype) for name, array in each.items())
+            length = sum(max(map(len, each[name].ravel().tolist()), default=0) for name in texts)
+            by_shape.setdefault(shape, []).append((length, at))
+    groups: list[list[int]] = []
+    for found in by_shape.values():
+        most = -1
+        for length, at in sorted(found):
+            if length > most:
+                most = max(2 * length, SHORT)
+                groups.append([])
+            groups[-1].append(at)
+    return groups
+
+
+def _joined(step: Any, sound: list[Any]) -> list[Tensors | Failed]:
+    """Requests as one batch, or each alone where that fails."""
+    if len(sound) > 1:
         sizes = [len(next(iter(each.values()))) for each in sound]
         joined = {name: np.concatenate([each[name] for each in sound]) for name in sound[0]}
         try:
@@ -166,6 +201,5 @@ def _together(step: Any, held: list[Tensors | Failed]) -> list[Tensors | Failed]
         if made and all(len(array) == sum(sizes) for array in made.values()):
             ends = np.cumsum(sizes).tolist()
             spans = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-            answers = iter([{name: array[span] for name, array in made.items()} for span in spans])
-            return [each if isinstance(each, Failed) else next(answers) for each in held]
-    return [_guarded(step, each) for each in held]
+            return [{name: array[span] for name, array in made.items()} for span in spans]
+    return [_guarded(step, each) for each in sound]

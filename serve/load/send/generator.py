@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import resource
 import time
 from array import array
 from collections import deque
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from compress.vetting.memory import peak_memory
 from serve.load.ask.check import Judge
 from serve.load.send.batch import NS_PER_S, Batch
 from serve.load.send.connection import Connection, Flight, HttpConnection
@@ -295,7 +295,7 @@ class Generator:
             Batch(
                 records.tobytes(), tuple(self._kinds), right=self._right, labelled=self._labelled, began=self._began,
                 warmup=self._warmup, waiting=len(self._backlog), cpu_s=time.process_time() - self._cpu_s,
-                memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, done=done,
+                memory_bytes=peak_memory(), done=done,
             )
         )  # fmt: skip
 

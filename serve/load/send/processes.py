@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
@@ -13,11 +12,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from compress.errors import ServerError
+from compress.host.cores import cores_here
 from serve.http.message import Address
 from serve.load.options import LoadOptions
 from serve.load.send.batch import Batch
 from serve.load.send.generator import Generator
 from serve.load.send.job import Job
+from serve.load.send.timer import check_timer
 from serve.load.send.wire import MOST_BYTES, WireError, batch_of, pack, read
 from serve.load.send.worker import signed
 
@@ -47,17 +48,21 @@ class Processes:
         return max(len(self._members), 1)
 
     async def __aenter__(self) -> Self:
+        check_timer()
         try:
             if self._options.worker:
                 for number, text in enumerate(self._options.worker):
                     self._members.append(await _join(text, self._options, number))
             else:
                 cpus = self._options.cpus
-                if odd := set(cpus) - os.sched_getaffinity(0):
+                mine = cores_here().cpus  # none where the system binds no process
+                if odd := set(cpus) - set(mine):
                     raise ServerError(
                         f"can't bind to CPU {min(odd)}",
                         why="this process may not run there",
-                        mend=f"choose of {', '.join(map(str, sorted(os.sched_getaffinity(0))))}",
+                        mend=f"choose of {', '.join(map(str, mine))}"
+                        if mine
+                        else "leave --cpus out: this system has none",
                     )
                 for number in range(self._options.processes):
                     cpu = cpus[number % len(cpus)] if cpus else None

@@ -7,11 +7,23 @@ import ctypes
 import os
 from collections.abc import Callable
 
+from compress.errors import ServerError
+
 __all__ = ["PreciseTimer"]
 
 _CLOCK_MONOTONIC = 1  # the clock of time.perf_counter_ns on Linux
 _TFD_TIMER_ABSTIME = 1
 _Times = ctypes.c_long * 4  # seconds and nanoseconds of the interval, then of the time
+
+
+def check_timer() -> None:
+    """Raise ServerError where the system has no such timer: what is sent late would count as the server's latency."""
+    if not hasattr(ctypes.CDLL(None), "timerfd_create"):
+        raise ServerError(
+            "can't send load at exact times",
+            why="it takes Linux's timerfd, and this system has none",
+            mend="run `serve load` on Linux, or in a Linux container",
+        )
 
 
 class PreciseTimer:
@@ -22,6 +34,7 @@ class PreciseTimer:
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
+        check_timer()
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:

@@ -3,7 +3,7 @@
 Triton takes this file for every model whose config.pbtxt says backend "onnxruntime". It reads the keys that the C++
 backend of that name reads, so that one model repository is served by either:
 
-    intra_op_thread_count, inter_op_thread_count   ONNX Runtime's threads; 0 or absent is its own choice
+    intra_op_thread_count, inter_op_thread_count   ONNX Runtime's threads; 0 or absent for a share of the cores
     execution_mode                                 "0" one operator after the other, "1" in parallel
     enable_mem_arena, enable_mem_pattern           "0" or "1"
     session.*                                      any session configuration entry of ONNX Runtime
@@ -11,10 +11,13 @@ backend of that name reads, so that one model repository is served by either:
     optimization { cuda { graphs } }               CUDA graphs, for instances on GPUs
     optimization { execution_accelerators }        gpu: "tensorrt" and "cuda", cpu: "openvino", with their parameters
 
-Threads don't spin while they wait unless session.intra_op.allow_spinning says "1": instances share their cores.
+Threads don't spin while they wait unless session.intra_op.allow_spinning says "1": instances share their cores. No
+instance has more threads than its share of the cores that SERVE_CORES counts; ONNX Runtime itself would count those of
+the machine, whatever a container may use.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -136,9 +139,8 @@ def session_options(config: Mapping[str, Any]) -> Any:
     parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    options.intra_op_num_threads = number(parameters, "intra_op_thread_count", "0")
-    options.inter_op_num_threads = number(parameters, "inter_op_thread_count", "0")
     parallel = number(parameters, "execution_mode", "0", most=1) == 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads(config, parameters, parallel=parallel)
     modes = onnxruntime.ExecutionMode
     options.execution_mode = modes.ORT_PARALLEL if parallel else modes.ORT_SEQUENTIAL
     options.enable_cpu_mem_arena = number(parameters, "enable_mem_arena", "1", most=1) == 1
@@ -150,6 +152,24 @@ def session_options(config: Mapping[str, Any]) -> Any:
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     return options
+
+
+def threads(config: Mapping[str, Any], parameters: Mapping[str, str], *, parallel: bool) -> tuple[int, int]:
+    """Of this instance, within an operator and side by side: together no more than its share of the cores."""
+    instances = max(1, sum(int(group.get("count", 1)) for group in config.get("instance_group", [])))
+    share = max(1, cores() // instances)
+    intra = number(parameters, "intra_op_thread_count", "0") or share
+    inter = number(parameters, "inter_op_thread_count", "0") or share
+    if intra > share:
+        pb_utils.Logger.log_warn(f"{intra} threads are asked for, {instances} instances share {cores()} cores: {share}")
+    inter = min(inter, share) if parallel else 1
+    return max(1, min(intra, share // inter)), inter
+
+
+def cores() -> int:
+    """That this process may use, and its Triton."""
+    here = len(os.sched_getaffinity(0))
+    return max(1, min(here, int(os.environ.get("SERVE_CORES", here))))
 
 
 def number(parameters: Mapping[str, str], name: str, otherwise: str, most: int = 2**31 - 1) -> int:

@@ -4,8 +4,8 @@ Triton takes this file for every model whose config.pbtxt says backend "openvino
 backend of that name reads, so that one model repository is served by either:
 
     NUM_STREAMS              requests that run side by side, over all instances: a number, AUTO or NUMA
-    INFERENCE_NUM_THREADS    threads of all of them together
-    COMPILATION_NUM_THREADS  threads of the start
+    INFERENCE_NUM_THREADS    threads of all of them together, at most the cores that SERVE_CORES counts
+    COMPILATION_NUM_THREADS  threads of the start, no more than those
     PERFORMANCE_HINT         LATENCY, THROUGHPUT or CUMULATIVE_THROUGHPUT
     HINT_BF16                YES computes float32 in BF16, on a CPU that multiplies it
     RESHAPE_IO_LAYERS        YES gives the file's inputs the dims of config.pbtxt
@@ -268,9 +268,12 @@ def properties(parameters: Mapping[str, str], share: int, core: Any) -> dict[str
             raise RuntimeError(
                 f"the parameter {name} is {parameters[name]!r}: the embedded Triton runs on the CPU alone"
             )
-    threads = number(parameters, "INFERENCE_NUM_THREADS") or len(os.sched_getaffinity(0))
+    most = cores()
+    threads = number(parameters, "INFERENCE_NUM_THREADS") or most
+    if threads > most:
+        pb_utils.Logger.log_warn(f"INFERENCE_NUM_THREADS is {threads}, and there are {most} cores: {most}")
     found: dict[str, Any] = {
-        "INFERENCE_NUM_THREADS": max(1, threads // share),
+        "INFERENCE_NUM_THREADS": max(1, min(threads, most) // share),
         "INFERENCE_PRECISION_HINT": "bf16" if yes(parameters, "HINT_BF16") else "f32",
         "ENABLE_CPU_PINNING": False,  # each process would pin its threads to the same cores
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
@@ -280,7 +283,7 @@ def properties(parameters: Mapping[str, str], share: int, core: Any) -> dict[str
     if yes(parameters, "HINT_BF16") and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         raise RuntimeError("the parameter HINT_BF16 is 'YES', and this CPU does not multiply BF16 in hardware")
     if compiling := number(parameters, "COMPILATION_NUM_THREADS"):
-        found["COMPILATION_NUM_THREADS"] = compiling
+        found["COMPILATION_NUM_THREADS"] = min(compiling, most)
     hint = parameters.get("PERFORMANCE_HINT", "LATENCY").upper()
     if hint not in HINTS:
         raise RuntimeError(f"the parameter PERFORMANCE_HINT is {hint!r}, and one of {', '.join(HINTS)} is wanted")
@@ -291,6 +294,12 @@ def properties(parameters: Mapping[str, str], share: int, core: Any) -> dict[str
     elif streams:
         found["NUM_STREAMS"] = max(1, number(parameters, "NUM_STREAMS") // share)
     return found
+
+
+def cores() -> int:
+    """That this process may use, and its Triton: a container's quota is no affinity, which is all OpenVINO sees."""
+    here = len(os.sched_getaffinity(0))
+    return max(1, min(here, int(os.environ.get("SERVE_CORES", here))))
 
 
 def number(parameters: Mapping[str, str], name: str) -> int:

@@ -2,10 +2,12 @@
 
 It takes the files and the names that the C++ backend of that name takes, on the CPU: model.pt; inputs named after the
 arguments of `forward`, or NAME__0, NAME__1 and so on by position; outputs in the order of config.pbtxt, or by such
-positions. A TorchScript file is run by PyTorch's own interpreter; no Python code of it is.
+positions. A TorchScript file is run by PyTorch's own interpreter; no Python code of it is. INTRA_OP_THREAD_COUNT, 1 by
+default, is kept within the instance's share of the cores that SERVE_CORES counts.
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,7 +37,9 @@ class TritonPythonModel:
         if args["model_instance_kind"] == "GPU":
             raise RuntimeError("instance_group asks for KIND_GPU, and this backend runs on CPUs: use KIND_CPU")
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
-        torch.set_num_threads(int(parameters.get("INTRA_OP_THREAD_COUNT", "1")))
+        share = share_of_cores(config)
+        torch.set_num_threads(max(1, min(int(parameters.get("INTRA_OP_THREAD_COUNT", "1")), share)))
+        torch.set_num_interop_threads(share)  # else as many as the machine has cores, where a file forks
         self.module = torch.jit.load(str(path), map_location="cpu").eval()
         self.batched = int(config["max_batch_size"]) > 0
         arguments = [argument.name for argument in self.module.forward.schema.arguments[1:]]
@@ -75,6 +79,14 @@ class TritonPythonModel:
             made = self.module(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
         tensors = [made] if isinstance(made, torch.Tensor) else list(made)
         return [tensor.numpy() for tensor in tensors]
+
+
+def share_of_cores(config: Mapping[str, Any]) -> int:
+    """Of this instance, at least one."""
+    here = len(os.sched_getaffinity(0))
+    cores = max(1, min(here, int(os.environ.get("SERVE_CORES", here))))
+    instances = max(1, sum(int(group.get("count", 1)) for group in config.get("instance_group", [])))
+    return max(1, cores // instances)
 
 
 def array_of(request: Any, name: str) -> Any:

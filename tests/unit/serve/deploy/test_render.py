@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from compress.artifact import Runtime
 from compress.errors import ServerError
 from serve.deploy.cluster.canary import analysis_templates, passes, rollout
 from serve.deploy.cluster.render import render, warnings_of
@@ -341,6 +342,13 @@ def test_what_python_compiled_takes_no_memory(tmp_path: Path) -> None:
     compiled.parent.mkdir()
     compiled.write_bytes(b"x" * 2**22)
     assert workload_of(copy) == before
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_pods_have_a_cpu_for_each_thread_of_either_runtime(runtime: Runtime, tmp_path: Path) -> None:
+    options = PackOptions(instances=2, threads=3, runtime=runtime)
+    pack(tiny_artifact(tmp_path / "tiny"), repository=tmp_path / "models", name="m", options=options)
+    assert workload_of(tmp_path / "models").cpu_millis == 6000
 
 
 def test_pods_are_sized_by_what_a_load_test_saw(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ def test_this_machine_which_runs_the_tests_lacks_nothing(tmp_path: Path, monkeyp
     ("version", "machine", "said"),
     [
         ((3, 10), LINUX, "Python 3.11 or later: this one is 3.10"),
-        ((3, 11), ("Darwin", "arm64"), "Linux on x86-64: this is Darwin on arm64"),
-        ((3, 11), ("Linux", "aarch64"), "Linux on x86-64: this is Linux on aarch64"),
+        ((3, 11), ("Darwin", "arm64"), "Linux on x86-64 or ARM64: this is Darwin on arm64"),
+        ((3, 11), ("Linux", "riscv64"), "Linux on x86-64 or ARM64: this is Linux on riscv64"),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_mend(
@@ -33,6 +33,11 @@ def test_what_does_not_fit_is_named_with_its_mend(
     (lack,) = before.lacks("cpu", str(tmp_path), version, machine)
     assert said in lack.what
     assert lack.mend
+
+
+def test_an_arm64_linux_has_a_triton_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(before.SIZES, "cpu", (1, 1))
+    assert before.lacks("cpu", str(tmp_path), (3, 11), ("Linux", "aarch64")) == []
 
 
 @pytest.mark.parametrize(("there", "lacks"), [("uv", 0), ("python3.12", 0), ("python3.10", 1), (None, 1)])

@@ -43,20 +43,29 @@ async def held_bytes(address: Address, fits: Callable[[float], bool] = lambda _:
     return found
 
 
+def noting_connections(monkeypatch: pytest.MonkeyPatch, **calls: Callable[[Any], None]) -> None:
+    """Gateways from here on call this with a connection after the method of that name."""
+
+    def noting(*arguments: Any, **named: Any) -> type:
+        base = connection_class(*arguments, **named)
+
+        def method(name: str, call: Callable[[Any], None]) -> Callable[..., None]:
+            def called(self: Any, *given: Any) -> None:
+                getattr(base, name)(self, *given)
+                call(self)
+
+            return called
+
+        return type("Noting", (base,), {name: method(name, call) for name, call in calls.items()})
+
+    monkeypatch.setattr(server_module, "connection_class", noting)
+
+
 @pytest.fixture
 def lost(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The connections that have ended."""
     found: list[Any] = []
-
-    def noting(*arguments: Any, **named: Any) -> type:
-        class Noting(connection_class(*arguments, **named)):  # type: ignore[misc]
-            def connection_lost(self, exc: Exception | None) -> None:
-                super().connection_lost(exc)
-                found.append(self)
-
-        return Noting
-
-    monkeypatch.setattr(server_module, "connection_class", noting)
+    noting_connections(monkeypatch, connection_lost=found.append)
     return found
 
 
@@ -109,14 +118,6 @@ def test_a_connection_that_closes_before_its_turn_is_no_failure(
     """Its request is told in the turn in which it closes, before the server is."""
     made: list[Any] = []
 
-    def noting(*arguments: Any, **named: Any) -> type:
-        class Noting(connection_class(*arguments, **named)):  # type: ignore[misc]
-            def connection_made(self, transport: Any) -> None:
-                super().connection_made(transport)
-                made.append(self)
-
-        return Noting
-
     async def enter(*_: object) -> None:
         made[0].transport.abort()
 
@@ -129,7 +130,7 @@ def test_a_connection_that_closes_before_its_turn_is_no_failure(
                     assert await loop.sock_recv(client, 1) == b""
             assert (await ask(address, b"/healthz")).status == 200
 
-    monkeypatch.setattr(server_module, "connection_class", noting)
+    noting_connections(monkeypatch, connection_made=made.append)
     monkeypatch.setattr(Admission, "try_enter", lambda _: False)
     monkeypatch.setattr(Admission, "enter", enter)
     in_loop(main)()

@@ -34,8 +34,9 @@ class Encoders(FakeTriton):
         return status, told
 
 
-async def ask(w: World, count: int) -> Response:
-    body = json.dumps({"model": "m", "input": [f"text {number}" for number in range(count)]}).encode()
+async def ask(w: World, count: int, length: int = 0) -> Response:
+    texts = [f"text {number}".ljust(length, ".") for number in range(count)]
+    body = json.dumps({"model": "m", "input": texts}).encode()
     return await w.ask("/v1/embeddings", body, content_type="application/json")
 
 
@@ -55,6 +56,9 @@ async def test_the_parts_of_a_request_are_answered_by_one_of_the_two(tmp_path: P
         assert {answer.header(b"served-by") for answer in answers} == {b"m/1", b"m/2"}
         assert {answer.header(b"answer-id") for answer in answers} == {None}, "one could speak of a part only"
         assert (await ask(w, LARGEST)).header(b"answer-id")
+        before = sum(w.triton.asked.values())
+        assert (await ask(w, LARGEST, 4000)).header(b"answer-id"), "parted for its length, it is one request"
+        assert sum(w.triton.asked.values()) == before + LARGEST
 
 
 @in_loop

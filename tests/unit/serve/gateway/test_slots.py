@@ -316,3 +316,54 @@ def test_without_a_batcher_or_a_wait_nobody_is_counted(known: str) -> None:
     server = Server(wait_s=0.0 if known == "no wait" else 1.0)
     batcher = None if known == "no batcher" else server.batcher
     assert server.slots.asked(batcher, MODEL, Named(1, 1, start=True), "one") is None
+
+
+@running
+async def test_a_key_begins_no_more_than_its_share_from_when_another_first_waits() -> None:
+    """Not only once that one has waited so long that sequences are ended for it."""
+    server = Server(wait_s=1000.0)
+    server.held("bad", 1, 2, 3, 4)
+    queued = server.asked("bad", 5, start=True)  # alone, it may wait for as many as there are
+    waiting = server.asked("good", 50, start=True)
+    for _ in range(3):
+        with pytest.raises(HasItsShareError, match="can't begin now"):
+            server.asked("bad", 6, start=True)
+    more = server.asked("good", 51, start=True)  # within its share
+    server.now += 3.0
+    for turn in (waiting, more):
+        turn.leave(200)
+    for sequence in (50, 51):
+        server.asked("good", sequence, end=True).leave(200)
+    server.now += 2 * 3.0 - 0.1
+    with pytest.raises(HasItsShareError):  # twice as long as the other has waited
+        server.asked("bad", 6, start=True)
+    server.now += 0.2
+    server.held("bad", 6)
+    assert server.ended == []
+    queued.leave(200)
+
+
+@running
+async def test_what_a_key_has_in_the_queue_before_another_is_ended_with_its_slots_beyond_its_share() -> None:
+    """Else each slot that is freed goes to the next of that key's, and the other waits once for each two of them."""
+    server = Server()
+    server.held("bad", 1, 2, 3, 4)
+    queued = [server.asked("bad", number, start=True) for number in range(5, 12)]
+    waiting = server.asked("good", 50, start=True)
+    await until(lambda: server.ended)
+    assert server.ended == [3, 4, *range(5, 12)]
+    waiting.leave(200)
+    for turn in queued:
+        turn.leave(200)
+    with pytest.raises(SequenceEndedError):
+        server.asked("bad", 5)
+
+
+@running
+async def test_keys_that_have_their_share_wait_for_one_another_as_before() -> None:
+    server = Server(wait_s=1000.0)
+    server.held("one", 1, 2)
+    server.held("two", 11, 12)
+    turns = [server.asked(who, number, start=True) for who, number in (("one", 3), ("two", 13), ("one", 4))]
+    for turn in turns:
+        turn.leave(200)

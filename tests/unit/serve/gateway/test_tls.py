@@ -12,6 +12,8 @@ import pytest
 import uvloop
 
 from compress.errors import ServerError
+from serve.gateway import server as server_module
+from serve.gateway.access import handshakes
 from serve.gateway.server import check_settings, serve_gateway
 from serve.gateway.settings import Settings
 from tests.serve_http import gateway_thread, scripted_server
@@ -131,7 +133,7 @@ def test_handshakes_that_are_not_finished_are_bounded_in_number_and_time(
         kept.close()
         for _, each in opened:
             each.close()
-        await asyncio.gather(*ends, return_exceptions=True)
+        await asyncio.gather(*ends, kept.wait_closed(), return_exceptions=True)
 
     settings = Settings(
         upstream=("http://127.0.0.1:1",), port=0, tls_certificate=pair[0], tls_key=pair[1], max_clients=200,
@@ -139,6 +141,64 @@ def test_handshakes_that_are_not_finished_are_bounded_in_number_and_time(
     )  # fmt: skip
     with gateway_thread(settings) as url:
         uvloop.run(main(int(url.rpartition(":")[2])))
+
+
+def greeting() -> bytes:
+    """What a client says first."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    said = ssl.MemoryBIO()
+    client = context.wrap_bio(ssl.MemoryBIO(), said)
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    return said.read()
+
+
+def test_an_address_that_replays_a_greeting_gets_few_answers_and_others_theirs(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would cost a signature; with what one is taken to cost here, an address has about ten at once."""
+    monkeypatch.setattr(handshakes, "AT_ONCE_S", 100.0)
+    monkeypatch.setattr(server_module, "handshake_s", lambda _: 2.5)
+    replayed = greeting()
+
+    async def answered(port: int) -> bool:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+        try:
+            writer.write(replayed)
+            return bool(await reader.read(1))
+        except ConnectionError:
+            return False
+        finally:
+            writer.transport.abort()
+
+    async def main(port: int) -> None:
+        async with asyncio.timeout(60):
+            begun = [await answered(port) for _ in range(60)]
+            assert all(begun[:9])
+            assert sum(begun) < 10 + 60 * 0.1
+            context = ssl.create_default_context(cafile=str(pair[0]))
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            writer.write(b"GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            told = await reader.read()
+            assert b'gateway_connections_refused_total{why="handshakes"} %d' % begun.count(False) in told
+            writer.close()
+
+    settings = Settings(upstream=("http://127.0.0.1:1",), port=0, tls_certificate=pair[0], tls_key=pair[1])
+    with gateway_thread(settings) as url:
+        uvloop.run(main(int(url.rpartition(":")[2])))
+
+
+@pytest.mark.parametrize("kind", [["rsa:2048"], ["rsa:4096"], ["ec", "-pkeyopt", "ec_paramgen_curve:P-256"]])
+def test_what_a_handshake_costs_is_measured(tmp_path: Path, kind: list[str]) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", *kind, "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    assert 1e-5 < handshakes.handshake_s(context) < 1
+    context.verify_mode = ssl.CERT_REQUIRED
+    assert handshakes.handshake_s(context) == handshakes.UNKNOWN_S, "it asks for what our client has not"
 
 
 def test_a_key_with_a_pass_phrase_is_refused_without_asking_for_it(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 import pytest
@@ -91,6 +91,36 @@ def test_who_leaves_ends_all_of_it(most: int) -> None:
 
     asyncio.run(serve())
     assert gone == [*range(min(most, 4))]
+
+
+@pytest.mark.parametrize("ends", ["left", "failed"])
+def test_what_it_costs_is_what_is_under_way_however_much_was_asked(ends: str) -> None:
+    client, taken = Client(), 0
+
+    async def part(number: int, scope: Scope) -> None:
+        if ends == "failed" and number == 1:
+            raise BadRequestError("no")
+        await unless_client_leaves(scope, nothing, asyncio.sleep(30 if ends == "left" else 0.01))
+
+    def parts() -> Iterator[Callable[[Scope], Awaitable[None]]]:
+        nonlocal taken
+        for number in range(1_000_000):
+            taken += 1
+            yield partial(part, number)
+
+    async def serve() -> None:
+        before = len(asyncio.all_tasks())
+        task = asyncio.create_task(together(client.scope, nothing, parts(), 4))
+        await asyncio.sleep(0.001)
+        assert len(asyncio.all_tasks()) - before <= 1 + 2 * 4
+        if ends == "left":
+            client.leave()
+        with pytest.raises(ClientGoneError if ends == "left" else BadRequestError):
+            await task
+        assert len(asyncio.all_tasks()) == before
+
+    asyncio.run(serve())
+    assert taken <= 5
 
 
 def test_parts_that_turn_each_other_away_take_turns() -> None:

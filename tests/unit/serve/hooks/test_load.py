@@ -216,3 +216,25 @@ def test_what_is_no_python_file_is_refused(tmp_path: Path, missing: str) -> None
     (tmp_path / "hooks.txt").write_text("")
     with pytest.raises(HookError, match="can't read the hooks"):
         load_hooks(tmp_path / missing, TINY)
+
+
+PLAIN = NUMPY + "def preprocess(text: str, more: int) -> np.ndarray: ...\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (PLAIN + "def admit(text): ...", "does not take what preprocess takes"),
+        (PLAIN + "def admit(text, more, other): ...", "does not take what preprocess takes"),
+        (PLAIN + "admit = 1", "not a plain function"),
+        (NUMPY + "def admit(x): ...\ndef postprocess(logits) -> int: ...", "there is no preprocess"),
+    ],
+)
+def test_what_admits_a_request_takes_what_preprocess_takes(tmp_path: Path, text: str, why: str) -> None:
+    assert why in refusal(tmp_path, text).why
+    load(tmp_path, PLAIN + "def admit(text, more): ...")
+
+
+def test_an_example_that_is_not_admitted_is_told(tmp_path: Path) -> None:
+    text = HOOKS + "\ndef admit(text):\n    raise ValueError('too much')\n"
+    assert "too much" in refusal(tmp_path, text).why

@@ -350,7 +350,7 @@ def test_an_image_of_too_many_pixels_is_not_decoded(side: int, tmp_path: Path) -
     size = b"IHDR" + side.to_bytes(4, "big") * 2 + whole[24:29]
     bomb = whole[:12] + size + zlib.crc32(size).to_bytes(4, "big") + whole[33:]
     with pytest.raises(ValueError, match="more than 64,000,000 pixels"):
-        hooks.preprocess(bomb)
+        hooks.admit([bomb])
 
 
 def test_images_are_made_as_the_artifacts_own_processor_makes_them(tmp_path: Path) -> None:

@@ -140,3 +140,28 @@ def test_results_that_are_not_all_there_are_refused(result: Any, names: Sequence
 def test_bad_input_is_the_clients_fault_and_all_else_ours(kind: type[Exception], name: str, ours: bool) -> None:
     hook = Hook(name, print, {"arguments": {}, "results": {}, "returns": "value"}, "hooks.py")
     assert hook.at_fault(kind()) is not ours
+
+
+def test_a_request_is_admitted_as_a_whole_before_any_of_it_is_worked_on() -> None:
+    seen: list[object] = []
+
+    def admit(image: list[bytes]) -> None:
+        seen.append(image)
+        if sum(map(len, image)) > 3:
+            raise ValueError("too much")
+
+    def preprocess(image: bytes) -> bool:
+        seen.append(image)
+        return True
+
+    spec = {"arguments": {"image": "bytes"}, "results": {"made": ["bool", "TYPE_BOOL", [1]]}, "returns": "value"}
+    hook = Hook("preprocess", preprocess, spec, "hooks.py", admit)
+    assert hook.many({"image": np.array([[b"a"], [b"bb"]], object)})["made"].shape == (2, 1)
+    assert seen == [[b"a", b"bb"], b"a", b"bb"]
+    for call, given in ((hook.many, [[b"aa"], [b"bb"]]), (hook.one, [b"aaaa"]), (hook.sample, [b"aaaa"])):
+        seen.clear()
+        with pytest.raises(ValueError, match="too much") as caught:
+            call({"image": np.array(given, object)})
+        assert hook.at_fault(caught.value)
+        assert len(seen) == 1
+    Hook("postprocess", preprocess, spec, "hooks.py", admit).one({"image": np.array([b"aaaa"], object)})

@@ -168,6 +168,12 @@ def test_json_holds_every_finding(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert found["mend"]
 
 
+def test_a_container_is_told_that_threads_left_open_are_the_machines(tmp_path: Path) -> None:
+    named = Case("open", swaps=(('string_value: "1"', 'string_value: "0"'),))
+    (told,) = lint(written(tmp_path, named), container=True)
+    assert (told.severity, told.what.split(":")[0]) == ("warning", "intra_op_thread_count is left open")
+
+
 @pytest.mark.parametrize("made", [False, True])
 def test_what_is_no_repository_is_refused(made: bool, tmp_path: Path) -> None:
     folder = tmp_path / "models"
@@ -178,7 +184,8 @@ def test_what_is_no_repository_is_refused(made: bool, tmp_path: Path) -> None:
 
 
 def test_a_container_is_told_that_its_openvino_fills_batches_up(tmp_path: Path) -> None:
-    models = written(tmp_path, Case("padded", swaps=(OPENVINO,), more=parameter("ENABLE_BATCH_PADDING", "YES")))
+    more = parameter("ENABLE_BATCH_PADDING", "YES") + parameter("INFERENCE_NUM_THREADS", "1")
+    models = written(tmp_path, Case("padded", swaps=(OPENVINO,), more=more))
     assert lint(models) == []
     (told,) = lint(models, container=True)
     assert (told.severity, "fills every batch up to max_batch_size, 8" in told.what) == ("warning", True)

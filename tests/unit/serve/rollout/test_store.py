@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from compress.errors import ServerError
+from serve.rollout import state_file
 from serve.rollout import store as module
 from serve.rollout.plan import Plan, Target
 from serve.rollout.store import AbortAskedError, Row, Store
@@ -174,12 +175,13 @@ def test_a_file_of_a_later_release_is_left_alone(store: Store) -> None:
         store.current()
 
 
-def test_a_full_disk_is_told_and_loses_nothing(store: Store) -> None:
+def test_a_full_disk_is_told_and_loses_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     row = store.start("m", NEXT, Plan())
     store.claim(row, "me")
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("there is no /dev/full")
+    monkeypatch.setattr(state_file, "check_ours", lambda *_, **__: None)  # it is no file of anybody's
     with pytest.raises(ServerError, match="can't use the state file"):
         Store(full).start("m", NEXT, Plan())
     assert os.access(store.path, os.R_OK)

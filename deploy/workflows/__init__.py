@@ -1,0 +1,1 @@
+"""The workflows of .github, run on this machine as far as that can be: `python -m deploy.workflows`."""

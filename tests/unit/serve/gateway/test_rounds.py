@@ -1,0 +1,125 @@
+"""Requests that are counted for no key: few begin at a time, by address in turns, and none is lost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve.gateway.access.identity import KeyRing
+from serve.gateway.access.keys import add_key
+from serve.gateway.edge.connections import MOST_PIPELINED
+from serve.gateway.edge.rounds import MOST_BEGUN, Rounds
+from serve.gateway.settings import Settings
+from tests.serve_http import gateway, in_loop
+from tests.unit.serve.gateway.test_accepting import clients, connect
+from tests.unit.serve.gateway.test_connections import noting_connections, until
+
+__all__ = ["clients"]
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+def scope(path: str = "/healthz", key: str | None = None) -> dict[str, Any]:
+    return {"raw_path": path.encode(), "headers": [] if key is None else [(b"x-api-key", key.encode())]}
+
+
+@in_loop
+async def test_few_begin_at_a_time_and_an_address_waits_for_no_other() -> None:
+    rounds, begun = Rounds(KeyRing(None)), list[str]()
+    for at in range(100):
+        rounds.begin("many", at, scope(), lambda: begun.append("many"))
+    rounds.begin("one", 0, scope(), lambda: begun.append("one"))
+    assert len(begun) == MOST_BEGUN
+    await until(lambda: len(begun) == 101)
+    assert "one" in begun[MOST_BEGUN : MOST_BEGUN + 2]
+    assert not rounds.waiting
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    path = tmp_path_factory.mktemp("keys") / "keys.json"
+    return path, add_key(path, "one")[0]
+
+
+PAID = {"/v2/models/m/infer": True, "/v2/models/%6d": True, "/healthz": False, "/healthz/": False, "/%68ealthz": False}
+
+
+@pytest.mark.parametrize(("path", "paid"), [*PAID.items(), ("/a//b", False), ("/docs", False)])
+@pytest.mark.parametrize("who", ["valid", "wrong", "nobody", "open"])
+@in_loop
+async def test_only_what_a_key_pays_for_goes_first(keys: tuple[Path, str], path: str, paid: bool, who: str) -> None:
+    """Where no key is asked for, a model's places bound what is asked of it."""
+    rounds = Rounds(KeyRing(None if who == "open" else keys[0]), most=1)
+    asked = scope(path, {"valid": keys[1], "wrong": "x"}.get(who))
+    begun: list[int] = []
+    for at in range(3):
+        rounds.begin("a", at, asked, lambda at=at: begun.append(at))  # type: ignore[misc]
+    assert begun == ([0, 1, 2] if paid and who in ("valid", "open") else [0])
+    assert asked == scope(path, {"valid": keys[1], "wrong": "x"}.get(who)), "who answers sees the path as it came"
+
+
+@in_loop
+async def test_of_a_connection_that_ends_nothing_is_begun() -> None:
+    rounds, begun = Rounds(KeyRing(None), most=1), list[int]()
+    for at in range(4):
+        rounds.begin("a", at, scope(), lambda at=at: begun.append(at))  # type: ignore[misc]
+    rounds.leave("a", 2)
+    rounds.leave("b", 2)
+    rounds.leave("a", 9)
+    await until(lambda: len(begun) == 3)
+    assert begun == [0, 1, 3]
+    rounds.begin("a", 5, scope(), lambda: None)
+    rounds.begin("a", 6, scope(), lambda: None)
+    rounds.leave("a", 5)
+    rounds.leave("a", 6)
+    assert not rounds.waiting
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 10))
+def test_each_begins_once_and_between_two_of_an_address_one_of_each_that_waits(counts: list[int], most: int) -> None:
+    async def main() -> None:
+        rounds, begun = Rounds(KeyRing(None), most), list[tuple[int, int]]()
+
+        def call(which: int, at: int) -> Callable[[], None]:
+            return lambda: begun.append((which, at))
+
+        for which, count in enumerate(counts):
+            for at in range(count):
+                rounds.begin(str(which), at, scope(), call(which, at))
+        at_once = len(begun)
+        while rounds.waiting:
+            rounds._turn()
+        assert sorted(begun) == [(which, at) for which, count in enumerate(counts) for at in range(count)]
+        waited = [which for which, _ in begun[at_once:]]
+        for which in set(waited):
+            places = [place for place, each in enumerate(waited) if each == which]
+            for earlier, later in itertools.pairwise(places):
+                between = waited[earlier + 1 : later]
+                assert len(between) == len(set(between)), "an address had two turns while another waited"
+
+    uvloop.run(main())
+
+
+@in_loop
+async def test_a_stranger_who_pipelines_on_many_connections_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, clients: ExitStack
+) -> None:
+    """Fifty connections ask for 64 answers each; one that comes after them has its own before a sixteenth of these."""
+    answered: list[str] = []
+    noting_connections(monkeypatch, on_response_complete=lambda connection: answered.append(connection.address))
+    async with gateway(Settings(upstream=("http://127.0.0.1:1",), port=0)) as address:
+        for each in connect(clients, address, "127.0.0.2", 50):
+            each.sendall(HEALTH * MOST_PIPELINED)
+        [one] = connect(clients, address, "127.0.0.3", 1)
+        one.sendall(HEALTH)
+        await until(lambda: "127.0.0.3" in answered)
+        assert len(answered) < 50 * MOST_PIPELINED // 16
+        await until(lambda: len(answered) == 50 * MOST_PIPELINED + 1)
