@@ -19,6 +19,7 @@ import torch
 from compress.artifact import Signature, TensorSpec, sha256_of
 from compress.console.wording import counted
 from compress.data.images import INDEX, Images
+from compress.data.made import fitting, refuse_not_finite
 from compress.data.sources import Converted, Fetched, Fetcher, Rows, open_shards
 from compress.errors import DatasetError, SignatureError
 from compress.model import Arrays
@@ -112,16 +113,26 @@ class Dataset:
             yield self.take(slice(start, start + size))
 
     def take(self, index: slice | np.ndarray[Any, Any]) -> tuple[Arrays, np.ndarray[Any, Any] | None]:
-        """The samples at an index, and their labels."""
+        """The samples at an index, and their labels.
+
+        Raises:
+            DatasetError: samples that a user's code makes can't be had, or hold what arrays are refused for.
+        """
         if self.fetcher is None:
             chosen = {name: np.ascontiguousarray(array[index]) for name, array in self.inputs.items()}
             return chosen, None if self.labels is None else np.asarray(self.labels[index])
         places = np.arange(len(self))[index] if isinstance(index, slice) else index
-        rows = self.fetcher.rows(places)
-        kept = self.labels
-        labels = kept.shaped(rows[kept.name]) if isinstance(kept, Fetched) else _rows(kept, index)
-        chosen = {name: np.ascontiguousarray(rows[array.name], array.dtype) for name, array in self.inputs.items()}
-        return chosen, labels
+        rows, numbers = self.fetcher.rows(places), self.fetcher.numbers(places)
+        chosen = {}
+        for name, array in self.inputs.items():
+            refuse_not_finite(rows[array.name], name, numbers, self.source)
+            chosen[name] = np.ascontiguousarray(fitting(rows[array.name], array.dtype, array.name, self.source))
+        if not isinstance(self.labels, Fetched):
+            return chosen, _rows(self.labels, index)
+        made = fitting(rows[self.labels.name], self.labels.dtype, self.labels.name, self.source)
+        if self.labels.taught is not None:
+            self.labels.taught.refuse(made, numbers, self.source)
+        return chosen, self.labels.shaped(made)
 
     def part(self, index: np.ndarray[Any, Any]) -> Dataset:
         """These samples as a dataset of their own, taken when they are asked for."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 
 from compress.artifact import TensorSpec
+from compress.data.dataset import Dataset
+from compress.data.made import Taught
 from compress.data.sources import Fetched
 from compress.errors import DatasetError
 from compress.evaluate.output_kind import OutputForm, OutputKind, class_axes
 
-__all__ = ["are_classes", "counts", "refuse_labels"]
+__all__ = ["are_classes", "counts", "refuse_labels", "watched"]
+
+ROWS = 65_536  # looked at at a time
 
 
 def are_classes(labels: Any, output: TensorSpec) -> bool:
@@ -48,11 +53,36 @@ def _dense(labels: Any, output: TensorSpec) -> bool:
     return labels.dtype.kind in "iu" and bool(class_axes(output.shape, tuple(labels.shape[1:])))
 
 
+def watched(data: Dataset, output: TensorSpec) -> Dataset:
+    """The data, whose labels are looked at as they are made, where that is when they are asked for.
+
+    Args:
+        data: of a training.
+        output: that labels teach.
+    """
+    labels = data.labels
+    if not isinstance(labels, Fetched) or labels.dtype.kind not in "iuf":
+        return data
+    taught = _taught(labels, output)
+    return data if taught is None else dataclasses.replace(data, labels=dataclasses.replace(labels, taught=taught))
+
+
+def _taught(labels: Any, output: TensorSpec) -> Taught | None:
+    if are_classes(labels, output):
+        return Taught(output.name, _classes(output))
+    sizes = [
+        size if isinstance(size, int) else 0 for size in output.shape[1:]
+    ]  # labels that don't fit count for nothing
+    values = labels.dtype.kind == "f" and math.prod(sizes) in (0, math.prod(labels.shape[1:]))
+    return Taught(output.name) if values else None
+
+
 def refuse_labels(labels: Any, output: TensorSpec, source: str, *, taught: bool) -> None:
     """Look at labels before they are trained on.
 
     Args:
-        labels: [n, …]; those that are made when asked for are looked at by shape and dtype alone.
+        labels: [n, …]; those that are made when asked for are looked at by shape and dtype here, and else when they
+            are (`watched`).
         output: the model's first.
         source: of the data.
         taught: by an original, beside which labels that don't fit don't count.
@@ -64,6 +94,11 @@ def refuse_labels(labels: Any, output: TensorSpec, source: str, *, taught: bool)
     mend = "give class ids from 0 as integers [n], or values in the output's shape"
     if labels.dtype.kind not in "biuf" or not labels.dtype.isnative:
         raise DatasetError(what, why=f"they are {labels.dtype}", mend=mend)
+    may = _taught(labels, output)
+    if may is not None and may.classes is None and not isinstance(labels, Fetched):
+        for start in range(0, len(labels), ROWS):
+            part = np.asarray(labels[start : start + ROWS])
+            may.refuse(part, np.arange(start, start + len(part)), source)
     if are_classes(labels, output):
         if isinstance(labels, Fetched):
             return
