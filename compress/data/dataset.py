@@ -26,6 +26,7 @@ from compress.model import Arrays
 from compress.options.user_code import user_code
 from compress.storage.hashing import digest_of_arrays, digest_of_samples
 from compress.vetting.arrays import open_npy, open_npz
+from compress.vetting.files import NoFileError, files_in
 from compress.vetting.texts import read_text
 
 __all__ = ["MADE_OF", "Dataset", "seeded"]
@@ -219,7 +220,7 @@ def _read(place: str, source: str, signature: Signature) -> _Found:
             views, fetcher = _fetched(images, signature, source)
             return views, images.digest, (), fetcher
         if path.is_dir():
-            files = sorted(path.glob("*.npy")) or sorted(path.glob("*.npz"))
+            files = files_in(path, "*.npy") or files_in(path, "*.npz")
             told = json.dumps([[file.name, sha256_of(file)] for file in files])  # a name says whose input it is
             digest = hashlib.sha256(told.encode()).hexdigest()
             if files and files[0].suffix == ".npz":
@@ -231,6 +232,9 @@ def _read(place: str, source: str, signature: Signature) -> _Found:
         if path.suffix == ".npy":
             return {"": open_npy(path)}, sha256_of(path), (), None
         return dict(open_npz(path)), sha256_of(path), (), None
+    except NoFileError as err:
+        mend = "take it away, or put the file itself in its place"
+        raise DatasetError(f"can't read the data {source}", why=str(err), mend=mend) from err
     except (ValueError, OSError) as err:
         why = f"it is not a whole .npz or .npy file ({err})"
         raise DatasetError(f"can't read the data {source}", why=why, mend=_MEND) from err

@@ -18,6 +18,7 @@ from compress.data.made import Taught
 from compress.errors import DatasetError
 from compress.storage.file_names import file_name
 from compress.vetting.arrays import Member, members_of, read_member
+from compress.vetting.files import files_in
 
 __all__ = ["Converted", "Fetched", "Fetcher", "Rows", "Shards", "open_shards"]
 
@@ -140,7 +141,7 @@ def open_shards(folder: Path) -> tuple[dict[str, Shards], tuple[int, ...]]:
         DatasetError: files of unlike arrays.
         ValueError, OSError: damaged ones.
     """
-    paths = sorted(folder.glob("*.npz"))
+    paths = files_in(folder, "*.npz")
     members = [_samples_of(path) for path in paths]
     headers = [{name: (member.shape, member.dtype) for name, member in shard.items()} for shard in members]
     first = headers[0]
