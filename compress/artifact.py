@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, get_args
 from compress.errors import ArtifactError
 from compress.processor import Processor
 from compress.signature import Signature, TensorSpec
+from compress.vetting.files import open_file
 from compress.vetting.paths import stands_inside
 from compress.vetting.texts import read_json
 
@@ -31,8 +32,12 @@ RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
 
 def sha256_of(path: Path) -> str:
-    """Hex SHA-256 of a file, read in blocks."""
-    with path.open("rb") as file:
+    """Hex SHA-256 of a file, read in blocks.
+
+    Raises:
+        OSError: it can't be read, or is a pipe, a socket or a device.
+    """
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

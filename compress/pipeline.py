@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from compress import __version__
 from compress.artifact import Signature, sha256_of
+from compress.console.wording import as_notes, notes_in
 from compress.errors import CheckpointError, RecipeError, ToolkitError
 from compress.formats.checkpoint import load, write
 from compress.formats.onnx.read import vetted_onnx
@@ -221,6 +222,7 @@ def _fill(stage: Stage, model: Model, folder: Path, beside: Path, progress: Prog
         "did": given.did,
         "details": given.details,
         "warnings": given.warnings,
+        "notes": notes_in(given.warnings),
         "seconds": seconds,
         "signature": given.model.signature.to_dict(),
         "model": "model.pt" if isinstance(given.model, TorchModel) else given.model.path.name,
@@ -301,7 +303,10 @@ def _said(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], tuple[str, .
         raise TypeError("what it did is told in no words")
     if not all(type(text) is str for text in warnings):
         raise TypeError("a warning of it is no text")
-    return did, details, tuple(warnings), _number(seconds)
+    notes = data.get("notes", [])
+    if type(notes) is not list or not all(type(place) is int for place in notes):
+        raise TypeError("which of its warnings are notes is told otherwise")
+    return did, details, as_notes(warnings, notes), _number(seconds)
 
 
 def _lost(told: Any) -> dict[tuple[str, str, int], frozenset[int]]:

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 
-__all__ = ["Assumed", "AssumedWarning", "Note", "assumed_of", "counted", "in_words", "with_error"]
+__all__ = [
+    "Assumed",
+    "AssumedWarning",
+    "Note",
+    "as_notes",
+    "assumed_of",
+    "counted",
+    "in_words",
+    "notes_in",
+    "with_error",
+]
 
 _SAID = "; torch says: "
 
@@ -28,6 +39,16 @@ class Assumed(Note):
     """What was assumed of a user's file, for a report; at the terminal, an AssumedWarning has said it before."""
 
     __slots__ = ()
+
+
+def notes_in(words: Sequence[str]) -> list[int]:
+    """The places of those that warn of nothing: text that is written loses its kind (`as_notes`)."""
+    return [place for place, each in enumerate(words) if isinstance(each, Note)]
+
+
+def as_notes(words: Sequence[str], places: Collection[int]) -> tuple[str, ...]:
+    """Words that were written, those at some places as notes."""
+    return tuple(Note(each) if place in places else each for place, each in enumerate(words))
 
 
 def assumed_of(*words: str) -> tuple[Assumed, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.console.wording import Note
+from compress.console.wording import Note, counted
 from compress.data.dataset import Dataset
 from compress.data.sources import Fetched
 from compress.errors import RecipeError
@@ -55,11 +55,15 @@ def read_labels(data: Dataset) -> np.ndarray[Any, Any]:
 def _ids(labels: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any] | None, str]:
     """Class ids [n], or None; and what was done or why not."""
     kind = f"{labels.dtype} [{', '.join(map(str, ('n', *labels.shape[1:])))}]"
+    if labels.dtype.kind == "f" and (missing := int((~np.isfinite(labels)).reshape(len(labels), -1).any(axis=1).sum())):
+        of = counted(len(labels), "samples")
+        told = f"The labels ({kind}) hold NaN or infinite values in {missing:,} of {of}: they are not looked at."
+        return None, f"{told} Leave these samples out to be judged by labels."
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 1:
         if labels.dtype.kind == "f":
-            if not (np.isfinite(labels).all() and (labels == np.rint(labels)).all()):
+            if not (labels == np.rint(labels)).all():
                 return None, f"The labels ({kind}) are no class ids: they are not looked at."
             return labels.astype(np.int64), Note(f"The labels ({kind}) are whole numbers: they are taken as class ids.")
         return (labels, "") if labels.dtype.kind in "iu" else (labels.astype(np.int64), "")

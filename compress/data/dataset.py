@@ -19,12 +19,14 @@ import torch
 from compress.artifact import Signature, TensorSpec, sha256_of
 from compress.console.wording import counted
 from compress.data.images import INDEX, Images
+from compress.data.made import fitting, refuse_not_finite
 from compress.data.sources import Converted, Fetched, Fetcher, Rows, open_shards
 from compress.errors import DatasetError, SignatureError
 from compress.model import Arrays
 from compress.options.user_code import user_code
 from compress.storage.hashing import digest_of_arrays, digest_of_samples
 from compress.vetting.arrays import open_npy, open_npz
+from compress.vetting.files import NoFileError, files_in
 from compress.vetting.texts import read_text
 
 __all__ = ["MADE_OF", "Dataset", "seeded"]
@@ -112,16 +114,26 @@ class Dataset:
             yield self.take(slice(start, start + size))
 
     def take(self, index: slice | np.ndarray[Any, Any]) -> tuple[Arrays, np.ndarray[Any, Any] | None]:
-        """The samples at an index, and their labels."""
+        """The samples at an index, and their labels.
+
+        Raises:
+            DatasetError: samples that a user's code makes can't be had, or hold what arrays are refused for.
+        """
         if self.fetcher is None:
             chosen = {name: np.ascontiguousarray(array[index]) for name, array in self.inputs.items()}
             return chosen, None if self.labels is None else np.asarray(self.labels[index])
         places = np.arange(len(self))[index] if isinstance(index, slice) else index
-        rows = self.fetcher.rows(places)
-        kept = self.labels
-        labels = kept.shaped(rows[kept.name]) if isinstance(kept, Fetched) else _rows(kept, index)
-        chosen = {name: np.ascontiguousarray(rows[array.name], array.dtype) for name, array in self.inputs.items()}
-        return chosen, labels
+        rows, numbers = self.fetcher.rows(places), self.fetcher.numbers(places)
+        chosen = {}
+        for name, array in self.inputs.items():
+            refuse_not_finite(rows[array.name], name, numbers, self.source)
+            chosen[name] = np.ascontiguousarray(fitting(rows[array.name], array.dtype, array.name, self.source))
+        if not isinstance(self.labels, Fetched):
+            return chosen, _rows(self.labels, index)
+        made = fitting(rows[self.labels.name], self.labels.dtype, self.labels.name, self.source)
+        if self.labels.taught is not None:
+            self.labels.taught.refuse(made, numbers, self.source)
+        return chosen, self.labels.shaped(made)
 
     def part(self, index: np.ndarray[Any, Any]) -> Dataset:
         """These samples as a dataset of their own, taken when they are asked for."""
@@ -208,7 +220,7 @@ def _read(place: str, source: str, signature: Signature) -> _Found:
             views, fetcher = _fetched(images, signature, source)
             return views, images.digest, (), fetcher
         if path.is_dir():
-            files = sorted(path.glob("*.npy")) or sorted(path.glob("*.npz"))
+            files = files_in(path, "*.npy") or files_in(path, "*.npz")
             told = json.dumps([[file.name, sha256_of(file)] for file in files])  # a name says whose input it is
             digest = hashlib.sha256(told.encode()).hexdigest()
             if files and files[0].suffix == ".npz":
@@ -220,6 +232,9 @@ def _read(place: str, source: str, signature: Signature) -> _Found:
         if path.suffix == ".npy":
             return {"": open_npy(path)}, sha256_of(path), (), None
         return dict(open_npz(path)), sha256_of(path), (), None
+    except NoFileError as err:
+        mend = "take it away, or put the file itself in its place"
+        raise DatasetError(f"can't read the data {source}", why=str(err), mend=mend) from err
     except (ValueError, OSError) as err:
         why = f"it is not a whole .npz or .npy file ({err})"
         raise DatasetError(f"can't read the data {source}", why=why, mend=_MEND) from err

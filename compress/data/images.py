@@ -15,6 +15,7 @@ from compress.artifact import sha256_of
 from compress.data.class_names import numbers_of_folders
 from compress.errors import DatasetError, MissingExtraError, first_line
 from compress.processor import IMAGE_SETTINGS, Processor
+from compress.vetting.files import open_file, refuse_no_file
 from compress.vetting.texts import read_json
 
 __all__ = ["INDEX", "Images", "is_image_folder", "write_index"]
@@ -27,13 +28,11 @@ LARGEST = 1 << 28  # pixels of an image
 
 def is_image_folder(path: Path) -> bool:
     """Whether a folder holds images, or folders of them, and no arrays."""
-    return path.is_dir() and not any(path.glob("*.np[yz]")) and any(_found(path))
+    return path.is_dir() and not any(path.glob("*.np[yz]")) and any(not file.is_dir() for file in _found(path))
 
 
 def _found(path: Path) -> Any:
-    return (
-        file for each in ("*", "*/*") for file in path.glob(each) if file.suffix.lower() in SUFFIXES and file.is_file()
-    )
+    return (file for each in ("*", "*/*") for file in path.glob(each) if file.suffix.lower() in SUFFIXES)
 
 
 def write_index(source: Path, processor: Processor, folder: Path) -> None:
@@ -53,7 +52,13 @@ def write_index(source: Path, processor: Processor, folder: Path) -> None:
             why=f"there is no {IMAGE_SETTINGS} in it",
             mend="download it; or give images as arrays in an .npz",
         )
-    files = sorted(_found(source))
+    files = [file for file in sorted(_found(source)) if not file.is_dir()]
+    for file in files:
+        try:
+            refuse_no_file(file)
+        except OSError as err:
+            why = first_line(err)
+            raise DatasetError(f"can't read the image {file}", why=why, mend="mend it, or take it away") from err
     labelled = [file.parent != source and processor.task == "image-classification" for file in files]
     if any(labelled) and not all(labelled):
         loose = files[labelled.index(False)]
@@ -123,7 +128,7 @@ class Images:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                with Image.open(file, formats=FORMATS) as image:
+                with open_file(file) as opened, Image.open(opened, formats=FORMATS) as image:
                     if image.width * image.height > LARGEST:
                         many = f"it has {image.width:,} × {image.height:,} pixels"
                         raise DatasetError(f"can't read the image {file}", why=many, mend=mend)

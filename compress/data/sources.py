@@ -14,9 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from compress.console.wording import counted
+from compress.data.made import Taught
 from compress.errors import DatasetError
 from compress.storage.file_names import file_name
 from compress.vetting.arrays import Member, members_of, read_member
+from compress.vetting.files import files_in
 
 __all__ = ["Converted", "Fetched", "Fetcher", "Rows", "Shards", "open_shards"]
 
@@ -139,7 +141,7 @@ def open_shards(folder: Path) -> tuple[dict[str, Shards], tuple[int, ...]]:
         DatasetError: files of unlike arrays.
         ValueError, OSError: damaged ones.
     """
-    paths = sorted(folder.glob("*.npz"))
+    paths = files_in(folder, "*.npz")
     members = [_samples_of(path) for path in paths]
     headers = [{name: (member.shape, member.dtype) for name, member in shard.items()} for shard in members]
     first = headers[0]
@@ -207,6 +209,13 @@ class Fetcher:
         """These samples alone."""
         return Fetcher(_Chosen(self._samples, index), self._inputs, self._source)
 
+    def numbers(self, index: Array) -> Array:
+        """What the user's dataset calls the samples at an index."""
+        samples = self._samples
+        while isinstance(samples, _Chosen):
+            samples, index = samples.samples, np.asarray(samples.index)[index]
+        return index
+
     def keep_in(self, folder: Path) -> None:
         """Write each sample to a folder when it is first made, and read it from there later."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -246,7 +255,7 @@ class Fetcher:
             raise
         except Exception as err:  # the user's dataset: anything may come out of it
             raise DatasetError(
-                f"can't get sample {place} of {self._source}",
+                f"can't get sample {self.numbers(np.array([place]))[0]} of {self._source}",
                 why=f"{type(err).__name__}: {err}",
                 mend="mend its __getitem__",
             ) from err
@@ -284,10 +293,17 @@ class _Chosen:
 
 @dataclass(frozen=True)
 class Fetched(_View):
-    """One of the arrays that a fetcher's samples make; of another shape, where that holds as many values."""
+    """One of the arrays that a fetcher's samples make; of another shape, where that holds as many values.
+
+    Attributes:
+        name: of the array.
+        fetch: makes the samples at an index.
+        taught: what labels may be, where they are trained on.
+    """
 
     name: str
     fetch: Callable[[Array], Mapping[str, Array]]
+    taught: Taught | None = None
 
     def by(self, fetcher: Fetcher) -> Fetched:
         """The same array, of another fetcher's samples."""

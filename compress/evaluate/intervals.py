@@ -36,8 +36,9 @@ SUREST = (0.01, 0.999999)  # between these a confidence is no word for nothing, 
 RESAMPLES = 2000, 20_000
 BEYOND = 10  # resamplings that an end has to have beyond it; where the most have fewer, they don't tell where it is
 FEW = 50
-# Scores so near to the usual one are alike, as a share of what a score may be; fewer others than this are hardly seen.
-_ALIKE, _SEEN = 1e-3, 5
+# Scores so near to the usual one are alike: rounding in single precision, as a share of what a score may be. A real
+# loss, however small, is none of it: it says how losses look. Fewer others than this are hardly seen.
+_ALIKE, _SEEN = 1e-6, 5
 CHUNK = 4_000_000  # indices in memory at a time
 
 Array = np.ndarray[Any, Any]
@@ -122,7 +123,7 @@ def mean_interval(
     values = np.asarray(scores, np.float64)
     if _counts(bounds, values):
         return share_interval(int(values.sum()), len(values), confidence)
-    return _of_values(values, confidence, bounds, seed)
+    return _of_values(values, confidence, bounds, seed, 0.0 if bounds is None else bounds[1] - bounds[0])
 
 
 def difference_interval(
@@ -130,22 +131,26 @@ def difference_interval(
 ) -> Interval:
     """Of the mean of `after - before`, scores [n] of two models on the same samples.
 
-    Pairing takes out what makes a sample hard for both. The arguments are those of `mean_interval`.
+    Pairing takes out what makes a sample hard for both. The arguments are those of `mean_interval`. With bounds, no end
+    is beyond what a score can lose or gain from those that the first model has: nothing gains on what is at its best.
     """
     second, first = np.asarray(after, np.float64), np.asarray(before, np.float64)
     if _counts(bounds, second, first):
         return paired_interval(int((second > first).sum()), int((second < first).sum()), len(second), confidence)
-    apart = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
+    # A score in single precision may be a little beyond its bounds.
+    apart = None if bounds is None else (min(bounds[0] - first.max(), 0.0), max(bounds[1] - first.min(), 0.0))
     with np.errstate(invalid="ignore"):
         difference = second - first
-    return _of_values(difference, confidence, apart, seed)
+    span = 0.0 if bounds is None else bounds[1] - bounds[0]
+    return _of_values(difference, confidence, apart, seed, span)
 
 
 def _counts(bounds: Bounds | None, *scores: Array) -> bool:
     return bounds == SHARE and all(bool(np.isin(values, SHARE).all()) for values in scores)
 
 
-def _of_values(values: Array, confidence: float, bounds: Bounds | None, seed: int) -> Interval:
+def _of_values(values: Array, confidence: float, bounds: Bounds | None, seed: int, span: float) -> Interval:
+    """Of a mean of values that lie between the bounds; a score of the metric may vary by the span."""
     mean = float(values.mean())
     if len(values) < 2 or not np.isfinite(values).all():
         return Interval(mean, -math.inf, math.inf)
@@ -166,17 +171,15 @@ def _of_values(values: Array, confidence: float, bounds: Bounds | None, seed: in
     if len(values) < FEW or resamples * (1 - confidence) < 2 * BEYOND - 1e-6:  # a percentile of so few knows too little
         reach = float(student.ppf((1 + confidence) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
         low, high = min(low, mean - reach), max(high, mean + reach)
+    if bounds is None:
+        return Interval(mean, low, high)
     # Where nearly all scores are alike, a resampling sees next to nothing of the few that are not.
     usual = float(np.median(values))
-    apart_of = int((np.abs(values - usual) > _ALIKE * _span(values, bounds)).sum())
-    if bounds is not None and apart_of < _SEEN:
+    apart_of = int((np.abs(values - usual) > _ALIKE * span).sum())
+    if apart_of < min(_SEEN, len(values) - 1):
         unseen = share_interval(apart_of, len(values), confidence).high - apart_of / len(values)
         low, high = low - unseen * (usual - bounds[0]), high + unseen * (bounds[1] - usual)
-    return Interval(mean, low, high)
-
-
-def _span(values: Array, bounds: Bounds | None) -> float:
-    return float(np.ptp(values)) if bounds is None else bounds[1] - bounds[0]
+    return Interval(mean, max(low, min(bounds[0], mean)), min(high, max(bounds[1], mean)))
 
 
 def _all_alike(value: float, count: int, confidence: float, bounds: Bounds | None) -> Interval:

@@ -256,7 +256,7 @@ def _taught_by(teacher: TorchModel, model: TorchModel, options: FinetuneOptions,
             raise SignatureError(
                 f"{options.teacher} can't teach {checkpoint}",
                 why=f"its {what} are {', '.join(map(str, theirs))}, the model's {', '.join(map(str, ours))}",
-                mend="name the model that this one was pruned from; of tensors that are the same, names have to be",
+                mend=f"name the model that this one was pruned from; here {err.what}: {err.mend}",
             ) from err
         if len(ours) > 1 and ours[0].name not in {spec.name for spec in theirs}:
             pairs = (f"{mine.name} as {its.name}" for mine, its in zip(ours, theirs, strict=True))

@@ -55,6 +55,8 @@ def in_order_of(model: TorchModel, signature: Signature) -> TorchModel:
 def places_of(wanted: Sequence[TensorSpec], there: Sequence[TensorSpec]) -> tuple[int, ...]:
     """For each tensor of one model its place among another's: by name, or by place where the names are all others.
 
+    What a dimension that varies is called says nothing: it has to vary in both.
+
     Raises:
         SignatureError: there are more or fewer, some names alone are the same, or types or shapes differ.
     """
@@ -68,10 +70,17 @@ def places_of(wanted: Sequence[TensorSpec], there: Sequence[TensorSpec]) -> tupl
         )
     places = tuple(names.index(spec.name) for spec in wanted) if shared else tuple(range(len(names)))
     for spec, place in zip(wanted, places, strict=True):
-        if (spec.dtype, spec.shape) != (there[place].dtype, there[place].shape):
+        if not _alike(spec, there[place]):
             raise SignatureError(
                 "the shapes don't fit",
                 why=f"there is {there[place]}, and {spec}",
                 mend="give models that take and give the same",
             )
     return places
+
+
+def _alike(mine: TensorSpec, its: TensorSpec) -> bool:
+    """Whether types and fixed dimensions are the same, and the same dimensions vary."""
+    sizes = ([size if isinstance(size, int) else None for size in spec.shape] for spec in (mine, its))
+    mine_sizes, its_sizes = sizes
+    return mine.dtype == its.dtype and mine_sizes == its_sizes

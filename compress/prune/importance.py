@@ -14,12 +14,13 @@ from torch.nn import functional as F
 from compress.artifact import Signature
 from compress.data.dataset import Dataset
 from compress.evaluate.labels_told import squeezed
-from compress.evaluate.output_forms import forms_by
+from compress.evaluate.output_forms import forms_by, labelled_output
 from compress.evaluate.output_kind import OutputForm, OutputKind
 from compress.model import TorchModel, call
 from compress.model.inputs import run_on
 from compress.prune.channels import Channels
 from compress.stage import Progress
+from compress.training.labels import watched
 from compress.training.losses import CLASSES, fits, labelled, logits_of
 
 __all__ = ["Importance", "importance_of", "squared_changes"]
@@ -103,6 +104,7 @@ def squared_changes(
         parameter: torch.zeros_like(parameter, dtype=torch.float32) for parameter in module.parameters()
     }
     data = squeezed(data, signature, labelled)
+    data = watched(data, signature.outputs[labelled_output(signature, data.labels, labelled)])
     forms, at = forms_by(TorchModel(module, signature), data, labelled)
     done = 0
     for batch in np.array_split(chosen, -(-total // BATCH)):

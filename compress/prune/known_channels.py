@@ -19,6 +19,7 @@ from compress.model import TorchModel
 from compress.prune.cut_layers import Place
 from compress.prune.follow_channels import ChannelGroup
 from compress.vetting.replace import replace_file
+from compress.vetting.texts import read_text
 
 __all__ = ["Known", "KnownChannels"]
 
@@ -60,11 +61,11 @@ class KnownChannels:
     def read(self) -> Known:
         """Nothing is known where there is no file, or one that can't be read."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            told = json.loads(self._path.read_text(encoding="utf-8"))
+            told = json.loads(read_text(self._path))
             return Known(tuple(map(_group, told["groups"])), dict(told["left_alone"]), dict(told["refuted"]))
         for path in sorted(self._folder.glob(f"channels-{self._graph}-*.json")):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                return Known(refuted=dict(json.loads(path.read_text(encoding="utf-8"))["refuted"]))
+                return Known(refuted=dict(json.loads(read_text(path))["refuted"]))
         return Known()
 
     def write(self, found: Known) -> None:

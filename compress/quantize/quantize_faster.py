@@ -52,6 +52,11 @@ class QuantizeFaster:
     def check(self, model: Model) -> None:
         self.quantize.check(model)
 
+    @property
+    def seen(self) -> tuple[str, ...]:
+        """What is to be said of the calibration data."""
+        return self.quantize.seen
+
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
         path = folder / "model.onnx"
         original = plain(model.path)

@@ -16,6 +16,7 @@ from onnx import ModelProto, TensorProto
 
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
+from compress.data.reach import far_beyond
 from compress.errors import RecipeError, StageError
 from compress.formats.onnx.outline import outline
 from compress.model import Model, OnnxModel
@@ -83,6 +84,11 @@ class QuantizeOnnx:
                 why="only ONNX Runtime on the CPU runs dynamic INT8",
                 mend="ask for --int8 static with --calibration, or leave --target out",
             )
+
+    @property
+    def seen(self) -> tuple[str, ...]:
+        """Warnings where lone samples decide what 8 bits are for."""
+        return () if self.mode != "static" or self.calibration is None else far_beyond(self.calibration)
 
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
         path = folder / "model.onnx"

@@ -83,6 +83,11 @@ class QuantizeWithin:
     def check(self, model: Model) -> None:
         self.quantize.check(model)
 
+    @property
+    def seen(self) -> tuple[str, ...]:
+        """What is to be said of the calibration data."""
+        return self.quantize.seen
+
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
         assert self.quantize.calibration is not None  # noqa: S101  checked
         ranges = trained_ranges(model) or calibrate(

@@ -27,7 +27,7 @@ from compress.options.training import TrainingOptions
 from compress.stage import Given, Progress
 from compress.training.batches.augment import augmentation, code_of, refuse_augmentation
 from compress.training.frozen import frozen_for
-from compress.training.labels import refuse_labels
+from compress.training.labels import refuse_labels, watched
 from compress.training.loop import train
 from compress.training.machine.setup import device_kind, distributed, fabric_class, local_rank
 from compress.training.task import Task, Trained
@@ -231,9 +231,12 @@ class Finetune:
         return (*forms[:at], asked, *forms[at + 1 :]), at
 
     def _fitting(self, signature: Signature) -> tuple[Dataset, Dataset | None]:
-        """The data, and that of validation, with labels as an evaluation takes them, too."""
-        validation = None if self.validation is None else squeezed(self.validation, signature, self.labelled)
-        return squeezed(self.data, signature, self.labelled), validation
+        """The data, and that of validation, with labels as an evaluation takes them, looked at as they come."""
+        data = squeezed(self.data, signature, self.labelled)
+        output = signature.outputs[labelled_output(signature, data.labels, self.labelled)]
+        if self.validation is None:
+            return watched(data, output), None
+        return watched(data, output), watched(squeezed(self.validation, signature, self.labelled), output)
 
     def _held(self) -> int:
         """Samples that are held out."""

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
+from compress.console.wording import as_notes, notes_in
 from compress.errors import StageError, ToolkitError
 from compress.formats.checkpoint import load, write
 from compress.model import TorchModel
@@ -98,7 +99,7 @@ def in_processes(stage: Shared, model: TorchModel, folder: Path, progress: Progr
     shutil.rmtree(job)
     ranges = {name: (low, high) for name, (low, high) in given["ranges"].items()}
     written = TorchModel(trained.module, model.signature, ranges=ranges)
-    return Given(written, given["did"], given["details"], tuple(given["warnings"]))
+    return Given(written, given["did"], given["details"], as_notes(given["warnings"], given["notes"]))
 
 
 def _describe(stage: Shared, model: TorchModel, job: Path) -> None:
@@ -133,6 +134,7 @@ def write_result(job: Path, given: Given) -> None:
         "did": given.did,
         "details": dict(given.details),
         "warnings": list(given.warnings),
+        "notes": notes_in(given.warnings),
         "ranges": dict(given.model.ranges),
     }
     (job / RESULT).write_text(json.dumps(told), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,15 +10,18 @@ from typing import Any
 import numpy as np
 
 from compress.artifact import TensorSpec
+from compress.data.dataset import Dataset
+from compress.data.made import Taught
 from compress.data.sources import Fetched
 from compress.errors import DatasetError
 from compress.evaluate.label_values import IGNORED, values_of
 from compress.evaluate.layout import lies_alike, lies_otherwise
 from compress.evaluate.output_kind import OutputForm, OutputKind, by_labels, class_axes
 
-__all__ = ["are_classes", "counts", "left_out", "refuse_labels"]
+__all__ = ["are_classes", "counts", "left_out", "refuse_labels", "watched"]
 
 BLOCK = 1 << 22  # values in memory at a time
+ROWS = 65_536  # looked at at a time
 
 
 def are_classes(labels: Any, output: TensorSpec) -> bool:
@@ -85,11 +89,40 @@ def _dense(labels: Any, output: TensorSpec) -> bool:
     return labels.dtype.kind in "iu" and bool(class_axes(output.shape, tuple(labels.shape[1:])))
 
 
+def watched(data: Dataset, output: TensorSpec) -> Dataset:
+    """The data, whose labels are looked at as they are made, where that is when they are asked for.
+
+    Args:
+        data: of a training.
+        output: that labels teach.
+    """
+    labels = data.labels
+    if not isinstance(labels, Fetched) or labels.dtype.kind not in "iuf":
+        return data
+    taught = _taught(labels, output)
+    return data if taught is None else dataclasses.replace(data, labels=dataclasses.replace(labels, taught=taught))
+
+
+def _taught(labels: Any, output: TensorSpec) -> Taught | None:
+    if are_classes(labels, output):
+        return Taught(output.name, _classes(output))
+    sizes = [
+        size if isinstance(size, int) else 0 for size in output.shape[1:]
+    ]  # labels that don't fit count for nothing
+    if labels.dtype.kind != "f" or math.prod(sizes) not in (0, math.prod(labels.shape[1:])):
+        return None
+    found = values_of(labels)
+    if found.nan and found.unknown(bounded=True) is not None:  # beside 0 and 1, it means "not known"
+        return None
+    return Taught(output.name)
+
+
 def refuse_labels(labels: Any, output: TensorSpec, source: str, *, taught: bool, loss: str = "auto") -> None:
     """Look at labels before they are trained on.
 
     Args:
-        labels: [n, …]; those that are made when asked for are looked at by shape and dtype alone.
+        labels: [n, …]; those that are made when asked for are looked at by shape and dtype here, and else when they
+            are (`watched`).
         output: the model's first.
         source: of the data.
         taught: by an original, beside which labels that don't fit don't count; that lie otherwise is an error.
@@ -102,6 +135,11 @@ def refuse_labels(labels: Any, output: TensorSpec, source: str, *, taught: bool,
     mend = "give class ids from 0 as integers [n], or values in the output's shape"
     if labels.dtype.kind not in "biuf" or not labels.dtype.isnative:
         raise DatasetError(what, why=f"they are {labels.dtype}", mend=mend)
+    may = _taught(labels, output)
+    if may is not None and may.classes is None and not isinstance(labels, Fetched):
+        for start in range(0, len(labels), ROWS):
+            part = np.asarray(labels[start : start + ROWS])
+            may.refuse(part, np.arange(start, start + len(part)), source)
     if are_classes(labels, output):
         if isinstance(labels, Fetched):
             return

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from compress.vetting.archive import Archive, Entry
+from compress.vetting.files import open_file
 from compress.vetting.memory import memory_left
 
 __all__ = ["ArrayFileError", "Member", "members_of", "open_npy", "open_npz", "read_member"]
@@ -72,7 +73,7 @@ def members_of(path: Path, text: int = MAX_TEXT) -> dict[str, Member]:
         ValueError: no archive, a damaged or an ambiguous one, or one that holds what are no arrays of numbers.
         OSError: it can't be read.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         archive = Archive(file)
         if len(archive.entries) > MAX_NAMES:
             raise ArrayFileError(f"it holds more arrays than {MAX_NAMES:,}")
@@ -122,7 +123,7 @@ def read_member(path: Path, member: Member, *, check: bool = True) -> Array:
     Raises:
         ValueError, OSError: as for `members_of`.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         archive = Archive(file)
         if archive.entries.get(f"{member.name}.npy") != member.entry:
             raise ArrayFileError(f"{member.name} is another one than before: the file was changed meanwhile")
@@ -150,7 +151,7 @@ def open_npy(path: Path) -> Array:
     Raises:
         ValueError, OSError: as for `members_of`.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         header, shape, fortran, dtype = _header(file.read(MAX_HEADER), path.name)
         _fits(path.name, shape, dtype, file.seek(0, os.SEEK_END) - header)
     return _lettered(path.name, _mapped(path, header, shape, dtype, fortran))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from compress.errors import DatasetError, first_line
+from compress.vetting.files import open_file
 
 __all__ = ["SUFFIXES", "check_file", "rows_of"]
 
@@ -68,7 +70,7 @@ def _lines(path: Path) -> Iterator[Row]:
 
 
 def _texts(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8-sig") as file:
+    with io.TextIOWrapper(open_file(path), "utf-8-sig") as file:
         while line := file.readline(LONGEST_LINE):
             if len(line) >= LONGEST_LINE:
                 raise ValueError(f"a line of it has over {LONGEST_LINE:,} letters")
@@ -76,7 +78,7 @@ def _texts(path: Path) -> Iterator[str]:
 
 
 def _csv(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with io.TextIOWrapper(open_file(path), "utf-8-sig", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
         columns = [name for name in rows.fieldnames or () if name]
         if twice := next((name for name in columns if columns.count(name) > 1), None):

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from compress.vetting.files import NoFileError, open_file
+
 __all__ = ["parse_json", "read_bytes", "read_json", "read_text"]
 
 MAX_BYTES = 16 << 20
@@ -35,9 +37,11 @@ def read_bytes(path: Path, limit: int = MAX_BYTES, *, named: bool = False) -> by
         OSError: it can't be read.
         ValueError: it is no file, or too large; says what.
     """
-    if not named and path.exists() and not path.is_file():  # a pipe in a folder of someone else's would never end
-        raise ValueError("it is no file")
-    with path.open("rb") as file:
+    try:
+        opened = path.open("rb") if named else open_file(path)
+    except NoFileError as err:
+        raise ValueError("it is no file") from err
+    with opened as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise ValueError(f"it has more than {limit:,} bytes")

@@ -77,8 +77,8 @@ class TrainQuantized:
 
     @property
     def seen(self) -> tuple[str, ...]:
-        """As of the training."""
-        return self.training.seen
+        """As of the training, and of the quantization."""
+        return (*self.training.seen, *(() if self.quantize is None else self.quantize.seen))
 
     def described(self) -> dict[str, Any]:
         """All but the teacher, as JSON values from which another process makes the stage again (`of`).

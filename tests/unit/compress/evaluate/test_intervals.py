@@ -136,7 +136,37 @@ def test_scores_that_are_all_alike_may_have_missed_others() -> None:
     unknown = mean_interval(scores)
     assert (unknown.low, unknown.high) == (-math.inf, math.inf), "without bounds nothing is known"
     same = difference_interval(scores, scores, bounds=(-1.0, 1.0))
-    assert (same.low, same.high) == pytest.approx((-0.0377, 0.0377), abs=1e-4)
+    assert (same.low, same.high) == pytest.approx((-0.01885 * 1.9, 0.01885 * 0.1), abs=1e-4), "no score is above 1"
+
+
+SHAPES = {
+    "normal": lambda rng, count: 1 + 0.1 * rng.standard_normal(count),
+    "exponential": lambda rng, count: rng.exponential(size=count),
+    "half of them none": lambda rng, count: rng.exponential(size=count) * (np.arange(count) % 2),
+}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(sorted(SHAPES)), st.integers(10, 300), st.integers(0, 50), st.floats(1e-3, 0.1), st.floats(1e-3, 1)
+)
+def test_an_interval_does_not_widen_as_the_loss_shrinks(
+    shape: str, count: int, seed: int, loss: float, part: float
+) -> None:
+    """Of two models that lose alike on the same samples, whichever loses less keeps any budget that the other does."""
+    losses, one = SHAPES[shape](np.random.default_rng(seed), count), np.ones(count)
+    scales = (loss, max(loss * part, 1e-3))
+    worse, better = (difference_interval(one - scale * losses, one, bounds=(-1.0, 1.0)) for scale in scales)
+    assert better.high - better.low <= (worse.high - worse.low) * (1 + 1e-6)
+    assert worse.low <= better.low + 1e-12
+    assert max(worse.high, better.high) <= 1e-12, "nothing gains on a score of 1"
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.3e-6])
+def test_nothing_lost_but_rounding_does_not_prove_that_nothing_can_be(loss: float) -> None:
+    scores = 1 - loss * np.random.default_rng(0).random(200)
+    found = difference_interval(scores, np.ones(200), bounds=(-1.0, 1.0))
+    assert (found.low, found.high) == pytest.approx((-0.0377, 0.0), abs=1e-4)
 
 
 @pytest.mark.parametrize("scores", [[0.5], [0.5, math.inf], [math.nan, 0.5]])

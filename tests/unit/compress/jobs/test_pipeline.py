@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from compress.console.wording import Note
 from compress.errors import RecipeError, StageError
 from compress.formats.checkpoint import save
 from compress.jobs.export import Silent, prepare
@@ -79,6 +80,31 @@ def test_a_second_run_takes_what_is_kept_and_gives_the_same(tmp_path: Path) -> N
     assert [outcome.reused for outcome in second] == [True, True]
     assert [stage.ran for stage in stages] == [[2.0], [3.0]]
     assert torch.equal(bias(first[1]), bias(second[1]))
+
+
+def test_a_note_of_a_stage_that_is_kept_is_no_warning(tmp_path: Path) -> None:
+    """An interrupted run, gone on with, reports what an uninterrupted one does."""
+
+    class Says(Scale):
+        def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
+            given = super().run(model, folder, progress)
+            return Given(given.model, given.did, warnings=("mind this", Note("know this"), Note("and this")))
+
+    found = [go([Says(2.0)], tmp_path)[0] for _ in range(2)]
+    assert [outcome.reused for outcome in found] == [False, True]
+    for outcome in found:
+        assert [(type(words), words) for words in outcome.given.warnings] == [
+            (str, "mind this"), (Note, "know this"), (Note, "and this"),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("notes", [None, "0", {}, [True], ["0"], 0])
+def test_which_words_of_a_kept_stage_are_notes_is_told_by_places(tmp_path: Path, notes: object) -> None:
+    go([Scale(2.0)], tmp_path)
+    path = next(tmp_path.glob("*/stage.json"))
+    said = json.loads(path.read_text()) | {"notes": notes}
+    path.write_text(json.dumps(said | {"sha256": _digest(said, path.parent)}))
+    assert not go([Scale(2.0)], tmp_path)[0].reused
 
 
 def test_a_changed_option_runs_that_stage_and_all_after_it(tmp_path: Path) -> None:

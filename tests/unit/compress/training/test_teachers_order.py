@@ -13,10 +13,12 @@ from torch import nn
 
 import compress
 from compress.cli import main
+from compress.errors import SignatureError
 from compress.evaluate.endings import endings_of
 from compress.formats.checkpoint import load
 from compress.model import TorchModel, call
-from compress.model.in_order import InOrder, in_order_of
+from compress.model.in_order import InOrder, in_order_of, places_of
+from compress.signature import TensorSpec
 
 WIDE, CLASSES = 6, 3
 
@@ -103,6 +105,23 @@ def test_names_of_which_some_are_the_same_are_refused(folder: Path, capsys: pyte
     said = capsys.readouterr().err
     assert "mixed.pt can't teach student.pt" in said
     assert "its outputs are c:float32[batch,3], a:float32[batch,3]" in said
+
+
+def specs(*texts: str) -> tuple[TensorSpec, ...]:
+    return tuple(map(TensorSpec.parse, texts))
+
+
+def test_what_a_dimension_that_varies_is_called_says_nothing() -> None:
+    ours, theirs = specs("a:float32[batch,length,6]", "b:float32[batch,6]"), specs("b:float32[n,6]", "a:float32[n,t,6]")
+    assert places_of(ours, theirs) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "theirs", ["a:float32[n,7]", "a:float32[4,6]", "a:float32[n,t]", "a:float64[n,6]", "a:float32[n,6,1]"]
+)
+def test_what_is_fixed_and_the_type_are_the_same(theirs: str) -> None:
+    with pytest.raises(SignatureError, match="the shapes don't fit"):
+        places_of(specs("a:float32[batch,6]"), specs(theirs))
 
 
 def test_a_model_in_another_order_is_the_same_model(tmp_path: Path) -> None:
