@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from hypothesis import HealthCheck, settings
 HERE = Path(__file__).parent
 # No test takes what another one did, and nothing is left with the user: of the commands that are started, too.
 os.environ["COMPRESS_CACHE_GB"] = "0"
+# A shell starts what is put into the background (`make test &`) with Ctrl-C ignored, and so all that is started here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 WAITING = frozenset(("asyncio", "multiprocessing", "signal", "socket", "subprocess", "threading", "time"))
 
 # No test fails on a time: hypothesis sets each example a deadline, and counts how long it takes to draw one. The gate
