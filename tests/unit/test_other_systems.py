@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 
 def run(*words: str, status: int = 0) -> str:
     command = [sys.executable, "-W", "ignore:Unsupported macOS", "-m", "tests.as_on_a_mac", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    found = {**os.environ, "PYTHONPATH": str(ROOT)}  # whatever else is set: `tests` is not installed
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env=found)
     told = done.stdout + done.stderr
     assert "Traceback" not in told, told
     assert done.returncode == status, told
