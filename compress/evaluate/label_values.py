@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from compress.data.sources import Fetched
 
-__all__ = ["IGNORED", "LabelValues", "values_of"]
+__all__ = ["IGNORED", "LabelValues", "blocks", "values_of"]
 
 Array = np.ndarray[Any, Any]
 IGNORED = (255, -1, -100)  # what is labelled so by usage is not known
@@ -74,26 +75,31 @@ class LabelValues:
         return self.whole and not self.many and not set(self.others) <= set(IGNORED)
 
 
+def blocks(labels: Any, rows: Array | None = None) -> Iterator[tuple[int, Array]]:
+    """Labels [n, …], or these rows of them, a block at a time, each with the place of its first."""
+    step = max(1, BLOCK // max(1, math.prod(labels.shape[1:])))
+    for start in range(0, len(labels if rows is None else rows), step):
+        part = slice(start, start + step)
+        yield start, np.asarray(labels[part if rows is None else rows[part]])
+
+
 def values_of(labels: Any) -> LabelValues:
     """Look at labels [n, …] of numbers; of those that are made when asked for, at some that are spread over them."""
-    each = max(1, math.prod(labels.shape[1:]))
-    rows, step = None, max(1, BLOCK // each)
+    rows = None
     if isinstance(labels, Fetched):
         rows = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), MADE)).astype(np.int64))
     zeros = ones = nan = many = False
     several = labels.ndim == 2 and labels.shape[1] > 1
     one_hot, shares = several, several and labels.dtype.kind == "f"
     others: set[float] = set()
-    for start in range(0, len(labels) if rows is None else len(rows), step):
-        part = slice(start, start + step)
-        values = np.asarray(labels[part if rows is None else rows[part]])
+    for _, values in blocks(labels, rows):
         zero, one = values == 0, values == 1
         zeros, ones = zeros or bool(zero.any()), ones or bool(one.any())
         rest = values[~(zero | one)]
         missing = np.isnan(rest) if rest.dtype.kind == "f" else np.zeros(len(rest), np.bool_)
         nan = nan or bool(missing.any())
         if len(rest) and not many:
-            others |= set(np.unique(rest[~missing]).tolist())
+            others |= set(np.unique(rest[~missing])[: MANY + 1].tolist())
             many = len(others) > MANY
         one_hot = one_hot and not len(rest) and bool((values.sum(axis=1) == 1).all())
         shares = shares and bool((values >= 0).all() and np.allclose(values.sum(axis=1), 1.0, atol=1e-3))

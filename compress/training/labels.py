@@ -14,14 +14,11 @@ from compress.data.dataset import Dataset
 from compress.data.made import Taught
 from compress.data.sources import Fetched
 from compress.errors import DatasetError
-from compress.evaluate.label_values import IGNORED, values_of
+from compress.evaluate.label_values import IGNORED, blocks, values_of
 from compress.evaluate.layout import lies_alike, lies_otherwise
 from compress.evaluate.output_kind import OutputForm, OutputKind, by_labels, class_axes
 
 __all__ = ["are_classes", "counts", "left_out", "refuse_labels", "watched"]
-
-BLOCK = 1 << 22  # values in memory at a time
-ROWS = 65_536  # looked at at a time
 
 
 def are_classes(labels: Any, output: TensorSpec) -> bool:
@@ -62,17 +59,15 @@ def left_out(form: OutputForm, output: TensorSpec, labels: Any) -> str | None:
     classes = output.shape[form.axis] if form.kind is OutputKind.DENSE else None
     if not isinstance(classes, int) or isinstance(labels, Fetched) or labels.dtype.kind not in "iu":
         return None
-    each = max(1, math.prod(labels.shape[1:]))
-    step, count = max(1, BLOCK // each), 0
+    count = 0
     found: set[float] = set()
-    for start in range(0, len(labels), step):
-        ids = np.asarray(labels[start : start + step])
+    for _, ids in blocks(labels):
         outside = ids[(ids < 0) | (ids >= classes)]
         count += outside.size
         found |= set(np.unique(outside).tolist())
     if not count:
         return None
-    share = count / (len(labels) * each)
+    share = count / math.prod(labels.shape)
     return f"{share:.2%} of the places have labels ({_listed(sorted(found))}) that are no class: they teach nothing"
 
 
@@ -106,9 +101,8 @@ def watched(data: Dataset, output: TensorSpec) -> Dataset:
 def _taught(labels: Any, output: TensorSpec) -> Taught | None:
     if are_classes(labels, output):
         return Taught(output.name, _classes(output))
-    sizes = [
-        size if isinstance(size, int) else 0 for size in output.shape[1:]
-    ]  # labels that don't fit count for nothing
+    # Labels that don't fit count for nothing.
+    sizes = [size if isinstance(size, int) else 0 for size in output.shape[1:]]
     if labels.dtype.kind != "f" or math.prod(sizes) not in (0, math.prod(labels.shape[1:])):
         return None
     found = values_of(labels)
@@ -137,8 +131,7 @@ def refuse_labels(labels: Any, output: TensorSpec, source: str, *, taught: bool,
         raise DatasetError(what, why=f"they are {labels.dtype}", mend=mend)
     may = _taught(labels, output)
     if may is not None and may.classes is None and not isinstance(labels, Fetched):
-        for start in range(0, len(labels), ROWS):
-            part = np.asarray(labels[start : start + ROWS])
+        for start, part in blocks(labels):
             may.refuse(part, np.arange(start, start + len(part)), source)
     if are_classes(labels, output):
         if isinstance(labels, Fetched):

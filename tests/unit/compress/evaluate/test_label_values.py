@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import nn
 from compress.artifact import Signature, TensorSpec
 from compress.data.dataset import Dataset
 from compress.errors import DatasetError, RecipeError
+from compress.evaluate import label_values
 from compress.evaluate.chance import OfPlaces, OfSets
 from compress.evaluate.evaluation import judged
 from compress.evaluate.judge import Judge
@@ -180,3 +183,16 @@ def test_a_random_network_is_doubted_by_its_miou() -> None:
     data, metric, _ = judged(given, "miou", None, original)
     (doubt,) = Judge(open_model(original, threads=1), data, metric).doubts
     assert "no better than chance" in doubt
+
+
+def test_wide_maps_on_the_disk_are_looked_at_a_block_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_values, "BLOCK", 1 << 16)
+    shape = (64, 256, 256)
+    labels = np.lib.format.open_memmap(tmp_path / "labels.npy", mode="w+", dtype=np.float32, shape=shape)
+    labels[:] = np.random.default_rng(0).random((1, *shape[1:]), np.float32)
+    output = TensorSpec("y", "float32", ("batch", *shape[1:]))
+    tracemalloc.start()
+    refuse_labels(labels, output, "train.npz", taught=True, loss="regression")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < labels.size / 2, "a truth value for each is as many bytes as there are labels"
