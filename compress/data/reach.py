@@ -8,6 +8,7 @@ import numpy as np
 
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
+from compress.data.spread import spread_over
 
 __all__ = ["far_beyond"]
 
@@ -23,8 +24,7 @@ def far_beyond(data: Dataset) -> tuple[str, ...]:
     Args:
         data: all of it is read, a batch at a time; of what a user's code makes, at most 1,000 samples from all over.
     """
-    most = len(data) if data.fetcher is None else min(len(data), MADE)
-    places = np.unique(np.linspace(0, len(data) - 1, most).astype(np.int64))
+    places = spread_over(len(data), len(data) if data.fetcher is None else MADE)
     names = [name for name, array in data.inputs.items() if array.dtype.kind == "f"]
     reaches: dict[str, list[float]] = {name: [] for name in names}
     for start in range(0, len(places) if names else 0, BATCH):

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from compress.data.dataset import Dataset
+from compress.data.spread import spread_over
 from compress.evaluate.intervals import CONFIDENCE, difference_interval, percent
 from compress.evaluate.metrics import Metric
 from compress.evaluate.scoring import Answers, Scores, batch_for, for_each
@@ -76,7 +77,7 @@ class Drop:
 
 def spread(data: Dataset, count: int) -> Dataset:
     """At most so many samples, evenly over the data."""
-    return data.part(np.unique(np.linspace(0, len(data) - 1, min(count, len(data))).astype(np.int64)))
+    return data.part(spread_over(len(data), count))
 
 
 class Judge:

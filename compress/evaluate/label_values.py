@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from compress.data.sources import Fetched
+from compress.data.spread import spread_over
 
 __all__ = ["IGNORED", "LabelValues", "blocks", "values_of"]
 
@@ -87,7 +88,7 @@ def values_of(labels: Any) -> LabelValues:
     """Look at labels [n, …] of numbers; of those that are made when asked for, at some that are spread over them."""
     rows = None
     if isinstance(labels, Fetched):
-        rows = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), MADE)).astype(np.int64))
+        rows = spread_over(len(labels), MADE)
     zeros = ones = nan = many = False
     several = labels.ndim == 2 and labels.shape[1] > 1
     one_hot, shares = several, several and labels.dtype.kind == "f"

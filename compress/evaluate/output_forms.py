@@ -12,6 +12,7 @@ from compress.artifact import Signature
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.data.sources import Fetched
+from compress.data.spread import spread_over
 from compress.errors import RecipeError
 from compress.evaluate.endings import endings_of, unbounded_of
 from compress.evaluate.output_choice import OutputContent, class_outputs, content_of, named_so
@@ -48,7 +49,7 @@ def labelled_output(signature: Signature, labels: Any | None, named: str | None 
         return 0
     made = isinstance(labels, Fetched)  # of some, it can't be told that there are no more classes
     if made:
-        labels = labels[np.unique(np.linspace(0, len(labels) - 1, min(len(labels), LOOKED_AT)).astype(np.int64))]
+        labels = labels[spread_over(len(labels), LOOKED_AT)]
     told = [by_labels(labels, spec, None) if spec.dtype.startswith("float") else None for spec in specs]
     kinds = {at: form.kind for at, form in enumerate(told) if form is not None}
     asked = next((at for at in kinds if specs[at].name == named), None)

@@ -12,6 +12,7 @@ from torch import nn
 
 from compress.artifact import Signature
 from compress.data.dataset import Dataset
+from compress.data.spread import spread_over
 from compress.errors import StageError
 from compress.evaluate.parity import TOLERANCE, differences
 from compress.model import Arrays
@@ -147,7 +148,7 @@ def _comparisons(
                 sizes = sizes if any(shared[dim] == usual[dim] != sizes[dim] for dim in usual) else shared
         yield str(batch), {dim: sizes[dim] for dim in usual if sizes[dim] != usual[dim]}, drawn(sizes, batch)
     if data is not None:
-        places = np.unique(np.linspace(0, len(data) - 1, min(SAMPLES, len(data))).astype(np.int64))
+        places = spread_over(len(data), SAMPLES)
         yield "data", {}, data.take(places)[0]
 
 

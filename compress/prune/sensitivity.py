@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
-
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
+from compress.data.spread import spread_over
 from compress.errors import RecipeError, StageError
 from compress.evaluate.compare import compare
 from compress.evaluate.metrics import Metric
@@ -187,7 +186,7 @@ def layer_sensitivity(
         raise RecipeError(
             "can't look into this file", why=why, mend="give the model from before, saved by compress.save"
         )
-    index = np.unique(np.linspace(0, len(data) - 1, min(samples, len(data))).astype(np.int64))
+    index = spread_over(len(data), samples)
     inputs, labels = data.take(index)
     part = dataclasses.replace(data, inputs=inputs, labels=labels, starts=(), fetcher=None)
     channels = Channels(model, progress, part)
