@@ -22,7 +22,7 @@ from serve.gateway.health.flights import ABOARD, Flight
 from serve.gateway.health.outages import ModelDownError
 from serve.gateway.observe.telemetry import GRPC_ROUTE, Observed, Telemetry
 from serve.gateway.oip.sequence import Named
-from serve.gateway.release.beside import Beside
+from serve.gateway.release.beside import Besides
 from serve.gateway.release.release import Grade, Release
 from serve.gateway.release.released import grade_status, graded_down, is_gone, sticky_value
 from serve.gateway.release.releases import Releases
@@ -131,7 +131,7 @@ class Inference:
         suspects = self._gate.incidents.suspects
         flight = Flight(identity.id, model, body)
         above: Token[Flight | None] | None = None
-        beside: Beside | None = None
+        beside: Besides | None = None
         try:
             if suspects.watches(identity.id, model):
                 await suspects.examine(flight, deadline - time.monotonic())

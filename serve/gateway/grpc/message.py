@@ -21,7 +21,7 @@ from serve.gateway.grpc.status import Context
 from serve.gateway.oip.contracts import Contracts
 from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.sequence import Named
-from serve.gateway.release.beside import Beside
+from serve.gateway.release.beside import Besides
 from serve.gateway.release.release import Release
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
@@ -236,7 +236,7 @@ class Incoming:
         """Who has a request's sequence, and the batcher there; see `Begun.who`."""
         return await self._releases.begun.who(self._contracts, asked_of(request), self._release(request), sequence)
 
-    def beside(self, request: Any) -> Beside | None:
+    def beside(self, request: Any) -> Besides | None:
         """Where to tell of a stream's message that may be with a candidate; see `Releases.beside`."""
         return self._releases.beside(asked_of(request))
 
