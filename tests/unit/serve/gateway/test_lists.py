@@ -14,7 +14,7 @@ import pytest
 from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.keys import add_key
 from serve.gateway.access.lists import LEAST, ListPart, Lists, Turns
-from serve.gateway.edge.embeddings import AT_ONCE
+from serve.gateway.edge.listed import AT_ONCE
 from serve.gateway.errors import OverloadedError
 from serve.gateway.oip.protocol import parse_request
 from serve.http.client import Response
