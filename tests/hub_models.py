@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,13 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def bert_folder(folder: Path, *, kind: str = "BertForSequenceClassification", shard: str = "50GB") -> Path:
-    """A BERT with a tokenizer of 56 words, `word0` to `word55`."""
+def bert_folder(
+    folder: Path, *, kind: str = "BertForSequenceClassification", shard: str = "50GB", labels: Sequence[str] = LABELS
+) -> Path:
+    """A BERT with a tokenizer of 56 words, `word0` to `word55`; with one label, a cross-encoder."""
     with offline() as transformers:
         torch.manual_seed(0)
-        named = {"id2label": dict(enumerate(LABELS)), "label2id": {name: at for at, name in enumerate(LABELS)}}
+        named = {"id2label": dict(enumerate(labels)), "label2id": {name: at for at, name in enumerate(labels)}}
         config = transformers.BertConfig(**SIZES, **(named if "Classification" in kind else {}))
         getattr(transformers, kind)(config).save_pretrained(folder, max_shard_size=shard)
     from tokenizers import Tokenizer, models, pre_tokenizers, processors

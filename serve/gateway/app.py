@@ -29,6 +29,7 @@ from serve.gateway.edge.guard import GuardMiddleware
 from serve.gateway.edge.infer import InferEndpoint
 from serve.gateway.edge.openai_errors import refusal
 from serve.gateway.edge.predict import predict_router
+from serve.gateway.edge.rerank import rerank_router
 from serve.gateway.edge.rollouts_route import rollouts_router
 from serve.gateway.edge.routes import health_router, protocol_router
 from serve.gateway.edge.way import Way
@@ -56,7 +57,8 @@ from serve.rollout.plan import Target
 __all__ = ["Parts", "create_app"]
 
 DESCRIPTION = (
-    "Models behind Triton. `POST /predict/{model}` takes files and plain values; `POST /v1/embeddings` is OpenAI's; "
+    "Models behind Triton. `POST /predict/{model}` takes files and plain values; `POST /v1/embeddings` is OpenAI's, "
+    "`POST /v1/rerank` Cohere's and Jina's; "
     "`POST /v2/models/{model}[/versions/{version}]/infer` is the Open Inference Protocol v2, JSON and binary."
 )
 
@@ -202,6 +204,7 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
     way = Way(gate, releases, upstream, contracts, released)
     app.include_router(predict_router(settings, way))
     app.include_router(embeddings_router(settings, way))
+    app.include_router(rerank_router(settings, way))
     app.include_router(protocol_router(upstream, draining))
     app.include_router(health_router(upstream, telemetry, draining))
     app.include_router(rollouts_router(releases))

@@ -9,7 +9,7 @@ from serve.deploy.monitoring.objectives import Objectives
 __all__ = ["INFERENCE", "recording_rules"]
 
 WINDOWS = ("5m", "30m", "1h", "6h", "3d")
-INFERENCE = "/v2/.+/infer|/predict/.+|/v1/embeddings|ModelInfer"  # INFERENCE_ROUTES of the gateway
+INFERENCE = "/v2/.+/infer|/predict/.+|/v1/embeddings|/v1/rerank|ModelInfer"  # INFERENCE_ROUTES of the gateway
 
 
 def recording_rules(goal: Objectives) -> dict[str, Any]:

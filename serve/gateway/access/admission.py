@@ -25,7 +25,7 @@ from typing import Any
 from serve.gateway.access.memory import Share
 from serve.gateway.errors import OverloadedError
 
-__all__ = ["Admission", "Bounds"]
+__all__ = ["Admission", "Beside", "Bounds"]
 
 WINDOW_S = 0.1
 WINDOW_ANSWERS = 8
@@ -50,7 +50,6 @@ class Bounds:
         wait_s: longest wait for a place, in seconds; None for the same as the target.
         waiting: requests that wait at most.
         factor: of the fastest answer, where there is no target.
-        yields: the part of the limit that is left while others of the model are in flight beside these.
     """
 
     most: int = 128
@@ -59,7 +58,6 @@ class Bounds:
     wait_s: float | None = None
     waiting: int = 1024
     factor: float = FASTEST_FACTOR
-    yields: float = 1.0
 
 
 @dataclass(eq=False)
@@ -67,6 +65,33 @@ class _Waiter:
     priority: int
     who: str
     place: asyncio.Future[None]
+
+
+@dataclass(eq=False)
+class Beside:
+    """Other places of the same model, as they concern some: `most` bounds both together.
+
+    Attributes:
+        places: the others.
+        yields: the part of the limit of these that is left while the others have something with the model.
+        excused: whether an answer to these may take one of the others longer: it may have waited behind it.
+        met: whether that may have been so in this window.
+    """
+
+    places: Admission
+    yields: float = 1.0
+    excused: bool = False
+    met: bool = False
+
+    def limit(self, limit: float) -> float:
+        """What is left of a limit now."""
+        if self.yields == 1.0 or not self.places.in_flight:
+            return limit
+        return max(1.0, self.yields * limit)
+
+    def excuse_s(self) -> float:
+        """How much longer than their target answers of this window may have taken."""
+        return self.places.latency if self.excused and (self.met or self.places.in_flight) else 0.0
 
 
 class Admission:
@@ -82,8 +107,8 @@ class Admission:
         in_flight: requests with the model server.
         waiting: requests that wait for a place.
         shed: requests refused so far.
-        beside: other places of the same model, which `most` bounds together with these.
-        lists: of those, where parts of lists stand: what comes alone may take as long as one of them longer.
+        latency: of answers, in seconds, smoothed; 0 until some came.
+        beside: other places of the same model, if there are any.
     """
 
     def __init__(self, model: str, bounds: Bounds, clock: Callable[[], float]) -> None:
@@ -92,8 +117,8 @@ class Admission:
         self.in_flight = 0
         self.waiting = 0
         self.shed = 0
-        self.beside: Admission | None = None
-        self.lists: Admission | None = None
+        self.latency = 0.0
+        self.beside: Beside | None = None
         self.limit = float(min(bounds.most, max(bounds.least, 32)))
         self._clock = clock
         # Those that wait, by priority; of each key in the order they came, the key whose turn is next first.
@@ -102,7 +127,6 @@ class Admission:
         self._fastest: dict[int, tuple[float, float]] = {}  # by kind: seconds, and since when
         self._target = math.inf  # of the requests of the last window
         self._lowest_from = math.inf  # since when the limit is as low as it gets
-        self._latency = 0.0  # of answers, smoothed
         self._begin_window(clock())
 
     def _begin_window(self, now: float) -> None:
@@ -111,7 +135,8 @@ class Admission:
         self._seconds = 0.0
         self._kinds: dict[int, tuple[int, float]] = {}  # answers, and the fastest of them
         self._peak = self.in_flight
-        self._met = False  # whether one of them was taken beside parts of lists
+        if self.beside is not None:
+            self.beside.met = False
 
     @property
     def free(self) -> bool:
@@ -120,19 +145,17 @@ class Admission:
 
     @property
     def kinds(self) -> tuple[Admission, ...]:
-        """These places, and those of parts of lists."""
-        return (self,) if self.lists is None else (self, self.lists)
+        """These places, and those beside them."""
+        return (self,) if self.beside is None else (self, self.beside.places)
 
     @property
     def _room(self) -> bool:
-        beside = 0 if self.beside is None else self.beside.in_flight
-        return self.in_flight + 1 <= self._limit_now and self.in_flight + beside < self.bounds.most
+        others = 0 if self.beside is None else self.beside.places.in_flight
+        return self.in_flight + 1 <= self._limit_now and self.in_flight + others < self.bounds.most
 
     @property
     def _limit_now(self) -> float:
-        if self.beside is None or not self.beside.in_flight or self.bounds.yields == 1.0:
-            return self.limit
-        return max(1.0, self.bounds.yields * self.limit)
+        return self.limit if self.beside is None else self.beside.limit(self.limit)
 
     @property
     def target_s(self) -> float:
@@ -175,7 +198,7 @@ class Admission:
         if self.free:
             return
         ahead = self._ahead(priority, who)
-        expected = (ahead + 1) * self._latency / self._limit_now
+        expected = (ahead + 1) * self.latency / self._limit_now
         if ahead >= self.bounds.waiting:
             self._refuse(expected, f"{ahead} requests wait")
         if expected > min(times * self.wait_s, patience_s):
@@ -262,7 +285,7 @@ class Admission:
     def abandon(self, seconds: float) -> None:
         """The same after so many seconds where nothing tells when the server is through: once the answer would have
         come."""
-        left = self._latency - seconds
+        left = self.latency - seconds
         if left > 0:
             asyncio.get_running_loop().call_later(left, self._pass_on)
         else:
@@ -284,15 +307,15 @@ class Admission:
     def take(self) -> None:
         """Take a place that `free` has just told of; to be given back in the same way."""
         self.in_flight += 1
-        if self.lists is not None and self.lists.in_flight:
-            self._met = True
+        if self.beside is not None and self.beside.places.in_flight:
+            self.beside.met = True
         if self.in_flight > self._peak:
             self._peak = self.in_flight
 
     def _pass_on(self) -> None:
         self.in_flight -= 1
         if self.beside is not None:  # first, so that the two take turns where `most` is what both wait for
-            self.beside._wake()
+            self.beside.places._wake()
         self._wake()
 
     def _wake(self) -> None:
@@ -361,7 +384,7 @@ class Admission:
         if self._answers < WINDOW_ANSWERS or (now := self._clock()) - self._from < WINDOW_S:
             return
         mean = self._seconds / self._answers
-        self._latency += (mean - self._latency) * (SMOOTHING if self._latency else 1.0)
+        self.latency += (mean - self.latency) * (SMOOTHING if self.latency else 1.0)
         bounds = self.bounds
         # The fastest answer is an idle server's: under load it may only fall, or the target would follow the load.
         quiet = self._peak <= 2 * bounds.least
@@ -372,10 +395,8 @@ class Admission:
             if shortest < fastest or (quiet and (now - since > FASTEST_FOR_S or slow)):
                 self._fastest[each] = shortest, now
         self._target = sum(count * self._target_of(each) for each, (count, _) in self._kinds.items()) / self._answers
-        late = mean > self._target
-        if late and self.lists is not None and (self._met or self.lists.in_flight):
-            late = mean > self._target + self.lists._latency
-        if late:
+        excuse_s = 0.0 if self.beside is None else self.beside.excuse_s()
+        if mean > self._target + excuse_s:
             self.limit = max(float(bounds.least), self.limit * SHRINK)
             if self.limit <= bounds.least:
                 self._lowest_from = min(self._lowest_from, now)

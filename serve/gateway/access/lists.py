@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from serve.gateway.access.admission import Admission
+from serve.gateway.access.admission import Admission, Beside
 from serve.gateway.access.memory import Share
 
 __all__ = ["ListPart", "Lists", "Turns"]
@@ -38,9 +38,9 @@ class Lists:
     """
 
     def __init__(self, places: Admission, clock: Callable[[], float] = time.monotonic) -> None:
-        self.places = Admission(places.model, replace(places.bounds, factor=FACTOR, yields=YIELDS), clock)
+        self.places = Admission(places.model, replace(places.bounds, factor=FACTOR), clock)
         self.places.limit = min(self.places.limit, BEGIN)
-        places.lists, places.beside, self.places.beside = self.places, self.places, places
+        places.beside, self.places.beside = Beside(self.places, excused=True), Beside(places, yields=YIELDS)
         self._rate = 0.0  # bytes a second of one part, of the fastest lately
 
     @property

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from serve.gateway.edge.embedding_values import MOST_TEXTS
+from serve.gateway.edge.listed_values import MOST_SAMPLES
 from serve.gateway.edge.openai_errors import OpenAIProblem
 
 __all__ = ["ANSWERS", "BODY", "OF_MODELS", "Embeddings", "Model", "Models"]
@@ -64,7 +64,7 @@ BODY = {
                 "properties": {
                     "model": {"type": "string", "minLength": 1},
                     "input": {
-                        "anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MOST_TEXTS}]
+                        "anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MOST_SAMPLES}]
                     },
                     "encoding_format": {"enum": ["float", "base64"], "default": "float"},
                     "dimensions": {"type": "integer", "minimum": 1, "description": "Those of the model, or left out."},

@@ -21,7 +21,8 @@ FREE = re.compile(
 )
 OF_MODEL = re.compile(r"/(?:v2/models|predict|v1/models)/([^/]+)(?:/.*)?")
 ALL_STATISTICS = "/v2/models/stats"
-PREDICT, EMBEDDINGS = "/predict/", "/v1/embeddings"  # the latter names its model in its body
+PREDICT = "/predict/"
+LISTED = ("/v1/embeddings", "/v1/rerank")  # these name their model in their body
 # What a question costs its key, in Triton's answers or about as much work here; anything else costs 1.
 COSTS = (
     (re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?(?:/example)?|/v1/models/[^/]+"), 2),
@@ -75,7 +76,7 @@ class GuardMiddleware:
         state = scope.setdefault("state", {})
         state["identity"] = identity
         state[STILL] = lambda: self._check_rights(self._gate.keys.again(identity), path)
-        if path.startswith(PREDICT) or path == EMBEDDINGS:
+        if path.startswith(PREDICT) or path in LISTED:
             identity.take()
         else:
             identity.ask(cost_of(path))

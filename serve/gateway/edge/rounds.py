@@ -24,7 +24,7 @@ __all__ = ["MOST_BEGUN", "PAUSE_S", "Rounds"]
 MOST_BEGUN = 8  # at a time; each takes about 0.25 ms
 PAUSE_S = 0.004  # before the next: what is counted for no key gets a third of a core
 INFERENCE = re.compile(
-    rb"/v2/models/[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/versions/[0-9]+)?/infer|/predict/[A-Za-z0-9_][A-Za-z0-9_.-]*|/v1/embeddings"
+    rb"/v2/models/[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/versions/[0-9]+)?/infer|/predict/[A-Za-z0-9_][A-Za-z0-9_.-]*|/v1/(?:embeddings|rerank)"
 )
 
 

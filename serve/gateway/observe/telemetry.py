@@ -29,9 +29,9 @@ from serve.gateway.observe.tracing import Trace, Tracing
 __all__ = ["GRPC_ROUTE", "INFERENCE_ROUTES", "INFER_ROUTE", "Observed", "Telemetry", "TelemetryMiddleware"]
 
 INFER_ROUTE = "/v2/models/{model}/infer"
-PREDICT_ROUTE, EMBEDDINGS_ROUTE = "/predict/{model}", "/v1/embeddings"
+PREDICT_ROUTE, EMBEDDINGS_ROUTE, RERANK_ROUTE = "/predict/{model}", "/v1/embeddings", "/v1/rerank"
 GRPC_ROUTE = "ModelInfer"
-INFERENCE_ROUTES = frozenset((INFER_ROUTE, PREDICT_ROUTE, EMBEDDINGS_ROUTE, GRPC_ROUTE))
+INFERENCE_ROUTES = frozenset((INFER_ROUTE, PREDICT_ROUTE, EMBEDDINGS_ROUTE, RERANK_ROUTE, GRPC_ROUTE))
 MAX_MODELS = 1000
 
 

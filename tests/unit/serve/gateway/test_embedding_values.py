@@ -12,7 +12,9 @@ import numpy as np
 import orjson
 import pytest
 
-from serve.gateway.edge.embedding_values import Embedder, asked_of, embedder_of, embeddings_of, held_bytes, parts_of
+from serve.gateway.edge.embedding_values import Asked, Embedder, asked_of, embedder_of, embeddings_of
+from serve.gateway.edge.lengths import parts_of
+from serve.gateway.edge.listed import AT_ONCE, Work
 from serve.gateway.errors import GatewayError, UpstreamBrokenError
 from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.oip.protocol import parse_request
@@ -58,16 +60,15 @@ def test_a_model_is_known_by_its_task_and_its_tensors_never_by_its_name() -> Non
 
 def test_texts_are_parted_by_the_largest_batch_and_the_longest_come_first() -> None:
     texts = [b"a", "ä".encode(), b"c", b"d"]
-    parts = parts_of(texts, BY, 4096)
-    messages = [part.message(texts, BY) for part in parts]
+    asked = Asked("m", tuple(texts), False, None)
+    parts = parts_of(asked.sizes, BY.most, 4096)
+    messages = [BY.message(asked, part.places) for part in parts]
     sent = [parse_request(message.body, message.header_length)[0] for message in messages]
     assert [tensor.shape for tensor in sent] == [(3, 1), (1, 1)]
     assert [part.places for part in parts] == [(1, 0, 2), (3,)]
     assert [text for tensor in sent for text in tensor.data.ravel()] == [texts[at] for at in (1, 0, 2, 3)]
     assert [part.cost for part in parts] == [6, 1]
     assert encode_bytes(texts)
-    (long,) = parts_of([b"a" * 100_000], BY, 4096)
-    assert long.cost == 4096, "what is cut off takes the model no time"
 
 
 @pytest.mark.parametrize(("most", "texts"), [(1, [b"a"] * 2048), (8, [b"a"] * 2048), (8, [b"a" * 1_000_000] * 3)])
@@ -75,22 +76,25 @@ def test_a_list_counts_for_what_it_makes_the_gateway_hold(most: int, texts: list
     by = replace(BY, most=most)
     gc.collect()
     tracemalloc.start()
-    parts = parts_of([bytes(bytearray(text)) for text in texts], by, 4096)
+    asked = Asked("m", tuple(bytes(bytearray(text)) for text in texts), False, None)
+    work = Work(asked, by, None, parts_of(asked.sizes, most, 4096))
+    messages = [by.message(asked, part.places) for part in work.parts[:AT_ONCE]]
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held < held_bytes(texts, parts)
+    assert messages
+    assert held < work.held
 
 
 def test_answers_stand_where_their_texts_did_and_tokens_are_added() -> None:
     answers = [answer([[1, 2], [3, 4]], [5, 6]), answer([[5, 6]], [7])]
-    told = orjson.loads(embeddings_of(answers, BY, "m", [(2, 0), (1,)], False))
+    told = orjson.loads(embeddings_of(answers, [(2, 0), (1,)], Asked("m", (), False, None), BY))
     assert [each["embedding"] for each in told["data"]] == [[3, 4], [5, 6], [1, 2]]
     assert [each["index"] for each in told["data"]] == [0, 1, 2]
     assert told["usage"] == {"prompt_tokens": 18, "total_tokens": 18}
 
 
 def test_base64_is_of_single_precision_as_openais_is() -> None:
-    told = orjson.loads(embeddings_of([answer([[0.1, -2]])], BY, "m", [(0,)], True))
+    told = orjson.loads(embeddings_of([answer([[0.1, -2]])], [(0,)], Asked("m", (), True, None), BY))
     assert (
         np.frombuffer(base64.b64decode(told["data"][0]["embedding"]), "<f4").tolist()
         == np.array([0.1, -2], np.float32).tolist()
@@ -101,7 +105,7 @@ def test_base64_is_of_single_precision_as_openais_is() -> None:
 @pytest.mark.parametrize(("rows", "count"), [([[1.0, 2.0]], 2), ([[1.0, float("nan")]], 1), ([[1.0, 2.0, 3.0]], 1)])
 def test_an_answer_that_is_no_embeddings_is_never_passed_on(rows: list[list[float]], count: int) -> None:
     with pytest.raises(UpstreamBrokenError, match="no embeddings"):
-        embeddings_of([answer(rows)], BY, "m", [[*range(count)]], False)
+        embeddings_of([answer(rows)], [[*range(count)]], Asked("m", (), False, None), BY)
 
 
 @pytest.mark.parametrize(

@@ -6,34 +6,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.gateway.edge.lengths import ALIKE, LONGEST, by_length
+from serve.gateway.edge.lengths import ALIKE, LONGEST, Part, parts_of
 
 SIZES = st.lists(st.one_of(st.integers(1, 80), st.integers(1, 6000)), min_size=1, max_size=200)
 
 
-def seen(parts: list[list[int]], texts: list[bytes]) -> int:
+def seen(parts: list[list[int]], sizes: list[int]) -> int:
     """Bytes that a network works on: each text for as long as the longest of its part."""
-    return sum(len(part) * max(min(len(texts[at]), LONGEST) for at in part) for part in parts)
+    return sum(len(part) * max(min(sizes[at], LONGEST) for at in part) for part in parts)
+
+
+def places(parts: list[Part]) -> list[list[int]]:
+    return [list(part.places) for part in parts]
 
 
 @given(SIZES, st.integers(1, 64), st.integers(1, 20_000))
 def test_each_text_is_in_one_part_and_parts_are_bounded(sizes: list[int], most: int, budget: int) -> None:
-    texts = [b"a" * size for size in sizes]
-    parts = by_length(texts, most, budget)
-    assert sorted(at for part in parts for at in part) == [*range(len(texts))]
-    for part in parts:
+    parts = parts_of(sizes, most, budget)
+    assert sorted(at for part in places(parts) for at in part) == [*range(len(sizes))]
+    for (part, cost), bare in zip(parts, places(parts), strict=True):
         assert len(part) <= most
-        assert len(part) == 1 or seen([part], texts) <= budget
+        assert cost == seen([bare], sizes), "what is cut off takes the model no time"
+        assert len(part) == 1 or cost <= budget
 
 
 @given(SIZES, st.integers(1, 64), st.integers(1, 20_000))
 def test_less_than_half_of_what_is_worked_on_is_filling_but_for_short_texts(
     sizes: list[int], most: int, budget: int
 ) -> None:
-    texts = [b"a" * size for size in sizes]
-    for part in by_length(texts, most, budget):
-        sound = sum(min(len(texts[at]), LONGEST) for at in part)
-        assert seen([part], texts) <= max(2 * sound, sound + len(part) * ALIKE)
+    for part in places(parts_of(sizes, most, budget)):
+        sound = sum(min(sizes[at], LONGEST) for at in part)
+        assert seen([part], sizes) <= max(2 * sound, sound + len(part) * ALIKE)
 
 
 @pytest.mark.parametrize(
@@ -47,12 +50,12 @@ def test_less_than_half_of_what_is_worked_on_is_filling_but_for_short_texts(
     ],
 )
 def test_texts_of_like_length_go_together(sizes: list[int], parts: list[list[int]]) -> None:
-    assert by_length([b"a" * size for size in sizes], 8, 4096) == parts
+    assert places(parts_of(sizes, 8, 4096)) == parts
 
 
 def test_mixed_lists_are_worked_on_for_little_more_than_their_texts() -> None:
     """A quarter paragraphs, as they come: whole batches of them would be worked on for three times as long."""
-    texts = [b"a" * (1000 + 13 * number if number % 4 == 0 else 20 + number % 40) for number in range(64)]
-    alone, as_they_come = sum(map(len, texts)), [[*range(at, at + 32)] for at in (0, 32)]
-    assert seen(as_they_come, texts) > 3 * alone
-    assert seen(by_length(texts, 32, 4096), texts) < 1.25 * alone
+    sizes = [1000 + 13 * number if number % 4 == 0 else 20 + number % 40 for number in range(64)]
+    alone, as_they_come = sum(sizes), [[*range(at, at + 32)] for at in (0, 32)]
+    assert seen(as_they_come, sizes) > 3 * alone
+    assert seen(places(parts_of(sizes, 32, 4096)), sizes) < 1.25 * alone

@@ -14,7 +14,7 @@ import pytest
 from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.keys import add_key
 from serve.gateway.access.lists import LEAST, ListPart, Lists, Turns
-from serve.gateway.edge.embeddings import AT_ONCE
+from serve.gateway.edge.listed import AT_ONCE
 from serve.gateway.errors import OverloadedError
 from serve.gateway.oip.protocol import parse_request
 from serve.http.client import Response
@@ -197,7 +197,7 @@ async def test_of_one_list_a_part_waits_at_a_time_and_is_patient_once_the_list_h
     turns = Turns(lists, 4)
     parts = [ListPart(turns, 100) for _ in range(6)]
     assert parts[0].try_enter()
-    lists.places._latency = 60.0  # nobody new would be let wait
+    lists.places.latency = 60.0  # nobody new would be let wait
     with pytest.raises(OverloadedError):
         Turns(lists, 4).check(5, math.inf, "")
     entering = [asyncio.create_task(part.enter(5, math.inf)) for part in parts[1:]]

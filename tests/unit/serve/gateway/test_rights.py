@@ -47,7 +47,7 @@ TABLE = {
         for version in ("", "/versions/1") for part in ("", "/ready", "/config", "/stats", "/example")
     },
     "POST /v2/models/m/infer": "model", "POST /v2/models/m/versions/1/infer": "model", "POST /predict/m": "model",
-    "POST /v1/embeddings": "known", "GET /v1/models": "known", "GET /v1/models/m": "model",
+    "POST /v1/embeddings": "known", "POST /v1/rerank": "known", "GET /v1/models": "known", "GET /v1/models/m": "model",
     "POST /v2/repository/index": "admin", "POST /v2/repository/models/m/load": "admin",
     "POST /v2/repository/models/m/unload": "admin", "GET /v2/logging": "admin", "POST /v2/logging": "admin",
     "GET /v2/trace/setting": "admin", "POST /v2/trace/setting": "admin",
@@ -173,14 +173,20 @@ async def test_each_key_may_do_what_the_table_says_and_nothing_else(tmp_path: Pa
                 assert not gate.reached(), (line, kind)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", '{"model": "m", "input": "a text"}'),
+        ("/v1/rerank", '{"model": "m", "query": "a text", "documents": ["another"]}'),
+    ],
+)
 @in_loop
-async def test_a_model_that_a_body_names_is_asked_by_those_who_may(tmp_path: Path) -> None:
+async def test_a_model_that_a_body_names_is_asked_by_those_who_may(tmp_path: Path, path: str, body: str) -> None:
     async with tried(tmp_path) as gate:
         for kind in KEYS:
-            body = '{"model": "m", "input": "a text"}'
             got = await gate.ask(
                 "POST",
-                "/v1/embeddings",
+                path,
                 kind,
                 "content-type: application/json",
                 f"content-length: {len(body)}",
@@ -312,6 +318,6 @@ async def test_everything_that_a_key_asks_is_counted_against_it(tmp_path: Path) 
                 got = [(await gate.ask(*line.split(" "), "x")).status for _ in range(21)]
                 assert got[-1] == 429, (kind, line, got)
                 assert set(got[got.index(429) :]) == {429}
-                if "infer" in line or "predict" in line or "embeddings" in line:
+                if any(word in line for word in ("infer", "predict", "embeddings", "rerank")):
                     assert got.index(429) == 3, (kind, line, got)
                     assert (await gate.ask("GET", "/rollouts", "x")).status == 200, "its questions are counted apart"
