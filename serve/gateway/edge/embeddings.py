@@ -83,7 +83,7 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
         headers = dict(request.scope["headers"])
         patience = patience_s(headers.get(TIMEOUT_HEADER), settings.timeout_s)
         deadline = time.monotonic() + patience
-        share = Share(gate.memory, identity.id)
+        share, lease = Share(gate.memory, identity.id), gate.lease()
         charged = most = 1  # requests, and texts of each
         begun: dict[int, int] = {}  # parts, and how many texts each has
         try:
@@ -96,6 +96,7 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
             if len(asked.texts) == 1:  # where several stand, and for how long, their parts tell
                 gate.places(asked.model).check(identity.priority, patience, identity.id)
             release = way.releases.get(asked.model)
+            await way.loaded(lease, asked.model, release, identity, request.scope, request.receive, deadline)
             by = await _embedder(way, asked, release)
             lists = gate.lists(asked.model)
             parts, count = parts_of(asked.texts, by, lists.budget), -(-len(asked.texts) // by.most)
@@ -139,6 +140,7 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
             return Response(status_code=CLIENT_LEFT)
         finally:
             identity.give_back(charged - max(1, -(-sum(begun.values()) // most)))
+            lease.close()
             share.close()
 
     @router.get("/v1/models", summary="Models that give embeddings", responses=OF_MODELS)
