@@ -21,6 +21,7 @@ from serve.gateway.grpc.status import Context
 from serve.gateway.oip.contracts import Contracts
 from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.sequence import Named
+from serve.gateway.on_demand.lease import Lease
 from serve.gateway.release.beside import Besides
 from serve.gateway.release.release import Release
 from serve.gateway.release.releases import Releases
@@ -206,8 +207,14 @@ class Incoming:
         if not reading.cancelled():
             reading.exception()  # whoever waited for it may have left
 
-    async def request(self, identity: Identity, body: bytes) -> tuple[Any, bytes, Named | None]:
+    async def request(
+        self, identity: Identity, body: bytes, lease: Lease, deadline: float
+    ) -> tuple[Any, bytes, Named | None]:
         """An infer request after the key's checks, as it goes on, the same in bytes, and its sequence.
+
+        Args:
+            lease: holds the models that it needs.
+            deadline: on the monotonic clock, for those that have to be loaded.
 
         Raises:
             GatewayError: it may not be asked, not now, or not this much.
@@ -216,6 +223,7 @@ class Incoming:
         model: str = request.model_name
         identity.check_model(model)
         self._gate.incidents.outages.check(model)
+        await lease.need(self._releases.asked(model, self._release(request)), identity.id, deadline)
         target = self._target(request)
         check = partial(check_message, request, shared_memory=identity.admin)
         await self._contracts.fitting(target, check)
