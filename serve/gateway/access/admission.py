@@ -6,7 +6,8 @@ slower (additive increase, multiplicative decrease: Chiu and Jain, "Analysis of 
 for Congestion Avoidance in Computer Networks", 1989, applied to requests). Those beyond it wait, the better priority
 first, within a priority the keys in turn (Nagle, "On Packet Switches with Infinite Storage", RFC 970, 1985). One whose
 wait would be too long is refused at once, while its client can still go elsewhere (Little's law gives the wait:
-requests ahead of it, over requests answered a second).
+requests ahead of it, over requests answered a second). The first of a key is not: a wait that another's slow requests
+make is no reason to refuse it, and its turn comes.
 
 What an answer may take is learnt for each kind of request (its size, by powers of two): a batch of 64 is no sign of
 load where requests of one item came before.
@@ -34,6 +35,7 @@ LOWEST_FOR_S = 2.0
 LOWEST = 9
 SHRINK = 0.8
 SMOOTHING = 0.3
+FADING = 0.9  # of what the slowest answer took, with each window
 FASTEST_FACTOR = 8
 SHORTEST_TARGET_S = 0.05
 
@@ -127,12 +129,13 @@ class Admission:
         self._fastest: dict[int, tuple[float, float]] = {}  # by kind: seconds, and since when
         self._target = math.inf  # of the requests of the last window
         self._lowest_from = math.inf  # since when the limit is as low as it gets
+        self._slowest = 0.0  # of the answers of late
         self._begin_window(clock())
 
     def _begin_window(self, now: float) -> None:
         self._from = now
         self._answers = 0
-        self._seconds = 0.0
+        self._seconds = self._longest = 0.0
         self._kinds: dict[int, tuple[int, float]] = {}  # answers, and the fastest of them
         self._peak = self.in_flight
         if self.beside is not None:
@@ -201,8 +204,22 @@ class Admission:
         expected = (ahead + 1) * self.latency / self._limit_now
         if ahead >= self.bounds.waiting:
             self._refuse(expected, f"{ahead} requests wait")
-        if expected > min(times * self.wait_s, patience_s):
+        if expected > (patience_s if self._is_first(priority, who) else min(times * self.wait_s, patience_s)):
             self._refuse(expected, f"it would wait {1000 * expected:.0f} ms for its turn")
+
+    def _is_first(self, priority: int, who: str) -> bool:
+        """Whether none of the key's waits: its turn is next among the keys, and what one answer takes is others' doing.
+
+        Where there are no keys, all clients are one.
+        """
+        return bool(who) and who not in self._queues[priority]
+
+    def _longest_s(self, priority: int, who: str) -> float:
+        """How long a request that comes now may wait: until its turn, for the first of a key."""
+        longest = 2 * self.wait_s
+        if self._is_first(priority, who):
+            longest = max(longest, 2 * self._slowest * max(1.0, (self._ahead(priority, who) + 1) / self._limit_now))
+        return longest
 
     async def enter(self, priority: int, patience_s: float, who: str = "", *, patient: bool = False) -> None:
         """Take a place, waiting for it if need be; each must be given back with `leave`.
@@ -220,12 +237,12 @@ class Admission:
             self.check(priority, patience_s, who)
         if self.waiting >= self.bounds.waiting:
             self._displace(priority, who)
+        longest = patience_s if patient else min(self._longest_s(priority, who), patience_s)
         loop = asyncio.get_running_loop()
         waiter = _Waiter(priority, who, loop.create_future())
         self._queues[priority].setdefault(who, deque()).append(waiter)
         self._live[priority] += 1
         self.waiting += 1
-        longest = patience_s if patient else min(2 * self.wait_s, patience_s)
         timer = loop.call_later(longest, self._expire, waiter) if longest < math.inf else None
         try:
             await waiter.place
@@ -379,11 +396,13 @@ class Admission:
     def _learn(self, seconds: float, kind: int) -> None:
         self._answers += 1
         self._seconds += seconds
+        self._longest = max(self._longest, seconds)
         count, shortest = self._kinds.get(kind, (0, math.inf))
         self._kinds[kind] = count + 1, seconds if seconds < shortest else shortest
         if self._answers < WINDOW_ANSWERS or (now := self._clock()) - self._from < WINDOW_S:
             return
         mean = self._seconds / self._answers
+        self._slowest = max(self._longest, FADING * self._slowest)
         self.latency += (mean - self.latency) * (SMOOTHING if self.latency else 1.0)
         bounds = self.bounds
         # The fastest answer is an idle server's: under load it may only fall, or the target would follow the load.

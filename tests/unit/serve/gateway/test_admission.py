@@ -250,6 +250,29 @@ def test_a_keys_wait_is_not_foretold_by_what_another_sends() -> None:
     asyncio.run(main())
 
 
+def test_slow_requests_of_one_key_have_no_other_key_refused() -> None:
+    async def main() -> None:
+        clock = [0.0]
+        places = Admission("m", Bounds(most=2, least=2, target_s=0.02), lambda: clock[0])
+        for _ in range(40):
+            assert places.try_enter()
+            clock[0] += 0.5
+            places.leave(0.1)
+        assert places.try_enter()
+        assert places.try_enter()
+        slow = [asyncio.create_task(places.enter(5, 30, "slow")) for _ in range(8)]
+        others = [asyncio.create_task(places.enter(5, 30, f"k{n}")) for n in range(10)]
+        await asyncio.sleep(0.06)  # longer than twice the target: a request of the slow key ends
+        for _ in range(12):
+            places.leave(None)
+            await asyncio.sleep(0)
+        assert [task.exception() for task in others] == [None] * 10
+        assert sum(isinstance(task.exception(), OverloadedError) for task in slow if task.done()) == 7
+        await asyncio.gather(*slow, return_exceptions=True)
+
+    asyncio.run(main())
+
+
 def test_of_those_that_wait_the_key_with_most_makes_room() -> None:
     async def main() -> None:
         places = busy(wait_s=10, waiting=3)
