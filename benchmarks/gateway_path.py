@@ -31,6 +31,7 @@ from serve.gateway.server import prepare_memory
 from serve.gateway.settings import Settings
 from serve.http.client import NOBODY, Connection, Pool, Response
 from serve.http.connection import Done
+from serve.http.slots import Whose
 
 COLUMNS = {"tiny": 64, "wide": 3500}
 RAW = b"\0" * 40

@@ -134,6 +134,7 @@ async def serve_gateway(
         memory,
         partial(_handshakes, settings, memory),
         settings.head_timeout_s,
+        lambda: app.state.parts.telemetry.in_flight > 0,
     )
     proxy = None
     if settings.grpc_port:
@@ -315,7 +316,7 @@ def prepare_memory() -> None:
 
 
 def _with_files(settings: Settings) -> tuple[Settings, int]:
-    """The settings, with connections to Tritons for a quarter at most of the files that may be open, and how many may."""
+    """The settings, with connections to Tritons for at most a quarter of the files that may be open; how many may."""
     upstream = len(settings.upstream) * settings.max_connections
     reserve = SPARE_FILES + MOST_WAITING + upstream
     wanted = (2 * settings.max_clients if settings.grpc_port else settings.max_clients) + reserve
