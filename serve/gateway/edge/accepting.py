@@ -29,7 +29,8 @@ __all__ = ["MOST_WAITING", "Acceptor"]
 
 MOST_SHED = 512  # at once, where there is no file for them
 MOST_WAITING = 512  # taken, and not begun
-TAKE_S, ROUND_S = 0.0015, 0.002  # that taking may go on for in a round, and what it has for taking and beginning
+ROUND_S, LONGEST_S = 0.003, 0.01  # that a round may take; the second where others make the loop's rounds long
+TAKE = 2 / 3  # of which it may take connections
 BEGIN_S = 0.00015  # that one takes which begins in the clear
 SHARE = 0.25  # of the event loop's time, while requests are under way
 TICK_S = 0.001  # of the loop's timers: what is due sooner is due now
@@ -76,6 +77,7 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._waiting: OrderedDict[str, deque[socket.socket]] = OrderedDict()
         self._count = 0
+        self._last = time.monotonic()  # round
         self._due = 0.0  # when what was spent is a quarter of the time that has gone by
         self._next: asyncio.Handle | None = None  # round, where one is to come by itself
         self._beginning: set[asyncio.Task[None]] = set()
@@ -110,9 +112,10 @@ class Acceptor:
     def _round(self) -> None:
         """Take some, begin some, and come again when it may."""
         now = time.monotonic()
-        more = self._take_some(now + TAKE_S)
-        taken = time.monotonic()
-        begun = self._begin_some(max(1, int((now + ROUND_S - taken) / self._begin_s)))
+        may = min(LONGEST_S, max(ROUND_S, SHARE * (now - self._last)))
+        more = self._take_some(now + TAKE * may)
+        self._last = taken = time.monotonic()
+        begun = self._begin_some(max(1, int((now + may - taken) / self._begin_s)))
         spent = time.monotonic() - now + begun * self._begin_s
         self._due = max(self._due, now) + spent / SHARE
         rest = self._due - taken

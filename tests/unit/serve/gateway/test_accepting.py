@@ -57,7 +57,7 @@ async def test_many_are_taken_in_a_round(made: list[str], clients: ExitStack) ->
 async def test_an_address_waits_for_no_other(
     monkeypatch: pytest.MonkeyPatch, made: list[str], clients: ExitStack
 ) -> None:
-    monkeypatch.setattr(accepting, "TAKE_S", 5.0)  # so that all are taken in the first round
+    monkeypatch.setattr(accepting, "TAKE", 1000)  # so that all are taken in the first round
     async with gateway(Settings(upstream=("http://127.0.0.1:1",), port=0)) as address:
         connect(clients, address, "127.0.0.2", 300)
         connect(clients, address, "127.0.0.3", 1)
@@ -69,7 +69,7 @@ async def test_an_address_waits_for_no_other(
 async def test_where_more_wait_than_may_who_has_most_loses_its_latest(
     monkeypatch: pytest.MonkeyPatch, made: list[str], clients: ExitStack
 ) -> None:
-    monkeypatch.setattr(accepting, "TAKE_S", 5.0)
+    monkeypatch.setattr(accepting, "TAKE", 1000)
     monkeypatch.setattr(accepting, "MOST_WAITING", 20)
     async with gateway(Settings(upstream=("http://127.0.0.1:1",), port=0)) as address:
         many = connect(clients, address, "127.0.0.2", 60)
