@@ -90,7 +90,7 @@ async def _measure(address: Address, greedy: str, good: str, seconds: float) -> 
             task.cancel()
         await asyncio.gather(*held, return_exceptions=True)
         p50, p99 = np.percentile(took, (50, 99))
-        figures[what] = {"outcomes": dict(counted), "p50_ms": round(p50, 1), "p99_ms": round(p99, 1)}
+        figures[what] = {"outcomes": dict(counted), "p50_ms": round(float(p50), 1), "p99_ms": round(float(p99), 1)}
     await pool.close()
     return figures
 
