@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ import psutil
 import uvloop
 from gateway_isolation import isolation
 from gateway_overhead import save_network
+from gateway_slow_models import slow_models
 
 from serve.http.client import Address, ExchangeError, Pool
 from serve.pack.write import pack
@@ -71,6 +73,10 @@ def main() -> None:
             if arguments.only not in label:
                 continue
             figures[label] = with_servers(folder, lambda triton: strike(triton, number), 2 * arguments.seconds)  # noqa: B023
+            show(label, figures[label])
+        label = "one key: slow requests to five models"
+        if arguments.only in label:
+            figures[label] = slow_models(folder, arguments.seconds)
             show(label, figures[label])
         figures |= isolation(64, 64, 256)  # by `serve up`, with clients and a Triton of its own
         if arguments.soak:
@@ -365,7 +371,43 @@ async def readiness(address: Address) -> str:
     return str(dict(counted))
 
 
+async def connect(address: Address, how: str) -> str:
+    """Another process opens up to six thousand connections a second for four seconds, and does with each as it says."""
+    command = (sys.executable, "-c", CONNECTS, address.host, str(address.port), how)
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    told, _ = await process.communicate()
+    return told.decode().strip()
+
+
+CONNECTS = """
+import socket, struct, sys, time
+host, port, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+begun, made, held = time.monotonic(), 0, []
+while (now := time.monotonic()) < begun + 4:
+    if made > 6000 * (now - begun):
+        time.sleep(0.001)
+        continue
+    made += 1
+    client = socket.socket()
+    client.settimeout(0.05)
+    try:
+        client.connect((host, port))
+    except OSError:
+        continue
+    if how == "reset":
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        continue
+    held.append(client)
+    if len(held) > 400:
+        held.pop(0).close()
+print(f"{made} connections")
+"""
+
+
 CLIENTS: dict[str, Fault] = {
+    "6,000 connections a second, reset at once": partial(connect, how="reset"),
+    "6,000 connections a second, 400 of them open": partial(connect, how="hold"),
     "5,000 requests with a deadline of 1 ms": hurry,
     "1,500 clients ask for readiness and hang up": readiness,
     "10,000 idle connections": idle,

@@ -29,8 +29,9 @@ from serve.gateway.edge.connections import connection_class
 from serve.gateway.edge.rounds import Rounds
 from serve.gateway.server import prepare_memory
 from serve.gateway.settings import Settings
-from serve.http.client import Connection, Pool, Response
+from serve.http.client import NOBODY, Connection, Pool, Response
 from serve.http.connection import Done
+from serve.http.slots import Whose
 
 COLUMNS = {"tiny": 64, "wide": 3500}
 RAW = b"\0" * 40
@@ -102,7 +103,7 @@ def requests(secret: str) -> dict[str, tuple[bytes, int]]:
 class AtHand(Pool):
     """A connection to Triton that has the answer already."""
 
-    def take(self) -> Connection:
+    def take(self, _whose: Whose = NOBODY) -> Connection:
         self.one = getattr(self, "one", None) or Connection(1 << 30)
         return self.one
 

@@ -184,6 +184,19 @@ class RateLimitedError(_LaterError):
     status = 429
 
 
+class HasItsConnectionsError(RateLimitedError):
+    """The client has its share of the connections to a model server; this request was not sent."""
+
+    sent = False
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            "too many requests of this key are with the model server",
+            why=f"{why}, and the others are for other keys",
+            mend="ask less at a time, or raise the gateway's max_connections",
+        )
+
+
 class OverloadedError(_LaterError):
     """More requests than can be answered in time: this one is turned away at once."""
 

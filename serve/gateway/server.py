@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import uvicorn
@@ -95,9 +96,10 @@ async def serve_gateway(
     # As many threads as the machine has cores would be asyncio's own choice, whatever a container may use.
     most = min(32, cores_here().count + 4)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(most, "gateway"))
+    settings, files = _with_files(settings)
     app = create_app(settings, incidents, loading, residency)
     listener = _listen(settings.host, settings.port, reuse_port=settings.reuse_port)
-    clients, grpc_clients = _clients(settings)
+    clients, grpc_clients = _clients(settings, files)
     memory = app.state.parts.gate.memory
     memory.most_connections = clients + TOLD_CLIENTS
     if settings.max_address_share < 1:
@@ -135,6 +137,7 @@ async def serve_gateway(
         memory,
         partial(_handshakes, settings, memory),
         settings.head_timeout_s,
+        lambda: app.state.parts.telemetry.in_flight > 0,
     )
     proxy = None
     if settings.grpc_port:
@@ -315,15 +318,33 @@ def prepare_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 128 * 1024 * 1024)
 
 
-def _clients(settings: Settings) -> tuple[int, int]:
+def _with_files(settings: Settings) -> tuple[Settings, int]:
+    """The settings, with connections to Tritons for at most a quarter of the files that may be open; how many may."""
+    upstream = len(settings.upstream) * settings.max_connections
+    reserve = SPARE_FILES + MOST_WAITING + upstream
+    wanted = (2 * settings.max_clients if settings.grpc_port else settings.max_clients) + reserve
+    files = _allow_files(max(4 * upstream, wanted * 16 // 13 + 1 if settings.grpc_port else wanted))
+    most = max(1, files // 4 // len(settings.upstream))
+    if most >= settings.max_connections:
+        return settings, files
+    logger.warning(
+        "at most %d connections to each Triton at a time, not max_connections %d: the process may have %d files open; "
+        "raise that (ulimit -n, LimitNOFILE of systemd, --ulimit nofile of docker), or set max_connections to %d",
+        most, settings.max_connections, files, most,
+    )  # fmt: skip
+    return replace(settings, max_connections=most), files
+
+
+def _clients(settings: Settings, files: int) -> tuple[int, int]:
     """Connections of clients that there may be, over HTTP and over gRPC; what works beside them keeps files.
 
     A process without files can't look after its Triton, read its keys or start anything.
+
+    Args:
+        files: that the process may have open.
     """
     reserve = SPARE_FILES + MOST_WAITING + len(settings.upstream) * settings.max_connections
     asked = settings.max_clients
-    wanted = (2 * asked if settings.grpc_port else asked) + reserve
-    files = _allow_files(wanted * 16 // 13 + 1 if settings.grpc_port else wanted)
     if settings.grpc_port:
         reserve += files * 3 // 16  # for streams that have connections of their own: `serve.gateway.grpc.relay`
     room = files - min(reserve, files // 2)

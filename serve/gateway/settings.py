@@ -127,8 +127,9 @@ class Settings:
     """Largest share of the connections that one address may have (of IPv6: one /64), over HTTP and over gRPC; 1 where
     all clients come through one proxy."""
 
-    max_connections: int = 128
-    """Most connections to each Triton at a time."""
+    max_connections: int = 768
+    """Most connections to each Triton at a time, which models and keys share: a model has at most half of them, and a
+    key while others ask. They are opened as requests need them; each is an open file here, and one of Triton's."""
 
     max_in_flight: int = 128
     """Most requests of one model with Triton at a time; adapted downwards when answers get slow."""

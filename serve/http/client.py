@@ -8,27 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from serve.http.body import GrowingBody
 from serve.http.connection import Connection, Done
 from serve.http.message import Address, ExchangeError, Held, Kind, Response, encode_head
+from serve.http.slots import Slots, Whose
 
 __all__ = ["Address", "Connection", "ExchangeError", "Kind", "Pool", "Response", "encode_head"]
 
 LOOK_S = 0.1  # how often deadlines of requests are looked after that have no timer of their own
+KEPT_IDLE, IDLE_S = 32, 10.0  # of more idle connections those are closed that nobody needed for so long
+NOBODY: Whose = ("", "")
 
 
 class Pool:
     """A bounded set of connections to one server; the last one used is the first to be used again.
+
+    Each request has a slot, in which its connection is opened where none is idle. Models and keys share the slots (see
+    `Slots`); a request that was left has its slot until the server is through with it.
 
     A request that meets a reused connection which the server had closed meanwhile, with no byte of a response,
     is sent once more on a fresh connection, unless its caller says that it may be sent only once.
 
     Args:
         address: the server.
-        max_connections: bound on open connections; further requests wait for their turn, in order.
+        max_connections: bound on open connections; further requests wait for their turn, those of a model in order.
         timeout_s: for a whole exchange: the wait for a connection, connecting, sending, reading.
         max_response_bytes: longest response body that is accepted.
         hold: makes what counts a long response's bytes for whoever asked; None to count none.
@@ -48,16 +53,16 @@ class Pool:
     ) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        self._max_connections = max_connections
+        self._slots = Slots(max_connections)
         self._max_response_bytes = max_response_bytes
         self._hold = hold
         self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
-        self._left: set[Connection] = set()  # by who asked; they hold no slot
-        self._waiters: deque[asyncio.Future[Connection | None]] = deque()
-        self._open = 0
+        self._busy: dict[Connection, Whose] = {}
+        self._left: set[Connection] = set()  # by who asked
         self._closed = False
         self._look: asyncio.TimerHandle | None = None
+        self._pruning: asyncio.TimerHandle | None = None
+        self._fewest_idle = 0  # since the last look at them
         self.resent = 0
 
     async def request(
@@ -69,20 +74,20 @@ class Pool:
         *,
         timeout_s: float | None = None,
         repeatable: bool = True,
-        who: str = "",
+        whose: Whose = NOBODY,
     ) -> Response:
         """Send one request and read its response, whatever its status.
 
         Args:
             repeatable: whether it may be sent a second time, on a fresh connection.
-            who: asks, for `hold`.
+            whose: the model that is asked, and the key that asks: for its slot, and for `hold`.
 
         Raises:
             ExchangeError: no whole response came back.
             ValueError: the request can't be written as HTTP (see `encode_head`).
         """
         head = encode_head(method, target, self.address, headers, len(body))
-        return await self.exchange(head, body, timeout_s, repeatable=repeatable, who=who)
+        return await self.exchange(head, body, timeout_s, repeatable=repeatable, whose=whose)
 
     async def exchange(
         self,
@@ -91,19 +96,23 @@ class Pool:
         timeout_s: float | None = None,
         *,
         repeatable: bool = True,
-        who: str = "",
+        whose: Whose = NOBODY,
     ) -> Response:
         """Like `request`, with a head that was encoded before."""
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)  # the clock of event loops
-        connection: Connection | None = self._idle.pop() if self._idle else await self._acquire(deadline)
+        if self._closed:
+            raise ExchangeError("refused", "the pool is closed")
+        if not self._slots.take(whose):
+            await self._slots.wait(whose, deadline)
+        connection = self._pop() if self._idle else None
         if connection is None or not connection.usable:  # an idle one may have been closed meanwhile
-            return await self._fresh(head, body, deadline, who)
-        self._busy.add(connection)
+            return await self._fresh(head, body, deadline, whose)
+        self._busy[connection] = whose
         try:
-            answer = await connection.exchange(head, body, deadline, who)
+            answer = await connection.exchange(head, body, deadline, whose[1])
         except ExchangeError as err:
             if connection.used and err.unanswered and repeatable:
-                return await self.again(connection, err, head, body, deadline, who)
+                return await self.again(connection, err, head, body, deadline)
             self.give(connection)
             raise
         except BaseException:
@@ -112,12 +121,16 @@ class Pool:
         self.give(connection)
         return answer
 
-    def take(self) -> Connection | None:
-        """A connection at hand, which `give` or `again` must give back; None where one would have to be waited for."""
-        if not self._idle or not self._idle[-1].usable:
+    def take(self, whose: Whose = NOBODY) -> Connection | None:
+        """A connection at hand, which `give` or `again` must give back; None where one would have to be waited for.
+
+        Args:
+            whose: the model that is to be asked, and the key that asks.
+        """
+        if not self._idle or not self._idle[-1].usable or not self._slots.take(whose):
             return None
-        connection = self._idle.pop()
-        self._busy.add(connection)
+        connection = self._pop()
+        self._busy[connection] = whose
         return connection
 
     def send(
@@ -136,11 +149,7 @@ class Pool:
 
     def give(self, connection: Connection) -> None:
         """Give a connection back that was taken."""
-        self._busy.discard(connection)
-        if connection.usable and not self._waiters and not self._closed:  # as nearly always
-            self._idle.append(connection)
-        else:
-            self._release(connection)
+        self._release(connection, self._busy.pop(connection))
 
     async def again(
         self,
@@ -149,7 +158,6 @@ class Pool:
         head: bytes,
         body: bytes | GrowingBody,
         deadline: float,
-        who: str = "",
     ) -> Response:
         """Send a request once more, on a fresh connection in the place of one that was closed with no response.
 
@@ -158,14 +166,19 @@ class Pool:
                 it was no idle connection that had been closed.
         """
         self.resent += 1
-        self._busy.discard(connection)
+        whose = self._busy.pop(connection)
         connection.close()
-        return await self._fresh(head, body, deadline, who, lost)
+        return await self._fresh(head, body, deadline, whose, lost)
 
     async def _fresh(
-        self, head: bytes, body: bytes | GrowingBody, deadline: float, who: str, lost: ExchangeError | None = None
+        self,
+        head: bytes,
+        body: bytes | GrowingBody,
+        deadline: float,
+        whose: Whose,
+        lost: ExchangeError | None = None,
     ) -> Response:
-        """Over a connection of its own, for a slot that is held, and is given back."""
+        """Over a connection of its own, in a slot that is held, and is given back."""
         connection: Connection | None = None
         try:
             try:
@@ -174,29 +187,60 @@ class Pool:
                 if lost is not None:
                     raise lost from err
                 raise
-            self._busy.add(connection)
-            return await connection.exchange(head, body, deadline, who)
+            self._busy[connection] = whose
+            return await connection.exchange(head, body, deadline, whose[1])
         finally:
             if connection is not None:
-                self._busy.discard(connection)
-            self._release(connection)
+                self._busy.pop(connection, None)
+            self._release(connection, whose)
 
-    def _part(self, connection: Connection) -> None:
-        """Close it, or wait until the server is through with what was left on it."""
-        ended = connection.ended
-        if ended is None or ended.done() or self._closed:
+    def _release(self, connection: Connection | None, whose: Whose) -> None:
+        """Give a slot back: at once, or when the server is through with what was left on its connection."""
+        if connection is not None:
+            if connection.usable and not self._closed:  # as nearly always
+                self._idle.append(connection)
+                if self._pruning is None and len(self._idle) > KEPT_IDLE:
+                    self._look_at_idle()
+            elif (ended := connection.ended) is None or ended.done() or self._closed:
+                connection.close()
+            else:
+                self._left.add(connection)
+                ended.add_done_callback(lambda _: self._through(connection, whose))
+                return
+        self._slots.give(whose)
+
+    def _through(self, connection: Connection, whose: Whose) -> None:
+        self._left.discard(connection)
+        self._slots.give(whose)
+
+    def _pop(self) -> Connection:
+        connection = self._idle.pop()
+        self._fewest_idle = min(self._fewest_idle, len(self._idle))
+        return connection
+
+    def _look_at_idle(self) -> None:
+        """Have those closed in a while that are not needed until then, of more than `KEPT_IDLE`: the first ones, as the
+        last ones are used first."""
+        self._fewest_idle = len(self._idle)
+        self._pruning = asyncio.get_running_loop().call_later(IDLE_S, self._prune)
+
+    def _prune(self) -> None:
+        self._pruning = None
+        surplus = max(0, self._fewest_idle - KEPT_IDLE)
+        for connection in self._idle[:surplus]:
             connection.close()
-            return
-        self._left.add(connection)
-        ended.add_done_callback(lambda _: self._left.discard(connection))
+        del self._idle[:surplus]
+        if len(self._idle) > KEPT_IDLE:
+            self._look_at_idle()
 
     async def close(self) -> None:
         """Close every idle connection, and each of the others when its request ends."""
         self._closed = True
         for connection in (*self._idle, *self._left):
             connection.close()
-        self._open -= len(self._idle)
         self._idle.clear()
+        if self._pruning is not None:
+            self._pruning.cancel()
 
     def abort(self) -> None:
         """End every exchange that is under way, with an ExchangeError of kind "closed"."""
@@ -204,27 +248,6 @@ class Pool:
             connection.abort()
         for connection in list(self._left):
             connection.close()
-
-    async def _acquire(self, deadline: float) -> Connection | None:
-        """A slot, when no connection is idle; with a connection that was given back meanwhile, where it had to wait."""
-        if self._closed:
-            raise ExchangeError("refused", "the pool is closed")
-        if self._open < self._max_connections:
-            self._open += 1
-            return None
-        waiter: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            async with asyncio.timeout_at(deadline):
-                try:
-                    return await waiter
-                except asyncio.CancelledError:
-                    if waiter.done() and not waiter.cancelled():
-                        self._release(waiter.result())  # the slot came too late for us: pass it on
-                    raise
-        except TimeoutError:
-            message = f"all {self._max_connections} connections to {self.address} were in use"
-            raise ExchangeError("busy", message) from None
 
     async def _connect(self, deadline: float) -> Connection:
         loop = asyncio.get_running_loop()
@@ -239,18 +262,3 @@ class Pool:
         except OSError as err:
             raise ExchangeError("refused", f"no connection to {address}: {err.strerror or err}") from err
         return connection
-
-    def _release(self, connection: Connection | None) -> None:
-        """Give a slot back, to whoever waits longest."""
-        kept = connection if connection is not None and connection.usable and not self._closed else None
-        if kept is None and connection is not None:
-            self._part(connection)
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(kept)
-                return
-        if kept is None:
-            self._open -= 1
-        else:
-            self._idle.append(kept)

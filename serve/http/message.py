@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 __all__ = ["Address", "ExchangeError", "Held", "Kind", "Response", "encode_head", "header_line"]
 
-Kind = Literal["refused", "busy", "closed", "timeout", "stalled", "malformed", "too_large"]
+Kind = Literal["refused", "busy", "share", "closed", "timeout", "stalled", "malformed", "too_large"]
 
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(rb"/[\x21-\x7e]*")
@@ -24,9 +24,9 @@ class ExchangeError(Exception):
     """No whole response came back.
 
     Attributes:
-        kind: "refused" (no connection), "busy" (no free connection in time), "closed" (the server closed before
-            the response ended), "timeout", "stalled" (a body that was still coming came too slowly), "malformed" (not
-            HTTP), "too_large" (past the response bound).
+        kind: "refused" (no connection), "busy" (no free connection in time), "share" (who asked has its share of the
+            connections), "closed" (the server closed before the response ended), "timeout", "stalled" (a body that was
+            still coming came too slowly), "malformed" (not HTTP), "too_large" (past the response bound).
         unanswered: the connection closed before the first byte of a response.
         early: whether whoever asked gave the server less time than it may take.
     """

@@ -8,6 +8,7 @@ Usage: python -I -S child.py PARENT_PID CPUS PROGRAM [ARGUMENT...], where CPUS i
 
 import ctypes
 import os
+import resource
 import signal
 import struct
 import sys
@@ -34,6 +35,8 @@ def main() -> None:
         os.sched_setaffinity(0, map(int, cpus.split(",")))
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     os.umask(0o077)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is a file of the server's
     keep_closed()
     if os.getppid() != parent:  # it died before the kernel knew whom to tell
         sys.exit(1)

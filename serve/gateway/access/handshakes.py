@@ -17,7 +17,6 @@ __all__ = ["Handshakes", "handshake_s"]
 SHARE = 0.25  # of a core, for one address
 AT_ONCE_S = 4.0  # whose handshakes an address may begin at once
 AROUND_S = 0.0003  # that a connection takes besides its handshake
-ROUND_S = 0.02  # that the handshakes of one round of the event loop may take
 TRIES = 3
 UNKNOWN_S = 0.005
 MOST_ADDRESSES = 65_536
@@ -32,7 +31,7 @@ class Handshakes:
 
     Attributes:
         rate, burst: that an address may begin in a second, and at once.
-        most_at_once: to be begun in a round of the event loop.
+        cost_s: of one, with what a connection takes besides.
         refused: how many were.
     """
 
@@ -40,7 +39,7 @@ class Handshakes:
         each = cost_s + AROUND_S
         self.rate = SHARE / each
         self.burst = max(1.0, AT_ONCE_S * self.rate)
-        self.most_at_once = max(1, int(ROUND_S / each))
+        self.cost_s = each
         self.refused = 0
         self._bounded = bounded
         # Tokens and the time that they were counted at; the latest last. What is not there has all of them.

@@ -1,9 +1,11 @@
-"""Taking connections: as many in a round of the event loop as wait, and none of one address before another's first.
+"""Taking connections: many in a round of the event loop, in a quarter of its time, and none of one address before
+another's first.
 
 uvloop's own servers take one in a round. Where the connections that there are make a round long, those that come would
-wait for as long as that goes on. To take one is cheap; what begins with it (its protocol, its first requests) is not,
-so of those that were taken only so many begin in a round that it stays short, by address in turns. Where more wait than
-may, the address with the most of them loses its latest.
+wait for as long as that goes on. To take one is cheap, and so is to close it; what begins with it (its protocol, its
+handshake, its first requests) is not. So as many are taken as a round has time for, and of those that were taken only
+so many begin that it stays short, by address in turns. While requests are under way, the next round comes after three
+times as long. Where more wait than may, the address with the most of them loses its latest.
 """
 
 from __future__ import annotations
@@ -23,14 +25,17 @@ from serve.gateway.access.addresses import bounded_by
 from serve.gateway.access.handshakes import Handshakes
 from serve.gateway.access.memory import Memory
 
-__all__ = ["MOST_BEGUN", "MOST_WAITING", "Acceptor"]
+__all__ = ["MOST_WAITING", "Acceptor"]
 
-MOST_TAKEN = 512  # in a round; each takes about 0.01 ms
-FEWEST_BEGUN, MOST_BEGUN = 8, 64  # in a round; each takes about 0.1 ms, and what its first requests take
+MOST_SHED = 512  # at once, where there is no file for them
 MOST_WAITING = 512  # taken, and not begun
-ROUND_S = 0.02  # a longer round is one in which too many began
+ROUND_S, LONGEST_S = 0.003, 0.01  # that a round may take; the second where others make the loop's rounds long
+TAKE = 2 / 3  # of which it may take connections
+BEGIN_S = 0.00015  # that one takes which begins in the clear
+SHARE = 0.25  # of the event loop's time, while requests are under way
+TICK_S = 0.001  # of the loop's timers: what is due sooner is due now
 REST_S = 0.1  # before it tries again, where the system has no room for a connection
-CLOSE_WAIT = 8  # among the states of a connection that Linux tells
+CLOSE, CLOSE_WAIT = 7, 8  # among the states of a connection that Linux tells: it was reset, or its client's half closed
 NO_FILES = (errno.EMFILE, errno.ENFILE)
 NO_ROOM = (*NO_FILES, errno.ENOBUFS, errno.ENOMEM)
 
@@ -46,6 +51,7 @@ class Acceptor:
         tls: None for connections in the clear.
         handshakes: bounds those of TLS; None for no bound.
         greeting_s: that one may take, in seconds.
+        busy: whether requests are under way, for which it leaves time.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class Acceptor:
         tls: ssl.SSLContext | None = None,
         handshakes: Handshakes | None = None,
         greeting_s: float = 60.0,
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._listener = listener
         self._protocol = protocol
@@ -65,19 +72,21 @@ class Acceptor:
         self._tls = tls
         self._handshakes = handshakes
         self._greeting_s = greeting_s
-        self._most = MOST_BEGUN if handshakes is None else min(MOST_BEGUN, handshakes.most_at_once)
-        self._may_begin = self._most
+        self._begin_s = BEGIN_S if handshakes is None else max(BEGIN_S, handshakes.cost_s)
+        self._busy = busy
         self._loop = asyncio.get_running_loop()
         self._waiting: OrderedDict[str, deque[socket.socket]] = OrderedDict()
         self._count = 0
-        self._turned: float | None = None  # the time of the last turn, while one follows another
+        self._last = time.monotonic()  # round
+        self._due = 0.0  # when what was spent is a quarter of the time that has gone by
+        self._next: asyncio.Handle | None = None  # round, where one is to come by itself
         self._beginning: set[asyncio.Task[None]] = set()
         self._resting: asyncio.TimerHandle | None = None
         self._spare = os.open(os.devnull, os.O_RDONLY)
         self._closed = False
         listener.setblocking(False)
         listener.listen(backlog)
-        self._loop.add_reader(listener, self._take_some)
+        self._loop.add_reader(listener, self._round)
 
     def close(self) -> None:
         """Take no more; those that have begun stay."""
@@ -85,8 +94,9 @@ class Acceptor:
             return
         self._closed = True
         self._loop.remove_reader(self._listener)
-        if self._resting is not None:
-            self._resting.cancel()
+        for handle in (self._resting, self._next):
+            if handle is not None:
+                handle.cancel()
         for task in self._beginning:
             task.cancel()
         for waiting in self._waiting.values():
@@ -99,23 +109,54 @@ class Acceptor:
     async def wait_closed(self) -> None:
         """Nothing is left to wait for: connections are their protocols' affair."""
 
-    def _take_some(self) -> None:
-        for _ in range(MOST_TAKEN):
+    def _round(self) -> None:
+        """Take some, begin some, and come again when it may."""
+        now = time.monotonic()
+        may = min(LONGEST_S, max(ROUND_S, SHARE * (now - self._last)))
+        more = self._take_some(now + TAKE * may)
+        self._last = taken = time.monotonic()
+        begun = self._begin_some(max(1, int((now + may - taken) / self._begin_s)))
+        spent = time.monotonic() - now + begun * self._begin_s
+        self._due = max(self._due, now) + spent / SHARE
+        rest = self._due - taken
+        if not self._busy():
+            self._due = taken
+        elif rest > TICK_S:
+            self._loop.remove_reader(self._listener)
+            if self._next is None:
+                self._next = self._loop.call_later(rest, self._again)
+            return
+        if self._waiting and not more and self._next is None:
+            self._next = self._loop.call_soon(self._again)
+
+    def _again(self) -> None:
+        self._next = None
+        if self._closed:
+            return
+        if self._resting is None:
+            self._loop.add_reader(self._listener, self._round)
+        self._round()
+
+    def _take_some(self, until: float) -> bool:
+        """Take those that wait in the system, for some time; whether there may be more."""
+        if self._resting is not None:
+            return False
+        while True:
             try:
                 connection, peer = self._listener.accept()
             except (BlockingIOError, InterruptedError):
-                break
+                return False
             except OSError as err:
                 if err.errno in NO_ROOM:
                     self._shed(err.errno)
-                    break
+                    return False
                 continue  # it left before it was taken
-            if self._handshakes is not None and not self._handshakes.may(peer[0]):
+            if _has_left(connection) or (self._handshakes is not None and not self._handshakes.may(peer[0])):
                 connection.close()
             else:
                 self._hold(connection, bounded_by(peer[0]))
-        if self._turned is None:
-            self._turn()
+            if time.monotonic() >= until:
+                return True
 
     def _hold(self, connection: socket.socket, address: str) -> None:
         self._waiting.setdefault(address, deque()).append(connection)
@@ -128,17 +169,10 @@ class Acceptor:
             self._count -= 1
             self._memory.refused_addresses += 1
 
-    def _turn(self) -> None:
-        """Begin some of those that wait, the first of each address before another's next."""
-        if self._closed:
-            return
-        now = time.monotonic()
-        if self._turned is not None:
-            slow = now - self._turned > ROUND_S
-            self._may_begin = max(FEWEST_BEGUN, self._may_begin // 2) if slow else self._may_begin + FEWEST_BEGUN
-        self._may_begin = min(self._may_begin, self._most)
+    def _begin_some(self, most: int) -> int:
+        """Begin so many of those that wait, the first of each address before another's next; how many have begun."""
         begun = 0
-        while self._waiting and begun < self._may_begin:
+        while self._waiting and begun < most:
             address, connections = self._waiting.popitem(last=False)
             connection = connections.popleft()
             self._count -= 1
@@ -151,9 +185,7 @@ class Acceptor:
                 task.add_done_callback(self._beginning.discard)
             if connections:
                 self._waiting[address] = connections
-        self._turned = now if begun else None
-        if begun:  # also where none waits now: this round was no rest
-            self._loop.call_soon(self._turn)
+        return begun
 
     async def _begin(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -172,7 +204,7 @@ class Acceptor:
             os.close(self._spare)
             self._spare = -1
             with contextlib.suppress(OSError):
-                for _ in range(MOST_TAKEN):
+                for _ in range(MOST_SHED):
                     self._listener.accept()[0].close()
             with contextlib.suppress(OSError):
                 self._spare = os.open(os.devnull, os.O_RDONLY)
@@ -180,17 +212,18 @@ class Acceptor:
         self._resting = self._loop.call_later(REST_S, self._try_again)
 
     def _try_again(self) -> None:
+        self._resting = None
         if self._spare < 0:
             with contextlib.suppress(OSError):
                 self._spare = os.open(os.devnull, os.O_RDONLY)
-        self._loop.add_reader(self._listener, self._take_some)
+        self._loop.add_reader(self._listener, self._round)
 
 
 def _has_left(connection: socket.socket) -> bool:
-    """Whether the client has closed its half already: it gets no answer. False where the system does not tell."""
+    """Whether the client has closed its half already, or all: it gets no answer. False where no system tells."""
     if sys.platform != "linux":
         return False
     try:
-        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == CLOSE_WAIT
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in (CLOSE, CLOSE_WAIT)
     except OSError:
         return True

@@ -17,7 +17,7 @@ from serve.gateway.access.lists import ListPart
 from serve.gateway.access.memory import Share
 from serve.gateway.access.slots import Turn
 from serve.gateway.edge.extensions import LEAVING
-from serve.gateway.errors import ClientGoneError, UpstreamDownError, UpstreamTimeoutError
+from serve.gateway.errors import ClientGoneError, HasItsConnectionsError, UpstreamDownError, UpstreamTimeoutError
 from serve.gateway.health.flights import ABOARD, Flight
 from serve.gateway.observe.tracing import Trace
 from serve.gateway.release.beside import Besides
@@ -109,7 +109,7 @@ async def ask_model(
         flight.left = True
         seconds = time.monotonic() - started
         raise
-    except UpstreamDownError as err:
+    except (UpstreamDownError, HasItsConnectionsError) as err:
         sent = err.sent
         raise
     finally:

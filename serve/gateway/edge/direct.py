@@ -111,7 +111,7 @@ class Direct:
             head = asked.head_for(node.pool, len(sent), length)
         except ValueError:
             return False
-        connection = node.pool.take()
+        connection = node.pool.take((model, identity.id))
         if connection is None:
             return False
         if not gate.memory.try_small(len(body)):
@@ -226,9 +226,7 @@ class _Call(Observed):
         self._asking = True
         answer, error = None, None
         try:
-            answer = await self._pool.again(
-                self._connection, lost, self._head, self._body, self._deadline, self._identity.id
-            )
+            answer = await self._pool.again(self._connection, lost, self._head, self._body, self._deadline)
         except asyncio.CancelledError:
             if self._gone:
                 self._give_up()

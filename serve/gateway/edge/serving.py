@@ -35,6 +35,7 @@ class Serving(uvicorn.Server):
         memory: counts connections that are refused.
         handshakes: bounds those of TLS.
         greeting_s: that one may take, in seconds.
+        busy: whether requests are under way, for which those who take connections leave time.
 
     Attributes:
         listening: set once it does.
@@ -49,6 +50,7 @@ class Serving(uvicorn.Server):
         memory: Memory,
         handshakes: Callable[[ssl.SSLContext], Handshakes],
         greeting_s: float,
+        busy: Callable[[], bool],
     ) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
@@ -58,6 +60,7 @@ class Serving(uvicorn.Server):
         self._memory = memory
         self._handshakes = handshakes
         self._greeting_s = greeting_s
+        self._busy = busy
 
     def greeted(self) -> set[tuple[str, int]]:
         """Addresses and ports of the clients whose connections are made, over TLS after the handshake."""
@@ -103,6 +106,7 @@ class Serving(uvicorn.Server):
                 tls=tls,
                 handshakes=handshakes,
                 greeting_s=self._greeting_s,
+                busy=self._busy,
             )
             for each in sockets or ()
         ]

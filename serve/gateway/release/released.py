@@ -14,7 +14,13 @@ from serve.gateway.access.asides import JUDGED
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Memory, MemoryFullError, Share
-from serve.gateway.errors import GatewayError, OverloadedError, UpstreamDownError, UpstreamTimeoutError
+from serve.gateway.errors import (
+    GatewayError,
+    HasItsConnectionsError,
+    OverloadedError,
+    UpstreamDownError,
+    UpstreamTimeoutError,
+)
 from serve.gateway.health.outages import ModelDownError, Outages
 from serve.gateway.oip.encoding import unpacked
 from serve.gateway.oip.protocol import BINARY_HEADER, InferResponse, parse_response
@@ -205,7 +211,7 @@ class Released:
                 answer = await self._upstream.infer(
                     asked.encode(), headers, body, timeout_s, who=owner, sequence=sequence
                 )
-        except EarlyTimeoutError as err:
+        except (EarlyTimeoutError, HasItsConnectionsError) as err:  # which says nothing of it, either
             return Grade.CUT, err
         except UpstreamTimeoutError as err:
             return Grade.LATE, err

@@ -37,7 +37,7 @@ from serve.http.body import GrowingBody
 from serve.http.client import Address, ExchangeError, Response
 from serve.http.message import Held
 
-__all__ = ["MOST_SENT", "STOPPING", "Attempt", "Balancer", "Node", "scope_of"]
+__all__ = ["MOST_SENT", "STOPPING", "Attempt", "Balancer", "Node", "model_of", "scope_of"]
 
 HEALTHY_PANIC_PERCENT = 50
 MOST_SENT = 2  # servers that a request may have reached: one that ends a server must not end them all
@@ -45,6 +45,7 @@ LOST_S, MOST_LOST, LOST_BYTES = 600.0, 1024, 256 * 1024  # requests whose connec
 ONE_DEATH_S = 1.0  # in which a dead server's connections are all found to be closed
 MOST_SCOPES, MOST_UNKNOWN = 1000, 64
 SMOOTHING = 0.05
+MODELS = "/v2/models/"
 _SCOPE = re.compile(rb"(/v2/models/[^/]+(?:/versions/[^/]+)?)(?:/[a-z]+)?")
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,12 @@ def scope_of(target: bytes) -> bytes:
         return target[:-6]
     match = _SCOPE.fullmatch(target)
     return match[1] if match is not None else b""
+
+
+def model_of(target: bytes) -> str:
+    """The model that a path asks for, whatever its version; the path itself where it asks for none."""
+    name = scope_of(target) or target
+    return name.partition(b"/versions/")[0].decode("latin-1").removeprefix(MODELS)
 
 
 class Attempt:
@@ -188,7 +195,7 @@ class Balancer:
         """What is known of a model, or of a name that may be one."""
         scope = self._scopes.get(name) or self._unknown.get(name)
         if scope is None:
-            what = name.decode("latin-1").removeprefix("/v2/models/")
+            what = name.decode("latin-1").removeprefix(MODELS)
             scope = self._unknown[name] = Scope(name, self._outliers(what), self._unknown_budget)
             if len(self._unknown) > MOST_UNKNOWN:
                 self._unknown.popitem(last=False)
@@ -229,7 +236,7 @@ class Balancer:
         Args:
             timeout_s: for all tries together.
             sequence: id of the sequence that it belongs to: it is asked once, of the server that has the others.
-            who: the id of the key that asks, for `hold`.
+            who: the id of the key that asks, for its share of the connections, and for `hold`.
 
         Raises:
             ExchangeError: none gave a whole answer.
@@ -238,7 +245,13 @@ class Balancer:
         if self._only is not None:
             try:
                 return await self._only.pool.request(
-                    method, target, headers, body, timeout_s=given, repeatable=sequence is None, who=who
+                    method,
+                    target,
+                    headers,
+                    body,
+                    timeout_s=given,
+                    repeatable=sequence is None,
+                    whose=(model_of(target), who),
                 )
             except ExchangeError as err:
                 self.failed(err)
@@ -261,7 +274,7 @@ class Balancer:
                     attempt, method, target, headers, body, left, repeatable=sequence is None, who=who
                 )
             except ExchangeError as err:
-                sent += err.kind not in ("refused", "busy")
+                sent += err.kind not in ("refused", "busy", "share")
                 self._look_after(attempt.node, err, flight)
                 if err.kind == "refused" and sequence is not None:
                     self._sequences.forget(_place(scope, sequence))
@@ -444,7 +457,13 @@ class Balancer:
         server = model = Verdict.NOTHING
         try:
             answer = await attempt.node.pool.request(
-                method, target, headers, body, timeout_s=timeout_s, repeatable=repeatable, who=who
+                method,
+                target,
+                headers,
+                body,
+                timeout_s=timeout_s,
+                repeatable=repeatable,
+                whose=(model_of(target), who),
             )
             server = Verdict.GOOD
             if method == b"POST" and attempt.scope.name and (attempt.scope.known or not is_leaving(answer)):

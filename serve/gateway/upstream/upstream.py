@@ -16,6 +16,7 @@ from serve.gateway.access.memory import LastingShare, Memory
 from serve.gateway.errors import (
     AnswerTooLargeError,
     GatewayError,
+    HasItsConnectionsError,
     SlowBodyError,
     UnknownModelError,
     UpstreamBrokenError,
@@ -325,6 +326,8 @@ def failure_of(err: ExchangeError) -> GatewayError:
     if err.kind == "timeout":
         kind = EarlyTimeoutError if err.early else UpstreamTimeoutError
         return kind("the model server took too long", why=str(err))
+    if err.kind == "share":
+        return HasItsConnectionsError(str(err))
     if err.kind in ("refused", "busy"):
         mend = "try again in a moment; if it stays so, look whether the model server runs"
         return UpstreamDownError("the model server can't be reached", why=_public(err), mend=mend)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import struct
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -52,7 +54,10 @@ async def test_many_are_taken_in_a_round(made: list[str], clients: ExitStack) ->
 
 
 @in_loop
-async def test_an_address_waits_for_no_other(made: list[str], clients: ExitStack) -> None:
+async def test_an_address_waits_for_no_other(
+    monkeypatch: pytest.MonkeyPatch, made: list[str], clients: ExitStack
+) -> None:
+    monkeypatch.setattr(accepting, "TAKE", 1000)  # so that all are taken in the first round
     async with gateway(Settings(upstream=("http://127.0.0.1:1",), port=0)) as address:
         connect(clients, address, "127.0.0.2", 300)
         connect(clients, address, "127.0.0.3", 1)
@@ -64,6 +69,7 @@ async def test_an_address_waits_for_no_other(made: list[str], clients: ExitStack
 async def test_where_more_wait_than_may_who_has_most_loses_its_latest(
     monkeypatch: pytest.MonkeyPatch, made: list[str], clients: ExitStack
 ) -> None:
+    monkeypatch.setattr(accepting, "TAKE", 1000)
     monkeypatch.setattr(accepting, "MOST_WAITING", 20)
     async with gateway(Settings(upstream=("http://127.0.0.1:1",), port=0)) as address:
         many = connect(clients, address, "127.0.0.2", 60)
@@ -87,6 +93,43 @@ async def test_who_has_left_before_its_turn_costs_no_turn(made: list[str], clien
         connect(clients, address, "127.0.0.3", 1)
         await until(lambda: "127.0.0.3" in made)
         assert made == ["127.0.0.3"]
+
+
+@in_loop
+async def test_who_has_reset_its_connection_costs_no_turn(made: list[str], clients: ExitStack) -> None:
+    async with gateway(Settings(upstream=("http://127.0.0.1:1",), port=0)) as address:
+        for each in connect(clients, address, "127.0.0.2", 20):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            each.close()
+        connect(clients, address, "127.0.0.3", 1)
+        await until(lambda: "127.0.0.3" in made)
+        assert made == ["127.0.0.3"]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@in_loop
+async def test_while_requests_are_under_way_a_flood_has_a_quarter_of_the_time(
+    clients: ExitStack, *, busy: bool
+) -> None:
+    """Counted in begun connections, each of which is booked as what it costs."""
+    begun = 0
+
+    class Protocol(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            nonlocal begun
+            begun += 1
+            transport.close()
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        acceptor = Acceptor(listener, Protocol, Memory(1 << 20), backlog=1000, busy=lambda: busy)
+        connect(clients, Address(*listener.getsockname()), "127.0.0.2", 400)
+        since = time.monotonic()
+        await until(lambda: begun == 400)
+        took = time.monotonic() - since
+        acceptor.close()
+    least = 400 * accepting.BEGIN_S / accepting.SHARE - accepting.ROUND_S
+    assert not busy or took > 0.8 * least
 
 
 class Full(socket.socket):

@@ -232,12 +232,13 @@ def test_who_gets_fewer_connections_than_asked_for_is_told_what_to_do() -> None:
     """In a process of its own, as a limit on open files is the whole process's."""
     script = """
 import resource
-from serve.gateway.server import _clients
+from serve.gateway.server import _clients, _with_files
 from serve.gateway.settings import Settings
 resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000))
-print(_clients(Settings(upstream=("http://127.0.0.1:1",), max_clients=20000))[0])
+print(_clients(*_with_files(Settings(upstream=("http://127.0.0.1:1",), max_clients=20000)))[0])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "at most" in done.stderr
     assert "the process may have 1000 files open; raise that (ulimit -n, " in done.stderr
     assert f"or set max_clients to {int(done.stdout)}" in done.stderr
+    assert "or set max_connections to 250" in done.stderr

@@ -131,7 +131,7 @@ async def test_an_answer_counts_for_the_key_that_asked_while_it_comes() -> None:
         pool = Pool(Address.parse(server.url), hold=partial(LastingShare, memory))
 
         def ask(who: str, size: int) -> asyncio.Task[Response]:
-            return asyncio.create_task(pool.request(b"GET", b"/%d" % size, who=who))
+            return asyncio.create_task(pool.request(b"GET", b"/%d" % size, whose=("", who)))
 
         waiting = ask("alice", 6 * MIB)
         await asyncio.sleep(0.5)

@@ -205,21 +205,27 @@ def with_upstream(settings: Settings, triton: Scripted) -> Settings:
     return Settings(upstream=(triton.url,), port=0, max_body_bytes=settings.max_body_bytes)
 
 
-def test_a_client_that_leaves_frees_its_slot_among_the_connections_to_triton() -> None:
+def test_who_left_has_a_connection_to_triton_until_that_is_through_and_no_longer() -> None:
     async def respond(request: Received, writer: asyncio.StreamWriter) -> None:
-        if request.body == b"never":
-            await asyncio.sleep(60)
+        if request.body == b"slow":
+            await through.wait()
         writer.write(answer())
+
+    through = asyncio.Event()
 
     async def main() -> None:
         async with (
             scripted_server(respond) as triton,
             gateway(Settings(upstream=(triton.url,), port=0, max_connections=1)) as address,
         ):
-            leaver = asyncio.ensure_future(ask(address, INFER, b"never"))
+            leaver = asyncio.ensure_future(ask(address, INFER, b"slow"))
             await asyncio.wait_for(triton.met.wait(), 5)
             leaver.cancel()
-            assert (await ask(address, INFER, b"{}")).status == 200
+            other = asyncio.ensure_future(ask(address, INFER, b"{}"))
+            await asyncio.sleep(0.2)
+            assert not other.done()
+            through.set()
+            assert (await other).status == 200
             assert await metric(address, "gateway_requests_total", code="499") == 1
             await asyncio.gather(leaver, return_exceptions=True)
 

@@ -19,7 +19,7 @@ from serve.gateway.health.fingerprints import Suspect
 from serve.gateway.health.flights import Flight
 from serve.gateway.health.outages import Outages
 from serve.gateway.health.suspects import Suspects
-from serve.gateway.server import SPARE_FILES, _clients
+from serve.gateway.server import SPARE_FILES, _clients, _with_files
 from serve.gateway.settings import Settings
 from serve.triton.heal import Healer
 from serve.triton.processes import Family
@@ -276,11 +276,11 @@ def test_connections_leave_files_for_what_works_beside_them(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     limits: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
-    clients, grpc_clients = _clients(asked)
+    clients, grpc_clients = _clients(*_with_files(asked))
     assert limits == [(4096, 4096)]
     assert clients + grpc_clients <= 4096 - SPARE_FILES
     assert min(clients, grpc_clients) > 1000
     assert "max_clients 20000" in caplog.text
     caplog.clear()
-    assert _clients(Settings(max_clients=100)) == (100, 1)
+    assert _clients(*_with_files(Settings(max_clients=100))) == (100, 1)
     assert caplog.text == ""
