@@ -31,7 +31,7 @@ import compress
 from compress import ExportOptions
 from compress.data.dataset import Dataset
 from compress.evaluate.judge import Judge
-from compress.evaluate.metrics import find_metric
+from compress.evaluate.metric_choice import find_metric
 from compress.model import Arrays, OnnxModel
 from compress.quantize.precision import precisions
 from compress.runtime.backends import Backend, OnnxBackend, TorchBackend

@@ -24,7 +24,8 @@ from rich.table import Table
 import compress
 from compress.data.dataset import Dataset
 from compress.evaluate.judge import Judge, spread
-from compress.evaluate.metrics import METRICS, find_metric
+from compress.evaluate.metric_choice import find_metric
+from compress.evaluate.metrics import METRICS
 from compress.model import Model, OnnxModel
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import OnnxFromTorch

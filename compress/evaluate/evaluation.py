@@ -20,7 +20,8 @@ from compress.errors import RecipeError
 from compress.evaluate.intervals import SUREST, least_samples, paired_interval, percent
 from compress.evaluate.judge import Budget, Judge
 from compress.evaluate.labels_told import known_alone, labels_told, squeezed
-from compress.evaluate.metrics import BY_LABELS, METRICS, Metric, by_shape, find_metric
+from compress.evaluate.metric_choice import by_shape, find_metric
+from compress.evaluate.metrics import BY_LABELS, METRICS, Metric
 from compress.evaluate.output_kind import by_labels
 from compress.evaluate.probe import probe
 from compress.model import OnnxModel, TorchModel

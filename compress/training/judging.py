@@ -10,7 +10,8 @@ import torch
 
 from compress.artifact import Signature
 from compress.data.dataset import Dataset
-from compress.evaluate.metrics import METRICS, Metric, find_metric
+from compress.evaluate.metric_choice import find_metric
+from compress.evaluate.metrics import METRICS, Metric
 from compress.evaluate.output_kind import OutputForm, OutputKind
 from compress.model import Arrays, call
 from compress.model.inputs import run_on

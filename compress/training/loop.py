@@ -172,6 +172,7 @@ class _Training:
             pinned=kind == "cuda",
             channels_last=self.options.channels_last,
         )
+        stack.callback(self.loader.close)
         self.watch = stack.enter_context(GpuWatch(self.device.index if kind == "cuda" else None))
 
     def run(self) -> Trained:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import shlex
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from compress.errors import MissingExtraError, ToolkitError, printable
+from compress.errors import MissingExtraError, ResourceError, ToolkitError, printable
 from serve import __version__
 from serve.cli.deploy import deploy
 from serve.cli.doctor import doctor
@@ -62,6 +63,9 @@ app.command(tune)
 app.command(verify)
 out = Console(highlight=False, soft_wrap=True)
 Flat = Parameter(name="*")
+# What a disk or a folder says of itself, whoever writes there; other errors of the system are ours.
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+ROOM = "make room, or write where you may"
 OPTIONAL = (
     "fastapi", "fastapi_offline", "grpc", "httptools", "orjson", "prometheus_client", "psutil", "tritonclient",
     "uvicorn", "uvloop",
@@ -322,6 +326,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ToolkitError as err:
         print(f"error: {err}", file=sys.stderr)
         sys.exit(err.exit_code)
+    except OSError as err:
+        if err.errno not in UNWRITABLE:
+            raise
+        what = "can't write" + (f" {err.filename}" if err.filename else "")
+        print(f"error: {ResourceError(what, why=err.strerror or str(err), mend=ROOM)}", file=sys.stderr)
+        sys.exit(ResourceError.exit_code)
     except ModuleNotFoundError as err:
         if err.name is None or err.name.partition(".")[0] not in OPTIONAL:
             raise

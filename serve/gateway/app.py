@@ -40,6 +40,8 @@ from serve.gateway.observe.history import History
 from serve.gateway.observe.telemetry import Telemetry, TelemetryMiddleware
 from serve.gateway.observe.tracing import Tracing
 from serve.gateway.oip.contracts import Contracts
+from serve.gateway.on_demand.metrics import ResidencyCollector
+from serve.gateway.on_demand.residency import Residency
 from serve.gateway.release.answers import Answers
 from serve.gateway.release.feedback import Feedback
 from serve.gateway.release.metrics import ReleasesCollector
@@ -94,11 +96,16 @@ class Parts:
     loading: Loading
 
 
-def create_app(settings: Settings, incidents: Incidents | None = None, loading: Loading | None = None) -> FastAPI:
+def create_app(
+    settings: Settings,
+    incidents: Incidents | None = None,
+    loading: Loading | None = None,
+    residency: Residency | None = None,
+) -> FastAPI:
     """A gateway to `settings.upstream`.
 
-    `incidents`, and `loading` (what has to hold before a model is loaded), come from whoever runs the Triton behind it,
-    if somebody does.
+    `incidents`, `loading` (what has to hold before a model is loaded), and `residency` (of models that are loaded on
+    demand) come from whoever runs the Triton behind it, if somebody does.
 
     `app.state.draining` (False) says that it is about to stop: set it to True, and readiness turns false.
     `app.state.parts` are its `Parts`, and `app.state.direct` the short way of its infer requests, if there is one.
@@ -112,7 +119,7 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
     upstream = Upstream(settings, telemetry, memory)
     rules = None if settings.agree_module is None else UsersRules(settings.agree_module)
     releases = Releases(settings.state, upstream, () if rules is None else rules.names)
-    gate = Gate(settings, incidents, memory)
+    gate = Gate(settings, incidents, memory, residency)
     contracts = Contracts(
         upstream, settings.max_elements, reader_bytes(settings.memory_bytes), validate=settings.validate
     )
@@ -149,11 +156,13 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
         return None
 
     gate.slots.follow(end_sequence)
+    if residency is not None:
+        _follow(residency, gate, releases, upstream)
     if incidents is None:  # nobody else tells when a Triton dies
         upstream.balancer.follow_deaths(gate.incidents)
     telemetry.follow(
         PlacesCollector(gate), ServersCollector(upstream.balancer), ReleasesCollector(releases), feedback,
-        gate.incidents.outages, gate.incidents.suspects, memory,
+        gate.incidents.outages, gate.incidents.suspects, memory, ResidencyCollector(residency),
     )  # fmt: skip
 
     @asynccontextmanager
@@ -161,6 +170,8 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
         await releases.look()  # before the first request: a restart must not change who answers
         tasks = [asyncio.create_task(gate.watch_keys()), asyncio.create_task(releases.watch())]
         tasks.append(asyncio.create_task(history.watch()))
+        if residency is not None:
+            tasks.append(asyncio.create_task(residency.watch()))
         if access is not None:
             tasks.append(asyncio.create_task(access.run()))
         await upstream.balancer.look_up()
@@ -205,19 +216,33 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
     app.include_router(predict_router(settings, way))
     app.include_router(embeddings_router(settings, way))
     app.include_router(rerank_router(settings, way))
-    app.include_router(protocol_router(upstream, draining))
+    app.include_router(protocol_router(upstream, gate, settings.timeout_s, draining))
     app.include_router(health_router(upstream, telemetry, draining))
     app.include_router(rollouts_router(releases))
     app.include_router(feedback_router(feedback, memory))
     app.include_router(admin_router(settings, upstream, gate.keys, memory, loading))
     add_docs(app, gate, upstream)
-    add_page(app, upstream, history)
+    add_page(app, upstream, history, residency)
     # The last one added stands outermost.
     app.add_middleware(GuardMiddleware, gate=gate)
     app.add_middleware(TelemetryMiddleware, telemetry=telemetry)
     app.infer = InferEndpoint(settings, gate, releases, contracts, released, telemetry)
     _answer_errors(app)
     return app
+
+
+def _follow(residency: Residency, gate: Gate, releases: Releases, upstream: Upstream) -> None:
+    """Tell what holds models, and have told which come."""
+
+    def came(model: str) -> None:
+        gate.known(model)
+        upstream.forget(model)
+
+    residency.held = lambda model: gate.holds(model) or model in releases.needed()
+    residency.wanted = releases.needed
+    residency.came = came
+    for model in residency.pins:
+        gate.known(model)
 
 
 def _answer_errors(app: FastAPI) -> None:

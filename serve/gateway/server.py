@@ -32,6 +32,7 @@ from serve.gateway.edge.rounds import Rounds
 from serve.gateway.edge.serving import Serving, first
 from serve.gateway.grpc.clients import Clients, Greetings
 from serve.gateway.health.incidents import Incidents
+from serve.gateway.on_demand.residency import Residency
 from serve.gateway.release.users_rules import UsersRules
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.loading import Loading
@@ -69,6 +70,7 @@ async def serve_gateway(
     force: asyncio.Event | None = None,
     incidents: Incidents | None = None,
     loading: Loading | None = None,
+    residency: Residency | None = None,
 ) -> None:
     """Serve until `stop` is set: readiness turns false, requests in flight end, then it returns.
 
@@ -80,6 +82,7 @@ async def serve_gateway(
         force: ends it without waiting for requests in flight.
         incidents: of the Triton behind it, from whoever runs that.
         loading: what has to hold before Triton is asked to load a model.
+        residency: of models that are loaded on demand; None where all are loaded for good.
 
     Raises:
         ServerError: it can't listen.
@@ -92,7 +95,7 @@ async def serve_gateway(
     # As many threads as the machine has cores would be asyncio's own choice, whatever a container may use.
     most = min(32, cores_here().count + 4)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(most, "gateway"))
-    app = create_app(settings, incidents, loading)
+    app = create_app(settings, incidents, loading, residency)
     listener = _listen(settings.host, settings.port, reuse_port=settings.reuse_port)
     clients, grpc_clients = _clients(settings)
     memory = app.state.parts.gate.memory

@@ -129,7 +129,7 @@ class Analysis:
             self._time(which, seconds)
 
     def met(self, key: str) -> None:
-        """How long a request took with the candidate does not count: it met others, that asked it by its own name.
+        """How long a request took with the candidate does not count: it met others, that asked it by another name.
 
         Args:
             key: the id of the key of one of these.
@@ -140,7 +140,7 @@ class Analysis:
         """A copy was not made, because the candidate or the gateway had enough to do.
 
         Args:
-            key: the id of one that asks the candidate by its own name; "" for none.
+            key: the id of one that asks the candidate by another name; "" for none.
         """
         self._dropped = self._dropped[0] + 1, key or self._dropped[1]
 

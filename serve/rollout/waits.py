@@ -17,13 +17,13 @@ def beside(met: int, judged: int) -> str:
     """What to say of the candidate's answers whose time is not judged; "" where those are few.
 
     Args:
-        met: of them, that met requests which asked the candidate by its own name.
+        met: of them, that met requests which asked the candidate by another name.
         judged: times that were judged.
     """
     if met <= judged:
         return ""
     return (
-        f"{met} of its answers met requests that asked it by its own name, and how long these took is not judged; "
+        f"{met} of its answers met requests that asked it by another name, and how long these took is not judged; "
         "let those wait, or give their key a list of models without it"
     )
 
@@ -34,12 +34,12 @@ def uncopied(dropped: int, judged: int, *, direct: bool) -> str:
     Args:
         dropped: copies that were not made.
         judged: observations so far.
-        direct: whether requests asked the candidate by its own name meanwhile.
+        direct: whether requests asked the candidate by another name meanwhile.
     """
     if dropped <= judged:
         return ""
     why = (
-        "it is kept busy by requests that ask it by its own name" if direct else "it, or the gateway, has enough to do"
+        "it is kept busy by requests that ask it by another name" if direct else "it, or the gateway, has enough to do"
     )
     return f"{dropped} requests were not copied to the candidate, since {why}"
 

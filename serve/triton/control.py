@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 from compress.errors import ServerError
 from serve.http.message import Address
 from serve.http.once import ask_once
 
-__all__ = ["Loaded", "list_models", "load_alone", "load_model", "reload_alone", "unload_model"]
+__all__ = ["Loaded", "control_call", "list_models", "load_alone", "load_model", "reload_alone", "unload_model"]
 
 TIMEOUT_S = 120.0
 
@@ -99,18 +99,36 @@ async def reload_alone(grpc_address: str, name: str, control: Mapping[str, str])
         ServerError: Triton refuses; the model may then be out.
     """
     import grpc  # takes a while
+
+    async with grpc.aio.insecure_channel(grpc_address) as channel:
+        for act in ("Unload", "Load"):
+            await control_call(channel, act, name, control, TIMEOUT_S)
+
+
+async def control_call(
+    channel: Any, act: Literal["Load", "Unload"], name: str, control: Mapping[str, str], timeout_s: float
+) -> None:
+    """Load or unload one model over gRPC, and nothing else.
+
+    Args:
+        channel: to Triton's gRPC endpoint.
+        act: what it is to do.
+        name, control: as for `reload_alone`.
+        timeout_s: that it may take.
+
+    Raises:
+        ServerError: Triton refuses, or can't be reached; its cause says which.
+    """
+    import grpc
     from tritonclient.grpc import service_pb2 as messages
 
     words = [(f"triton-grpc-protocol-{key}", value) for key, value in control.items()]
-    unload = messages.RepositoryModelUnloadRequest(model_name=name).SerializeToString()
-    load = messages.RepositoryModelLoadRequest(model_name=name).SerializeToString()
-    async with grpc.aio.insecure_channel(grpc_address) as channel:
-        for act, message in (("Unload", unload), ("Load", load)):
-            method = channel.unary_unary(f"/inference.GRPCInferenceService/RepositoryModel{act}")
-            try:
-                await method(message, metadata=words, timeout=TIMEOUT_S)
-            except grpc.aio.AioRpcError as err:
-                raise _refused(f"{act.lower()} of {name}", 500, json.dumps({"error": err.details() or ""})) from err
+    message = getattr(messages, f"RepositoryModel{act}Request")(model_name=name)
+    method = channel.unary_unary(f"/inference.GRPCInferenceService/RepositoryModel{act}")
+    try:
+        await method(message.SerializeToString(), metadata=words, timeout=timeout_s)
+    except grpc.aio.AioRpcError as err:
+        raise _refused(f"{act.lower()} of {name}", 500, json.dumps({"error": err.details() or ""})) from err
 
 
 def unload_model(url: str, name: str, control: Mapping[str, str] = MappingProxyType({})) -> None:

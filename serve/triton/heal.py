@@ -8,41 +8,26 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from compress.errors import ServerError, ToolkitError
 from serve.gateway.health.fingerprints import Suspect
 from serve.gateway.health.outages import Outages
 from serve.gateway.health.suspects import Suspects
-from serve.repository.read import ModelInfo
 from serve.triton.causes import AT_ONCE, KEY, cause_of, wait_of
 from serve.triton.control import list_models, reload_alone
 from serve.triton.launch import TritonServer
 from serve.triton.rounds import Rounds
 from serve.triton.stubs import Stub, death_of, is_stopped
 
-__all__ = ["Healer", "told", "used_by"]
+__all__ = ["Healer", "told"]
 
 LOOK_S, PROBE_S = 1.0, 0.2
 IN_ORDER_S = 0.3  # Triton clears a process away that it has asked to end
 STEADY_S, FIRST_S, LONGEST_S = 60.0, 0.5, 10.0
 WAITED_S = 0.9
 TOLD = 8
-
-
-def used_by(models: Iterable[ModelInfo]) -> dict[str, frozenset[str]]:
-    """For each model, what can't answer without it: itself, ensembles that have it as a step, and so on."""
-    models = list(models)
-    needs: dict[str, set[str]] = {model.name: {model.name} for model in models}
-    for model in models:
-        scheduling = model.config.ensemble_scheduling
-        needs[model.name] |= {step.model_name for step in scheduling.step} if scheduling else set()
-        needs[model.name] |= {name for key, name in model.config.parameters.items() if key == "network"}
-    for _ in models:  # as deep as ensembles are nested
-        for own in needs.values():
-            own |= {name for step in own & needs.keys() for name in needs[step]}
-    return {name: frozenset(user for user, own in needs.items() if name in own) for name in needs}
 
 
 def told(suspects: list[Suspect]) -> str:
@@ -58,7 +43,7 @@ class Healer:
 
     Args:
         triton: that runs; it must allow this process to load models.
-        uses: gives what `used_by` makes of the repository as it is.
+        uses: gives what `serve.repository.needs.used_by` makes of the repository as it is.
         outages: are told.
         suspects: are asked who was in flight.
         on_event: is told what happens, a line each.

@@ -56,7 +56,9 @@ class TritonOptions:
         log_verbose: Triton's verbosity, 0 for none.
         explicit: let Triton's model control API load and unload models. Whoever reaches its HTTP port may then run
             code in it: the API takes files along.
-        load: load every model at the start; only an explicit one can start without.
+        load: load every model at the start; only an explicit one, or one that heals, can start without.
+        only: of the models, those to load at the start, with all that they need; the others come later. None for all.
+            A load that fails later, or goes on, then doesn't make the whole server not ready.
         heal: let this process load a model again whose process has died. What administers Triton then asks for a word
             that only `control` has: model control (unless it is explicit), shared memory, logging and tracing.
         cache_bytes: of memory for answers, where a model has a response_cache.
@@ -68,6 +70,7 @@ class TritonOptions:
     log_verbose: int = 0
     explicit: bool = False
     load: bool = True
+    only: frozenset[str] | None = None
     heal: bool = False
     cache_bytes: int = CACHE_BYTES
     cpus: tuple[int, ...] = ()
@@ -130,8 +133,13 @@ class TritonServer:
 
     def stubs(self) -> list[Stub]:
         """The processes that run its Python models, now."""
+        return self.family()[1]
+
+    def family(self) -> tuple[list[int], list[Stub]]:
+        """All of its processes, and of them those that run its Python models, now."""
         family, linked = self._family, self._linked
-        return [] if family is None else stubs_in(family.members(), linked)
+        members = [] if family is None else family.members()
+        return members, stubs_in(members, linked)
 
     def close_regions(self) -> None:
         """Keep other users from the shared memory of models that were loaded meanwhile."""
@@ -174,11 +182,11 @@ class TritonServer:
             raise ServerError("can't start Triton twice", why="it was started and not stopped", mend="stop it first")
         _check_log(self.log)
         models = read_models(self.repository) if self._options.load else []
+        only = self._options.only
+        first = models if only is None else [model for model in models if model.name in only]
         triton = find_triton()
         # With the wheel, ours is the ONNX Runtime backend, and it runs in such processes, too.
-        check_room(
-            models if triton.backends is None else [model for model in models if model.config.backend == "python"]
-        )
+        check_room(first if triton.backends is None else [each for each in first if each.config.backend == "python"])
         self._ports = claim(self._wanted)
         try:
             sweep_tritons()
@@ -191,13 +199,13 @@ class TritonServer:
             empty = run_folder / "empty"  # where it is started may hold modules of anybody's
             empty.mkdir()
             self._family = Family(
-                self._command(triton, backends, link, models),
+                self._command(triton, backends, link, models, first),
                 environ=_environ(triton, run_folder / "python", cores_here(self._options.cpus).count),
                 log=self.log,
                 folder=empty,
                 cpus=self._options.cpus,
             )
-            self._wait_until_ready(models)
+            self._wait_until_ready(first)
         except OSError as err:
             self._stop(keep_log=True)
             raise ServerError(
@@ -283,7 +291,9 @@ class TritonServer:
         self._linked = str(link)
         return link
 
-    def _command(self, triton: Triton, backends: Path, link: Path, models: list[ModelInfo]) -> list[str]:
+    def _command(
+        self, triton: Triton, backends: Path, link: Path, models: list[ModelInfo], first: list[ModelInfo]
+    ) -> list[str]:
         options, ports = self._options, self._ports
         closed = ADMINISTRATION if options.explicit else f"{ADMINISTRATION},model-repository"
         restricted = [f"{closed}:{name}={word}" for name, word in self.control.items()]
@@ -293,11 +303,11 @@ class TritonServer:
             f"--backend-directory={backends}",
             f"--model-control-mode={'explicit' if options.explicit or options.heal else 'none'}",
             # By name: "*" takes folders with a dot in front, too, which nobody has looked at.
-            *(f"--load-model={model.name}" for model in models if options.explicit or options.heal),
+            *(f"--load-model={model.name}" for model in first if options.explicit or options.heal),
             *(f"--http-restricted-api={rule}" for rule in restricted),
             *(f"--grpc-restricted-protocol={rule}" for rule in restricted),
             "--disable-auto-complete-config",
-            "--strict-readiness=true",
+            f"--strict-readiness={'true' if options.only is None else 'false'}",
             "--exit-on-error=true",
             f"--exit-timeout-secs={max(1, round(options.stop_timeout_s))}",
             f"--http-address={HOST}",

@@ -70,7 +70,12 @@ class Backoff:
 
 
 async def supervise(
-    triton: TritonServer, backoff: Backoff, outages: Outages, suspects: Suspects, on_event: Callable[[str], None]
+    triton: TritonServer,
+    backoff: Backoff,
+    outages: Outages,
+    suspects: Suspects,
+    on_event: Callable[[str], None],
+    on_death: Callable[[], None] = lambda: None,
 ) -> None:
     """Watch a started Triton, and start it again when it dies; returns when it is not to be started any more.
 
@@ -82,11 +87,13 @@ async def supervise(
         outages: are told.
         suspects: are asked who was in flight.
         on_event: is told what happens, a line each.
+        on_death: is called once it has died, before it is started again.
     """
     ready = began = time.monotonic()
     while True:
         while triton.running:  # noqa: ASYNC110  a process that ends sets no event
             await asyncio.sleep(WATCH_S)
+        on_death()
         lived_s = time.monotonic() - ready
         how = signal_name(triton.returncode or 0)
         guilty = await suspects.died(None)

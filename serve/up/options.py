@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from compress.errors import ServerError
 from serve.triton.ports import Ports
+from serve.up.memory import check_flags
 
 __all__ = ["UpOptions", "cpus_of"]
 
@@ -57,7 +58,14 @@ class UpOptions:
     """Serve files that were changed since `serve pack` wrote them."""
 
     watch: bool = False
-    """Load what changes in the repository; implies --model-control."""
+    """Load what changes in the repository; implies --model-control, unless there is --memory."""
+
+    memory: str | None = None
+    """Memory that Triton and its models may have resident, such as 8GiB: a model is then loaded when it is asked for,
+    and the one that was used longest ago goes for it; by default all are loaded at the start."""
+
+    pin: tuple[str, ...] = ()
+    """With --memory, a model that is loaded at the start and stays; may be given again."""
 
     restarts: int = 5
     """How often Triton is started again in a row when it dies, after 0.5 s, 1 s, 2 s and so on; 0 for never. Deaths
@@ -102,6 +110,7 @@ class UpOptions:
             name, value = ("restarts", self.restarts) if self.restarts < 0 else ("cache-mb", self.cache_mb)
             raise ServerError(f"can't serve with --{name} {value}", why="it is too small", mend="give a larger number")
         cpus_of(self.cpus)
+        check_flags(self.memory, self.pin, triton=self.triton, docker=self.docker, model_control=self.model_control)
 
 
 def cpus_of(text: str | None) -> tuple[int, ...]:

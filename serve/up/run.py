@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,27 @@ from compress.errors import ServerError
 from compress.host.cores import Cores, cores_here
 from serve.config.threads import threads_of
 from serve.gateway.health.incidents import Incidents
+from serve.gateway.on_demand.residency import Residency
 from serve.gateway.server import check_port, check_settings, forwarding_signals, serve_gateway
 from serve.gateway.settings import Settings
 from serve.gateway.settings_file import load_settings
 from serve.gateway.upstream.loading import Loading
 from serve.lint.advice import core_advice
 from serve.lint.model import read
+from serve.repository.needs import used_by
 from serve.repository.read import ModelInfo, read_models
 from serve.repository.served import Served, serving
 from serve.triton.control import Loaded, list_models
-from serve.triton.heal import Healer, used_by
+from serve.triton.heal import Healer
 from serve.triton.launch import TritonOptions, TritonServer
+from serve.triton.memory import region_bytes
+from serve.triton.on_demand import TritonHost
 from serve.triton.ports import HOST
 from serve.triton.supervisor import Backoff, supervise
 from serve.up.claim import claimed
 from serve.up.container import container_command
+from serve.up.memory import bytes_of
+from serve.up.on_demand import ChangedOnDemand, pinned_of, started_of
 from serve.up.options import UpOptions, cpus_of
 from serve.up.preflight import check_models
 from serve.up.watch import follow
@@ -133,13 +139,16 @@ def _embedded(
     repository = served.repository
     models = tuple(read_models(repository))
     cpus = cpus_of(options.cpus)
+    memory = None if options.memory is None else bytes_of(options.memory)
+    known, first = ({}, None) if memory is None else pinned_of(repository, memory, options.pin)
     triton = TritonServer(
         repository,
         ports=options.ports,
         options=TritonOptions(
             start_timeout_s=options.start_timeout,
             stop_timeout_s=drain_s,
-            explicit=options.model_control or options.watch,
+            explicit=options.model_control or (options.watch and memory is None),
+            only=first,
             heal=True,
             cache_bytes=options.cache_mb * 1024 * 1024,
             cpus=cpus,
@@ -163,25 +172,37 @@ def _embedded(
             on_event,
             served.renew,
         )
-        watching = [follow(repository, url, on_event, served=served)] if options.watch else []
+        residency: Residency | None = None
+        if memory is not None:
+            check = (lambda _models: None) if served.signed else served.renew  # what is signed is a copy of our own
+            host = TritonHost(triton, region_bytes(list(models)), options.start_timeout, check)
+            residency = Residency(host, known, memory, options.pin, on_event)
+            warnings += tuple(started_of(residency, host.used_now()))
+        watching = [_followed(repository, url, on_event, served, residency)] if options.watch else []
         watching.append(healer.run())
         enough = False
 
         async def supervised() -> None:
             nonlocal enough
-            await supervise(triton, Backoff(options.restarts), incidents.outages, incidents.suspects, on_event)
+            died = (lambda: None) if residency is None else residency.started
+            await supervise(triton, Backoff(options.restarts), incidents.outages, incidents.suspects, on_event, died)
             enough = True
 
         watching.insert(0, supervised())
 
         def ready(gateway: str) -> None:
             loaded = tuple(list_models(url, triton.control))
+            if residency is not None:
+                loaded = tuple(_on_demand(row, residency) for row in loaded)
             on_ready(
                 Started(gateway, url, loaded, models, seconds, endpoints, triton.log, warnings, shares(models, cores))
             )
 
         loading = Loading(served.renew, bare=served.signed)
-        if not _gateway(options, url, triton.grpc_address, ready, *watching, incidents=incidents, loading=loading):
+        if not _gateway(
+            options, url, triton.grpc_address, ready, *watching,
+            incidents=incidents, loading=loading, residency=residency,
+        ):  # fmt: skip
             triton.stop(within_s=AT_ONCE_S)
         if enough:  # not where it was told to stop while Triton was down
             raise ServerError(
@@ -189,6 +210,17 @@ def _embedded(
                 why=f"it ended more often than --restarts {options.restarts} allows; its log is in {triton.log}",
                 mend="look at the end of the log, then start again",
             )
+
+
+async def _followed(
+    repository: Path, url: str, on_event: Callable[[str], None], served: Served, residency: Residency | None
+) -> None:
+    acts = None if residency is None else ChangedOnDemand(residency, repository)
+    await follow(repository, url, on_event, served=served, acts=acts)
+
+
+def _on_demand(row: Loaded, residency: Residency) -> Loaded:
+    return row if row.state == "READY" else replace(row, state=residency.state(row.name))
 
 
 def shares(models: Sequence[ModelInfo], cores: Cores) -> str:
@@ -275,13 +307,14 @@ def _gateway(
     *beside: Coroutine[Any, Any, None],
     incidents: Incidents | None = None,
     loading: Loading | None = None,
+    residency: Residency | None = None,
 ) -> bool:
     """Run the gateway, and what works beside it; it ends with the first of these, or with a signal.
 
     Returns:
         Whether requests were waited for; not where a second signal came.
     """
-    return uvloop.run(_serve(_settings(options, url, grpc), on_ready, beside, incidents, loading))
+    return uvloop.run(_serve(_settings(options, url, grpc), on_ready, beside, incidents, loading, residency))
 
 
 def _settings(options: UpOptions, url: str, grpc: str) -> Settings:
@@ -295,13 +328,15 @@ async def _serve(
     beside: Sequence[Coroutine[Any, Any, None]],
     incidents: Incidents | None,
     loading: Loading | None,
+    residency: Residency | None,
 ) -> bool:
     stop, force = asyncio.Event(), asyncio.Event()
     with forwarding_signals(stop, force):
         async with _working(beside, stop):
             await serve_gateway(
-                settings, stop=stop, on_ready=on_ready, force=force, incidents=incidents, loading=loading
-            )
+                settings, stop=stop, on_ready=on_ready, force=force, incidents=incidents, loading=loading,
+                residency=residency,
+            )  # fmt: skip
     return not force.is_set()
 
 

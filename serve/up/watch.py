@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from compress.errors import RepositoryError, ServerError
 from serve.repository.lock import hold
@@ -17,7 +17,7 @@ from serve.repository.signing import SIGNATURES
 from serve.triton.control import load_alone, unload_model
 from serve.triton.rounds import Rounds
 
-__all__ = ["Follower", "fingerprints", "follow", "plan"]
+__all__ = ["Acts", "Follower", "fingerprints", "follow", "plan"]
 
 LOOK_S = 1.0
 Fingerprint = frozenset[tuple[str, int, int]]
@@ -74,6 +74,7 @@ async def follow(
     *,
     served: Served | None = None,
     look_s: float = LOOK_S,
+    acts: Acts | None = None,
 ) -> None:
     """Load what is new or changed and unload what is gone, until it is cancelled.
 
@@ -87,10 +88,11 @@ async def follow(
         on_event: is told what happens, a line each.
         served: checks what is to be loaded: all of what is signed, else the models that changed.
         look_s: seconds between two looks.
+        acts: what to do; Triton is told to load and unload by default.
     """
     last = fingerprints(repository) or {}
     rounds = Rounds("can't follow the repository", on_event)
-    follower = Follower(repository, url, on_event, last, served)
+    follower = Follower(repository, url, on_event, last, served, acts)
     while True:
         await asyncio.sleep(look_s)
         with rounds.one():
@@ -100,12 +102,46 @@ async def follow(
             last = now if now is not None else last
 
 
+class Acts(Protocol):
+    """What is done with a model; gives what became of it, in words."""
+
+    def load(self, model: str) -> str:
+        """It is new, or has changed; raises ToolkitError, of which OSError is the cause where Triton is lost."""
+
+    def unload(self, model: str) -> str:
+        """It is gone; errors as of `load`."""
+
+
+class TellTriton:
+    """Loads what changes, and unloads what is gone.
+
+    Args:
+        url: of Triton's HTTP endpoint; it is in explicit mode.
+        served: checks what is to be loaded, where nothing has to be signed.
+    """
+
+    def __init__(self, url: str, served: Served | None) -> None:
+        self._url = url
+        self._served = served
+
+    def load(self, model: str) -> str:
+        if self._served is not None and not self._served.signed:
+            self._served.renew((model,))
+        load_alone(self._url, model)
+        return "is loaded"
+
+    def unload(self, model: str) -> str:
+        unload_model(self._url, model)
+        return "is no longer served"
+
+
 class Follower:
     """What Triton has been told of a repository.
 
     Args:
         loaded: what it loaded when it started.
         served: checks what is to be loaded: all of what is signed, else the models that changed.
+        acts: as of `follow`.
     """
 
     def __init__(
@@ -115,9 +151,10 @@ class Follower:
         on_event: Callable[[str], None],
         loaded: Mapping[str, Fingerprint],
         served: Served | None = None,
+        acts: Acts | None = None,
     ) -> None:
         self._repository = repository
-        self._url = url
+        self._acts = acts or TellTriton(url, served)
         self._on_event = on_event
         self._loaded = dict(loaded)
         self._broken: dict[str, Fingerprint] = {}
@@ -147,7 +184,7 @@ class Follower:
         for name in changed:
             if name in self._broken or self._refused.get(name) == now[name]:
                 continue
-            match self._act(name, load_alone, "is loaded"):
+            match self._act(name, self._acts.load):
                 case "done":
                     self._loaded[name] = now[name]
                     self._refused.clear()
@@ -156,7 +193,7 @@ class Follower:
                 case "lost":
                     return
         for name in gone:
-            if self._act(name, unload_model, "is no longer served") == "lost":
+            if self._act(name, self._acts.unload) == "lost":
                 return
             del self._loaded[name]
         for known in (self._broken, self._refused):
@@ -176,12 +213,10 @@ class Follower:
                 self._on_event(f"{err.what}: {err.why}; what was loaded goes on")
         return self._verified
 
-    def _act(self, name: str, act: Callable[[str, str], None], done: str) -> Literal["done", "refused", "lost"]:
+    def _act(self, name: str, act: Callable[[str], str]) -> Literal["done", "refused", "lost"]:
         """Tell Triton; "lost" where it can't be reached, and what is to be done waits."""
         try:
-            if self._served is not None and not self._served.signed and act is load_alone:
-                self._served.renew((name,))
-            act(self._url, name)
+            done = act(name)
         except RepositoryError as err:
             self._on_event(f"{name}: {err.why}; what was loaded goes on")
             return "refused"

@@ -384,7 +384,7 @@ def test_who_asks_the_candidate_by_its_own_name_does_not_make_it_look_slow(
                 started = rollout(state, "start", model, "--candidate", candidate, *QUICK, "--expect-change")
                 assert started.returncode == 0, started.stderr
                 told = ""
-                while "asked it by its own name" not in told:
+                while "asked it by another name" not in told:
                     time.sleep(0.5)
                     told = rollout(state, "status").stdout
                     assert "aborted" not in told, told

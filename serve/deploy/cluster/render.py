@@ -89,6 +89,7 @@ def render(repository: Path, folder: Path, options: RenderOptions) -> tuple[list
         beside.rename(folder)
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as err:
+        shutil.rmtree(beside, ignore_errors=True)
         raise ServerError(f"can't write {folder}", why=str(err), mend="name a folder that can be written") from err
     return [folder / name for name in texts], [*gone, *warnings_of(workload, options)]
 

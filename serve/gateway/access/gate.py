@@ -16,6 +16,8 @@ from serve.gateway.access.memory import Memory
 from serve.gateway.access.slotless import Slotless, Waiting
 from serve.gateway.access.slots import Slots, Turn
 from serve.gateway.health.incidents import Incidents
+from serve.gateway.on_demand.lease import Lease
+from serve.gateway.on_demand.residency import Residency
 from serve.gateway.settings import ModelSettings, Settings
 
 __all__ = ["OTHERS", "Gate"]
@@ -34,14 +36,22 @@ class Gate:
         settings: of the gateway.
         incidents: models that are down, and requests that did it; none by default.
         memory: of what is on its way; one of its own by default.
+        residency: of models that are loaded on demand; None where all are loaded for good.
 
     Raises:
         ServerError: the file of keys can't be used.
     """
 
-    def __init__(self, settings: Settings, incidents: Incidents | None = None, memory: Memory | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        incidents: Incidents | None = None,
+        memory: Memory | None = None,
+        residency: Residency | None = None,
+    ) -> None:
         self.incidents = incidents or Incidents()
         self.memory = memory or Memory(settings.memory_bytes)
+        self.residency = residency
         self.keys = KeyRing(settings.keys)
         self.asides = Asides(self.memory)
         self.waiting = Waiting()
@@ -77,6 +87,15 @@ class Gate:
             turn: of a request of a sequence.
         """
         return self.waiting.of(model, who) if turn is not None and turn.waits else self.places(model)
+
+    def lease(self) -> Lease:
+        """What a request will hold of its models, where these come and go; to be closed."""
+        return Lease(self.residency)
+
+    def holds(self, model: str) -> bool:
+        """Whether requests of a model are with Triton, or wait for their turn, or it is down."""
+        busy = any(kind.in_flight or kind.waiting for kind in self.places(model).kinds)
+        return busy or model in self.incidents.outages
 
     def known(self, model: str) -> None:
         """Triton has answered for this model."""

@@ -20,7 +20,7 @@ from serve.gateway.edge.extensions import LEAVING
 from serve.gateway.errors import ClientGoneError, UpstreamDownError, UpstreamTimeoutError
 from serve.gateway.health.flights import ABOARD, Flight
 from serve.gateway.observe.tracing import Trace
-from serve.gateway.release.beside import Beside
+from serve.gateway.release.beside import Besides
 from serve.gateway.upstream.deadline import EarlyTimeoutError
 from serve.http.body import GrowingBody
 from serve.http.client import Response
@@ -43,7 +43,7 @@ async def ask_model(
     body: bytes | GrowingBody,
     trace: Trace | None = None,
     size: int = 0,
-    beside: Beside | None = None,
+    beside: Besides | None = None,
     turn: Turn | None = None,
     part: ListPart | None = None,
 ) -> Response:

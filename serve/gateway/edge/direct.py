@@ -101,6 +101,8 @@ class Direct:
         if fitted is None:
             return False
         sent, length = fitted
+        if gate.residency is not None and not gate.residency.at_hand(model, identity.id):
+            return False
         node = self.upstream.sole
         places = gate.places(model)
         if node is None or not places.free:

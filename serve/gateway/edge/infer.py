@@ -36,6 +36,7 @@ from serve.gateway.oip.contracts import LONG_JSON, Contracts
 from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.protocol import BINARY_HEADER
 from serve.gateway.oip.sequence import in_answer
+from serve.gateway.on_demand.lease import Lease
 from serve.gateway.release.released import Released, is_gone
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
@@ -91,12 +92,13 @@ class InferEndpoint:
             self._gate.incidents.outages.check(model)
             if observed.trace is not None:
                 observed.trace.done("auth")
-            share = Share(self._gate.memory, identity.id)
+            share, lease = Share(self._gate.memory, identity.id), self._gate.lease()
             try:
                 code = await self._infer(
-                    path, model, version, identity, observed, forwarded, read, scope, receive, send, share
+                    path, model, version, identity, observed, forwarded, read, scope, receive, send, share, lease
                 )
             finally:
+                lease.close()
                 share.close()
         except GatewayError as err:
             code = err.status
@@ -132,6 +134,7 @@ class InferEndpoint:
         receive: Receive,
         send: Send,
         share: Share,
+        lease: Lease,
     ) -> int:
         settings = self._settings
         length = read.get(BINARY_HEADER)
@@ -162,6 +165,9 @@ class InferEndpoint:
             trace.done("receive")
         if isinstance(body, bytes) and b"content-encoding" in read:
             body = await unpack(body, read[b"content-encoding"], settings.max_body_bytes, share)
+        if self._gate.residency is not None:
+            models = self._releases.asked(model, release)
+            await unless_client_leaves(scope, receive, lease.need(models, identity.id, deadline))
         kept = release.kept if release is not None else Target(model, version)
         seconds = None if timeout is None else patience
         fitting = self._contracts.fitted(
@@ -181,6 +187,7 @@ class InferEndpoint:
             place = sequence.place
             asked = Target(model, version)
             stays, batcher = await self._releases.begun.who(self._contracts, asked, release, sequence)
+            await lease.need([stays.model], identity.id, deadline)
             path = stays.path.encode()
             turn = self._gate.slots.asked(batcher, stays, sequence, identity.id)
 

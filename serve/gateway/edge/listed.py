@@ -156,13 +156,14 @@ class _Listed(Generic[A, B]):
         self._headers = dict(request.scope["headers"])
         self._patience = patience_s(self._headers.get(TIMEOUT_HEADER), settings.timeout_s)
         self._deadline = time.monotonic() + self._patience
-        self._share = Share(way.gate.memory, self._identity.id)
+        self._share, self._lease = Share(way.gate.memory, self._identity.id), way.gate.lease()
         self._charged = self._most = 1  # requests, and samples of each
         self._begun: dict[Part, int] = {}  # how many samples each has
 
     def close(self) -> None:
         """Give back what was charged for what was not begun."""
         self._identity.give_back(self._charged - max(1, -(-sum(self._begun.values()) // self._most)))
+        self._lease.close()
         self._share.close()
 
     async def answer(self) -> Response:
@@ -171,6 +172,8 @@ class _Listed(Generic[A, B]):
         asked = await self._asked()
         self._name(asked)
         release = way.releases.get(asked.model)
+        scope, receive = self._request.scope, self._request.receive
+        await way.loaded(self._lease, asked.model, release, self._identity, scope, receive, self._deadline)
         by = self._form.fit(asked, await self._metadata(asked.model, release))
         lists = gate.lists(asked.model)
         work = Work(asked, by, release, parts_of(asked.sizes, by.most, lists.budget))
@@ -183,7 +186,7 @@ class _Listed(Generic[A, B]):
             partial(self._part, work, part, None if turns is None else ListPart(turns, part.cost))
             for part in work.parts
         )
-        answers = await together(self._request.scope, self._request.receive, works, AT_ONCE)
+        answers = await together(scope, receive, works, AT_ONCE)
         return await self._response(work, answers)
 
     async def _asked(self) -> A:

@@ -109,7 +109,7 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
         patience = patience_s(headers.get(TIMEOUT_HEADER), settings.timeout_s)
         deadline = time.monotonic() + patience
         gate.places(model).check(identity.priority, patience, identity.id)
-        share = Share(gate.memory, identity.id)
+        share, lease = Share(gate.memory, identity.id), gate.lease()
         try:
             body = await read_body(
                 request.scope, headers.get(b"content-length"), request.receive, settings.max_body_bytes, share
@@ -117,6 +117,7 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
             if encoding := headers.get(b"content-encoding"):
                 body = await unpack(body, encoding, settings.max_body_bytes, share)
             release = way.releases.get(model)
+            await way.loaded(lease, model, release, identity, request.scope, request.receive, deadline)
             metadata = await way.metadata(model, release)
             reading = _message(contracts, metadata, request, body, settings.max_elements, identity, deadline)
             if len(body) > LONG_JSON:  # it may have to wait
@@ -139,6 +140,7 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
         except ClientGoneError:
             return Response(status_code=CLIENT_LEFT)
         finally:
+            lease.close()
             share.close()
 
     return router

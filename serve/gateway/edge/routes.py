@@ -7,19 +7,23 @@ The rest (repository control, shared memory, logging, trace) is an administrator
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from serve.gateway.access.gate import Gate
 from serve.gateway.errors import GatewayError, Problem, UpstreamBrokenError, UpstreamDownError
 from serve.gateway.observe.telemetry import Telemetry
 from serve.gateway.oip.metadata import EXAMPLE_SOURCE, example_json
 from serve.gateway.oip.tensors import ProtocolError
 from serve.gateway.upstream.upstream import Upstream, model_path
 from serve.http.client import Response as UpstreamResponse
+
+Before = Callable[[str, str, Request], Awaitable[Response | None]]
 
 __all__ = ["as_it_came", "health_router", "protocol_router"]
 
@@ -83,7 +87,7 @@ def health_router(upstream: Upstream, telemetry: Telemetry, draining: Callable[[
     return router
 
 
-def protocol_router(upstream: Upstream, draining: Callable[[], bool]) -> APIRouter:
+def protocol_router(upstream: Upstream, gate: Gate, timeout_s: float, draining: Callable[[], bool]) -> APIRouter:
     """The routes under /v2; answers are Triton's own, status and body."""
     router = APIRouter(tags=["Open Inference Protocol v2"])
 
@@ -114,17 +118,38 @@ def protocol_router(upstream: Upstream, draining: Callable[[], bool]) -> APIRout
         return as_it_came(await upstream.get("/v2/models/stats"))
 
     @router.get("/v2/models/{model}", summary="Model metadata", responses=OF_MODEL)
-    async def metadata(model: str) -> Response:
+    async def metadata(model: str, request: Request) -> Response:
+        await loaded(model, request)
         return as_it_came(await upstream.get(model_path(model)))
 
     @router.get("/v2/models/{model}/versions/{version}", summary="Metadata of a version", responses=OF_MODEL)
-    async def metadata_of(model: str, version: str) -> Response:
+    async def metadata_of(model: str, version: str, request: Request) -> Response:
+        await loaded(model, request)
         return as_it_came(await upstream.get(model_path(model, version)))
 
-    for part, summary in PARTS.items():
-        _add_part(router, upstream, part, summary)
+    async def loaded(model: str, request: Request) -> None:
+        """Where models are loaded on demand, to ask about one is to ask for it."""
+        lease = gate.lease()
+        try:
+            await lease.need([model], request.state.identity.id, time.monotonic() + timeout_s)
+        finally:
+            lease.close()
 
-    async def example_of(model: str, version: str | None) -> Response:
+    async def before(part: str, model: str, request: Request) -> Response | None:
+        """What is answered before Triton is asked, or has to be waited for."""
+        if part == "ready":
+            upstream.outages.check(model)
+            if gate.residency is not None and gate.residency.state(model) in ("ON_DEMAND", "LOADING"):
+                return Response()  # whoever asks it will be answered
+        elif part == "config":
+            await loaded(model, request)
+        return None
+
+    for part, summary in PARTS.items():
+        _add_part(router, upstream, part, summary, before)
+
+    async def example_of(model: str, version: str | None, request: Request) -> Response:
+        await loaded(model, request)
         known = await upstream.metadata(model, version)
         source = {EXAMPLE_SOURCE.decode(): "metadata" if known.example is None else "model"}
         try:
@@ -136,37 +161,37 @@ def protocol_router(upstream: Upstream, draining: Callable[[], bool]) -> APIRout
             ) from err  # fmt: skip
 
     @router.get("/v2/models/{model}/example", summary="An infer request for the model", responses=OF_EXAMPLE)
-    async def example(model: str) -> Response:
+    async def example(model: str, request: Request) -> Response:
         """The body of a POST to `/v2/models/{model}/infer`, from the model's own example or made of zeros.
 
         One with `base64` in place of `data`, the raw bytes of one BYTES element (an image, say), is no such body as it
         stands: these bytes are sent in the protocol's binary form, or to `/predict/{model}` as a file or as JSON,
         `{"image": {"base64": "..."}}` by the input's name.
         """
-        return await example_of(model, None)
+        return await example_of(model, None, request)
 
     @router.get(
         "/v2/models/{model}/versions/{version}/example",
         summary="An infer request for the version",
         responses=OF_EXAMPLE,
     )
-    async def example_of_version(model: str, version: str) -> Response:
-        return await example_of(model, version)
+    async def example_of_version(model: str, version: str, request: Request) -> Response:
+        return await example_of(model, version, request)
 
     return router
 
 
-def _add_part(router: APIRouter, upstream: Upstream, part: str, summary: str) -> None:
+def _add_part(router: APIRouter, upstream: Upstream, part: str, summary: str, before: Before) -> None:
     """What Triton answers below a model, and below a version of it."""
 
-    async def of_model(model: str) -> Response:
-        if part == "ready":
-            upstream.outages.check(model)
+    async def of_model(model: str, request: Request) -> Response:
+        if (told := await before(part, model, request)) is not None:
+            return told
         return as_it_came(await upstream.get(f"{model_path(model)}/{part}"))
 
-    async def of_version(model: str, version: str) -> Response:
-        if part == "ready":
-            upstream.outages.check(model)
+    async def of_version(model: str, version: str, request: Request) -> Response:
+        if (told := await before(part, model, request)) is not None:
+            return told
         return as_it_came(await upstream.get(f"{model_path(model, version)}/{part}"))
 
     router.add_api_route(

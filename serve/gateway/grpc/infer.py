@@ -22,7 +22,8 @@ from serve.gateway.health.flights import ABOARD, Flight
 from serve.gateway.health.outages import ModelDownError
 from serve.gateway.observe.telemetry import GRPC_ROUTE, Observed, Telemetry
 from serve.gateway.oip.sequence import Named
-from serve.gateway.release.beside import Beside
+from serve.gateway.on_demand.lease import Lease
+from serve.gateway.release.beside import Besides
 from serve.gateway.release.release import Grade, Release
 from serve.gateway.release.released import grade_status, graded_down, is_gone, sticky_value
 from serve.gateway.release.releases import Releases
@@ -66,6 +67,7 @@ class Inference:
         seen = self._telemetry.begin(GRPC_ROUTE, "", context.peer(), parent.encode())
         code = 500
         sequences: list[Named] = []
+        lease = self._gate.lease()
         try:
             identity = self._gate.keys.identify(keys_of(context.invocation_metadata()))
             seen.key = identity.name
@@ -74,7 +76,7 @@ class Inference:
             identity = self._gate.keys.again(identity)
             seen.received = len(body)
             before = share.size
-            answer = await self._infer(identity, body, context, seen, sequences, share)
+            answer = await self._infer(identity, body, context, seen, sequences, share, lease)
             # gRPC has a copy of its own until it is read; the first may be counted already.
             share.take(max(0, before + 2 * len(answer) - share.size))
             code, seen.sent = 200, len(answer)
@@ -96,6 +98,7 @@ class Inference:
             code = 499
             raise
         finally:
+            lease.close()
             self._telemetry.observe(seen, code)
 
     async def _infer(
@@ -106,15 +109,16 @@ class Inference:
         seen: Observed,
         sequences: list[Named],
         share: Share,
+        lease: Lease,
     ) -> bytes:
         """Ask; `sequences` gets the request's, whose name an error of Triton's may say."""
-        request, body, sequence = await self._incoming.request(identity, body)
+        patience = self._incoming.patience(context)
+        deadline = time.monotonic() + patience
+        request, body, sequence = await self._incoming.request(identity, body, lease, deadline)
         if sequence is not None:
             sequences.append(sequence)
         seen.model = model = request.model_name
         counted = None if await self._incoming.answers_shortly(request) else share
-        patience = self._incoming.patience(context)
-        deadline = time.monotonic() + patience
         seconds: float | None = None
         answered = entered = given_up = False
         sent = True
@@ -122,6 +126,7 @@ class Inference:
         asked, turn, stays, batcher = asked_of(request), None, None, None
         if sequence is not None:
             stays, batcher = await self._incoming.who(request, sequence)
+            await lease.need([stays.model], identity.id, deadline)
             turn = self._gate.slots.asked(batcher, stays, sequence, identity.id)
         waits = turn is not None and turn.waits
         places = self._gate.among(model, identity.id, turn)
@@ -131,7 +136,7 @@ class Inference:
         suspects = self._gate.incidents.suspects
         flight = Flight(identity.id, model, body)
         above: Token[Flight | None] | None = None
-        beside: Beside | None = None
+        beside: Besides | None = None
         try:
             if suspects.watches(identity.id, model):
                 await suspects.examine(flight, deadline - time.monotonic())

@@ -21,7 +21,8 @@ from serve.gateway.grpc.status import Context
 from serve.gateway.oip.contracts import Contracts
 from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.sequence import Named
-from serve.gateway.release.beside import Beside
+from serve.gateway.on_demand.lease import Lease
+from serve.gateway.release.beside import Besides
 from serve.gateway.release.release import Release
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
@@ -206,8 +207,14 @@ class Incoming:
         if not reading.cancelled():
             reading.exception()  # whoever waited for it may have left
 
-    async def request(self, identity: Identity, body: bytes) -> tuple[Any, bytes, Named | None]:
+    async def request(
+        self, identity: Identity, body: bytes, lease: Lease, deadline: float
+    ) -> tuple[Any, bytes, Named | None]:
         """An infer request after the key's checks, as it goes on, the same in bytes, and its sequence.
+
+        Args:
+            lease: holds the models that it needs.
+            deadline: on the monotonic clock, for those that have to be loaded.
 
         Raises:
             GatewayError: it may not be asked, not now, or not this much.
@@ -216,6 +223,7 @@ class Incoming:
         model: str = request.model_name
         identity.check_model(model)
         self._gate.incidents.outages.check(model)
+        await lease.need(self._releases.asked(model, self._release(request)), identity.id, deadline)
         target = self._target(request)
         check = partial(check_message, request, shared_memory=identity.admin)
         await self._contracts.fitting(target, check)
@@ -236,7 +244,7 @@ class Incoming:
         """Who has a request's sequence, and the batcher there; see `Begun.who`."""
         return await self._releases.begun.who(self._contracts, asked_of(request), self._release(request), sequence)
 
-    def beside(self, request: Any) -> Beside | None:
+    def beside(self, request: Any) -> Besides | None:
         """Where to tell of a stream's message that may be with a candidate; see `Releases.beside`."""
         return self._releases.beside(asked_of(request))
 

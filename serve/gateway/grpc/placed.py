@@ -11,7 +11,7 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.access.slots import Turn
 from serve.gateway.errors import ClientGoneError
 from serve.gateway.grpc.places import Place, Places
-from serve.gateway.release.beside import Beside
+from serve.gateway.release.beside import Besides
 
 __all__ = ["Placed"]
 
@@ -27,7 +27,7 @@ class _Message:
     taking_s: float  # that the client had taken for answers when it was sent
     tells: bool  # whether its time tells how busy the model is
     timer: asyncio.TimerHandle | None
-    beside: Beside | None
+    beside: Besides | None
 
 
 class Placed:
@@ -60,7 +60,7 @@ class Placed:
         *,
         of_sequence: bool,
         decoupled: bool | None,
-        beside: Beside | None = None,
+        beside: Besides | None = None,
     ) -> None:
         """Wait for a message's place.
 

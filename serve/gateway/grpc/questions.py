@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import grpc
@@ -80,13 +81,21 @@ class Questions:
                         identity.check_model(model)
                         if name == "ModelReady":
                             self._gate.incidents.outages.check(model)
+                            if self._gate.residency and self._gate.residency.state(model) in ("ON_DEMAND", "LOADING"):
+                                return _bytes(messages.ModelReadyResponse(ready=True))
+                        elif name in ("ModelMetadata", "ModelConfig"):  # to ask about one is to ask for it
+                            lease, patience_s = self._gate.lease(), self._incoming.patience(context)
+                            await lease.need([model], identity.id, time.monotonic() + patience_s)
+                            lease.close()
                     elif not self._gate.keys.open:
                         identity.check_admin()  # statistics of all
             nodes = self._balancer.nodes if name in ADMIN else [None]
             words = self._words if name in ADMIN - {LOAD, UNLOAD} else ()
-            answer, patience_s = b"", self._incoming.patience
+            answer = b""
             for node in nodes:
-                answer = await self._calls.ask(name, body, b"", timeout_s=patience_s(context), node=node, words=words)
+                answer = await self._calls.ask(
+                    name, body, b"", timeout_s=self._incoming.patience(context), node=node, words=words
+                )
             return self._incoming.answering(context, answer)
         except GatewayError as err:
             refuse(err)

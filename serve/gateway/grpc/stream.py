@@ -26,6 +26,7 @@ from serve.gateway.grpc.places import Places
 from serve.gateway.grpc.status import Context, EndedCallError, keys_of, refuse, too_large
 from serve.gateway.grpc.unanswered import FINAL_ASKED, Unanswered
 from serve.gateway.health.stream_flight import StreamFlight
+from serve.gateway.on_demand.lease import Lease
 from serve.gateway.settings import Settings
 
 __all__ = ["Streams"]
@@ -66,6 +67,7 @@ class Streams:
         unanswered = Unanswered(share, min(self._settings.max_body_bytes, self._gate.memory.bound // 8))
 
         turns: deque[Turn | None] = deque()  # of the messages that are not answered, in the order of their answers
+        leases: deque[Lease] = deque()  # of the same
         scope: tuple[bytes, bytes | None] = b"", None
         kind: object = None
         relayed: bool | None = None  # by the first message's model
@@ -93,7 +95,10 @@ class Streams:
                     identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
                     identity.take()
                     # A stream stays with what Triton serves by itself.
-                    request, body, sequence = await self._incoming.request(identity, body)
+                    lease = self._gate.lease()
+                    leases.append(lease)
+                    until = time.monotonic() + self._settings.timeout_s
+                    request, body, sequence = await self._incoming.request(identity, body, lease, until)
                     kind, before = await self._incoming.kind(request), kind
                     if before not in (None, kind):  # Triton 24.10 writes both at once, and aborts
                         raise BadRequestError(
@@ -169,6 +174,8 @@ class Streams:
                             if last:
                                 placed.answered(unanswered.model, good=not failed_at_triton)
                                 flights.answered()
+                                if leases:
+                                    leases.popleft().close()
                                 if turns and (turn := turns.popleft()) is not None:
                                     # An error has no status here: it may be that the sequence was refused.
                                     turn.leave(400 if failed_at_triton else 200)
@@ -203,6 +210,8 @@ class Streams:
                 raise
         finally:
             flights.end()
+            for lease in leases:
+                lease.close()
             for turn in turns:
                 if turn is not None:
                     turn.leave(None)

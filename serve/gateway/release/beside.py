@@ -1,4 +1,5 @@
-"""What meets a candidate besides the requests of its release: those that ask it by its own name.
+"""What meets a candidate besides the requests of its release: those that ask it by another name, its own or one whose
+release is another.
 
 How long it takes while such a request is with it tells of that one, too: any key could make it look slow.
 """
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Beside", "Met"]
+__all__ = ["Beside", "Besides", "Met"]
 
 
 @dataclass(slots=True)
@@ -69,3 +70,20 @@ class Beside:
         finally:
             met.any = met.any or self._began > began
             met.key = self.key
+
+
+@dataclass(frozen=True)
+class Besides:
+    """Those of each candidate that a request may be with."""
+
+    each: tuple[Beside, ...]
+
+    def enter(self, key: str) -> None:
+        """It is sent, of the key with this id; to be told of its end with `leave`."""
+        for one in self.each:
+            one.enter(key)
+
+    def leave(self, ended: Sequence[asyncio.Future[Any]] = ()) -> None:
+        """It is over, or will be once these are done; see `Beside.leave`."""
+        for one in self.each:
+            one.leave(ended)

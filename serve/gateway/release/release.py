@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -59,7 +59,7 @@ class Answered(Generic[T]):
         seconds: that it took.
         paired: whether a copy of the request is to be asked of the candidate, as was decided before it was answered.
         first: whether nobody was asked before because another had failed.
-        met: with others, that had asked the same model by its own name, so that its time says nothing.
+        met: with others, that had asked the same model by another name, so that its time says nothing.
     """
 
     answer: T
@@ -92,8 +92,9 @@ class Release:
         created: when the rollout was asked for.
 
     Attributes:
-        beside: the candidate's requests that ask it by its own name, or a step of it alone.
+        beside: the candidate's requests that ask it by another name than this, or a step of it alone.
         steps: models that the candidate asks, and the baseline does not; None where that is not known.
+        askers: names of other models that ask the candidate, or one of these steps.
         rollout: which one it is: another state file counts from 1 again, so the id alone does not say.
         asked: number of requests by variant and grade.
         events: what happened and has not been written down yet.
@@ -126,6 +127,7 @@ class Release:
         self.course = course
         self.beside = Beside()
         self.steps: tuple[Target, ...] | None = None
+        self.askers: frozenset[str] = frozenset()
         self.asked: Counter[tuple[Variant, Grade]] = Counter()
         self.events: list[Event] = []
         self.lost = False
@@ -167,6 +169,19 @@ class Release:
     def copying(self) -> bool:
         """Whether requests are copied to the candidate now."""
         return self.course is not None and self.course.copies > 0
+
+    @property
+    def may_ask(self) -> tuple[Target, ...]:
+        """Whom its requests may be with."""
+        settled = not self.running and self.weight in (0.0, 1.0)
+        return (self.kept,) if settled else (self.baseline, self.candidate)
+
+    def meets(self, asked: Sequence[Target]) -> bool:
+        """Whether one of these may be its candidate, or what that alone asks, or asks such, while it is judged."""
+        return self.running and any(
+            each.model in self.askers or any(_may_be(each, own) for own in (self.candidate, *(self.steps or ())))
+            for each in asked
+        )
 
     def knows(self, metadata: ModelMetadata) -> None:
         """Take from the baseline's metadata how answers are to be compared."""
@@ -411,6 +426,13 @@ class Release:
         self.dropped += 1
         if self.course is not None:
             self.course.analysis.dropped(self.beside.key if self.beside.now else "")
+
+
+def _may_be(one: Target, other: Target) -> bool:
+    """Whether two may be the same: Triton reads version 02 as 2, and chooses one where none is named."""
+    if one.model != other.model:
+        return False
+    return one.version is None or other.version is None or int(one.version) == int(other.version)
 
 
 def _judged(grade: Grade, other: Grade) -> Grade:

@@ -19,7 +19,7 @@ from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.aborts import Aborts
 from serve.gateway.release.agreement import misfit, unlike
 from serve.gateway.release.begun import Begun
-from serve.gateway.release.beside import Beside
+from serve.gateway.release.beside import Besides
 from serve.gateway.release.release import Release
 from serve.gateway.upstream.upstream import Upstream, model_path
 from serve.http.client import ExchangeError
@@ -82,20 +82,31 @@ class Releases:
         """The release of a model that clients ask for; None where Triton's own answer is wanted."""
         return self._by_model.get(model)
 
-    def beside(self, asked: Target, release: Release | None = None) -> Beside | None:
+    def beside(self, asked: Target, release: Release | None = None) -> Besides | None:
         """Where to tell of a request that may be with a candidate, and not by its release; None where it is not.
 
         Args:
             asked: whom it names.
-            release: by which it is answered.
+            release: by which it is answered: its two models, or the one of them that has taken over, may be candidates
+                of others.
         """
-        if release is not None or not self._by_model:
+        if not self._by_model:
             return None
-        for each in self._by_model.values():
-            for target in (each.candidate, *(each.steps or ())) if each.running else ():
-                if target.model == asked.model and _may_be(asked.version, target.version):
-                    return each.beside
-        return None
+        goes = (asked,) if release is None else release.may_ask
+        found = [each.beside for each in self._by_model.values() if each is not release and each.meets(goes)]
+        return Besides(tuple(found)) if found else None
+
+    def asked(self, model: str, release: Release | None) -> set[str]:
+        """The models that may be asked for a request for one."""
+        if release is None:
+            return {model}
+        both = release.running or 0 < release.weight < 1
+        return {release.baseline.model, release.candidate.model} if both else {release.kept.model}
+
+    def needed(self) -> set[str]:
+        """The models that rollouts under way are about."""
+        active = [row for row in self._rows.values() if row.active]
+        return {name for row in active for name in (row.candidate.model, (row.baseline or Target(row.model)).model)}
 
     def __iter__(self) -> Iterator[Release]:
         return iter(list(self._by_model.values()))
@@ -237,6 +248,7 @@ class Releases:
         if release.running and release.steps is None:
             with suppress(GatewayError):
                 mine, theirs = [await self._steps(target) for target in (release.candidate, release.baseline)]
+                release.askers = await self._askers(release, mine - theirs)
                 release.steps = tuple(mine - theirs)
         if release.running and await self._is_lost(release):
             release.events.append(release.course.end("aborted", LOST.format(release.baseline)))
@@ -386,6 +398,17 @@ class Releases:
             found |= steps
         return found
 
+    async def _askers(self, release: Release, steps: set[Target]) -> frozenset[str]:
+        """Other models in service that ask the candidate, or one of the steps that it alone has."""
+        own = {target.model for target in (release.candidate, *steps)}
+        found = set()
+        for name in await self._upstream.loaded():
+            if name not in (release.model, release.candidate.model, release.baseline.model):
+                with suppress(UnknownModelError):  # it has gone meanwhile
+                    if own & {step.model for step in await self._steps(Target(name))}:
+                        found.add(name)
+        return frozenset(found)
+
     async def _metadata(self, target: Target) -> ModelMetadata:
         self._upstream.forget(target.model, target.version)
         try:
@@ -428,11 +451,6 @@ class Releases:
                 logger.info("rollout of %s: %s: %s", row.model, event.kind, event.why)
         elif release is not None:
             release.course = None
-
-
-def _may_be(one: str | None, other: str | None) -> bool:
-    """Whether two versions may be the same: Triton reads 02 as 2, and chooses one where none is named."""
-    return one is None or other is None or int(one) == int(other)
 
 
 def _release(row: Row, baseline: Target, before: Release | None = None) -> Release:

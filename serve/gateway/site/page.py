@@ -16,6 +16,7 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.errors import GatewayError
 from serve.gateway.observe.history import EVERY_S, History
 from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
+from serve.gateway.on_demand.residency import Residency
 from serve.gateway.site.openapi import example_values
 from serve.gateway.upstream.upstream import Upstream
 
@@ -34,7 +35,7 @@ POLICY = (
 )
 
 
-def add_page(app: FastAPI, upstream: Upstream, history: History) -> None:
+def add_page(app: FastAPI, upstream: Upstream, history: History, residency: Residency | None = None) -> None:
     """Add the page, its files, and what it asks for."""
     for path, (name, media) in FILES.items():
         _add_file(app, path, (files("serve.gateway.site") / "ui" / name).read_bytes(), media)
@@ -46,6 +47,9 @@ def add_page(app: FastAPI, upstream: Upstream, history: History) -> None:
         for name, state in await upstream.index():
             if identity.sees(name) and (name not in states or state == "READY"):
                 states[name] = state
+        if residency is not None:
+            steps = {name for name, known in residency.known.items() if known.part_of}
+            states = {name: residency.state(name) or state for name, state in states.items() if name not in steps}
         shown = []
         for name, state in sorted(states.items()):
             known = None

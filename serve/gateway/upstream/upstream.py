@@ -284,6 +284,7 @@ class Upstream:
     def forget(self, model: str, version: str | None = None) -> None:
         """Ask for a model's metadata anew next time."""
         self._known.pop(_known_path(model, version))
+        self._unknown.pop(_known_path(model, version))
 
     async def _learn_joining(self, path: bytes) -> tuple[float, int, float]:
         """Until when this holds, how many items go together, and how long they may gather."""

@@ -41,6 +41,7 @@ ALLOWED = {
     "triton/launch.py": OWN,
     "up/claim.py": PROC,
     "triton/leftovers.py": PROC,
+    "triton/on_demand.py": PROC,
     "triton/private.py": PROC,
     "triton/processes.py": PROC,
     "triton/stubs.py": PROC,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from serve.cli.main import main
 from tests.serve_models import tiny_artifact
@@ -134,3 +137,28 @@ def test_what_a_file_of_flags_says_moves_no_cursor(tmp_path: Path, capsys: pytes
     assert "edits" in told.err + told.out
     assert "\x1b[2J" not in told.err + told.out
     assert "\u202e" not in told.err + told.out
+
+
+def test_a_disk_that_takes_no_more_is_told_in_three_lines_and_what_was_there_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository, key = packed(tmp_path), tmp_path / "key.pem"
+    private = ec.generate_private_key(ec.SECP256R1())
+    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    main_ok(["sign", repository, "--key", key])
+    before = (repository / "model.sig").read_bytes()
+    capsys.readouterr()
+
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, most[1]))
+    try:
+        with pytest.raises(SystemExit) as caught:
+            main(["sign", str(repository), "--key", str(key)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+
+    told = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2
+    assert [line.split(":")[0].strip() for line in told] == ["error", "why", "mend"]
+    assert (repository / "model.sig").read_bytes() == before
+    assert not list(repository.glob(".*.part"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -81,6 +82,7 @@ def test_a_made_label_that_is_no_class_is_no_label_to_train_on(
     with pytest.raises(DatasetError, match="can't train on the labels") as caught:
         tuned.run(student, tmp_path, lambda _d, _t, _n: None)
     assert caught.value.why == f"sample {BAD} has the label {label}, the classes of 'logits' go from 0 to 3"
+    assert not multiprocessing.active_children(), "what fetched samples has ended, though the error is still held"
 
 
 def test_nor_to_tell_the_importance_of_channels_by(tmp_path: Path, made: Any) -> None:

@@ -25,7 +25,8 @@ from compress.data.sources import Fetched, Fetcher
 from compress.errors import BudgetError, RecipeError
 from compress.evaluate.evaluation import budget_of, evaluation_of, halves
 from compress.evaluate.judge import KEPT_BYTES, Budget, Judge
-from compress.evaluate.metrics import METRICS, find_metric
+from compress.evaluate.metric_choice import find_metric
+from compress.evaluate.metrics import METRICS
 from compress.evaluate.scoring import batch_for
 from compress.formats import checkpoint
 from compress.formats.native import graph as graph_file

@@ -18,7 +18,7 @@ from compress.errors import RecipeError
 from compress.evaluate.evaluation import judged
 from compress.evaluate.judge import Judge
 from compress.evaluate.label_metrics import IntersectionOverUnion, constant_accuracy, constant_f1, pixel_accuracy_of
-from compress.evaluate.metrics import find_metric
+from compress.evaluate.metric_choice import find_metric
 from compress.evaluate.scoring import Scores
 from compress.model import Arrays, TorchModel
 from compress.signature import Signature

@@ -21,7 +21,7 @@ from compress.evaluate.chance import OfPlaces, OfSets
 from compress.evaluate.evaluation import judged
 from compress.evaluate.judge import Judge
 from compress.evaluate.label_metrics import binary_accuracy_of, constant_accuracy, constant_f1, f1_of
-from compress.evaluate.metrics import find_metric
+from compress.evaluate.metric_choice import find_metric
 from compress.evaluate.output_kind import OutputKind, by_labels
 from compress.model import TorchModel
 from compress.runtime.backends import open_model

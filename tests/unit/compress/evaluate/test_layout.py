@@ -14,7 +14,7 @@ from compress.artifact import Signature, TensorSpec
 from compress.data.dataset import Dataset
 from compress.errors import DatasetError, RecipeError
 from compress.evaluate.layout import lies_alike, lies_otherwise
-from compress.evaluate.metrics import find_metric
+from compress.evaluate.metric_choice import find_metric
 from compress.evaluate.output_kind import OutputForm, OutputKind
 from compress.training.labels import counts, refuse_labels
 from compress.training.losses import fits

@@ -16,7 +16,8 @@ from compress.data.dataset import Dataset
 from compress.errors import RecipeError
 from compress.evaluate.intervals import difference_interval, mean_interval
 from compress.evaluate.judge import Judge, spread
-from compress.evaluate.metrics import METRICS, find_metric
+from compress.evaluate.metric_choice import find_metric
+from compress.evaluate.metrics import METRICS
 from compress.model import Arrays
 
 CLASSIFIER = Signature((TensorSpec("x", "float32", ("batch", 4)),), (TensorSpec("y", "float32", ("batch", 6)),))

@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from compress import pipeline
 from compress.artifact import Signature, TensorSpec
 from compress.data import dataset
-from compress.evaluate.metrics import find_metric
+from compress.evaluate.metric_choice import find_metric
 from compress.formats import checkpoint
 from compress.jobs import export as job
 from compress.model import TorchModel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -395,6 +396,19 @@ def test_a_folder_of_something_else_stays(tmp_path: Path) -> None:
     (tmp_path / "out/stale.yaml").write_text("old")
     render(ROOT / "model_repository", tmp_path / "out", OPTIONS)
     assert not (tmp_path / "out/stale.yaml").exists()
+
+
+def test_a_full_disk_leaves_the_folder_as_it_was_and_nothing_beside(tmp_path: Path) -> None:
+    render(ROOT / "model_repository", tmp_path / "out", OPTIONS)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, most[1]))
+    try:
+        with pytest.raises(ServerError, match="can't write"):
+            render(ROOT / "model_repository", tmp_path / "out", OPTIONS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_what_to_know_is_said() -> None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from serve.gateway.errors import UnknownModelError
+from serve.gateway.release.beside import Besides
 from serve.gateway.release.release import Grade, Release
 from serve.gateway.release.releases import Releases
 from serve.gateway.upstream.upstream import Upstream
@@ -71,7 +72,7 @@ async def test_times_do_not_count_while_others_ask_the_candidate(met: Callable[[
     assert released.course is not None
     analysis = released.course.analysis
     assert analysis.measures["latency"].count == 0
-    assert "asked it by its own name" in analysis.evidence()["latency"]["waits"]
+    assert "asked it by another name" in analysis.evidence()["latency"]["waits"]
     assert analysis.decisive()["latency"] == "bad"
 
 
@@ -111,8 +112,63 @@ def test_a_version_is_the_candidate_s_however_its_number_is_written(
     one.steps = Target("n_network"), Target("n_post", "1")
     releases._by_model["m"] = one
 
-    assert (releases.beside(asked) is one.beside) is met
+    assert (releases.beside(asked) == Besides((one.beside,))) is met
     assert releases.beside(asked, one) is None
+
+
+@pytest.mark.parametrize(
+    ("settled", "met"), [("promoted", True), ("aborted", False), ("running", True), ("running elsewhere", True)]
+)
+def test_a_candidate_is_met_by_what_another_release_sends_there(tmp_path: Path, settled: str, met: bool) -> None:
+    releases = Releases(tmp_path / "none.db", cast("Upstream", SimpleNamespace()))
+    judged, other = release(), release()
+    judged.candidate, other.candidate, other.baseline = Target("n", "2"), Target("n", "2"), Target("n", "1")
+    if settled == "running elsewhere":
+        other.course, other._weight = None, 0.1
+    elif settled != "running":
+        assert other.course is not None
+        other.course.end(settled, "")
+    releases._by_model |= {"m": judged, "n": other}
+
+    assert (releases.beside(Target("n"), other) == Besides((judged.beside,))) is met
+
+
+def test_a_step_of_two_candidates_is_told_to_both(tmp_path: Path) -> None:
+    releases = Releases(tmp_path / "none.db", cast("Upstream", SimpleNamespace()))
+    one, other = release(), release()
+    one.candidate, other.candidate = Target("a"), Target("b")
+    one.steps = other.steps = (Target("network"),)
+    releases._by_model |= {"m": one, "n": other}
+
+    found = releases.beside(Target("network"))
+
+    assert found == Besides((one.beside, other.beside))
+    found.enter("bad")
+    assert (one.beside.now, other.beside.now, other.beside.key) == (1, 1, "bad")
+    found.leave()
+    assert (one.beside.now, other.beside.now) == (0, 0)
+
+
+@in_loop
+async def test_a_model_that_asks_the_candidate_loads_it_too(tmp_path: Path) -> None:
+    steps = {"whole": (("n", "2"),), "other": (("x", None),), "n": (), "x": (), "m": (("n", "1"),)}
+
+    async def metadata(model: str, version: str | None) -> Any:
+        return SimpleNamespace(steps=steps[model], network="")
+
+    async def loaded() -> list[str]:
+        return sorted(steps)
+
+    upstream = cast("Upstream", SimpleNamespace(metadata=metadata, loaded=loaded, forget=lambda *_: None))
+    releases = Releases(tmp_path / "none.db", upstream)
+    one = release()
+    one.candidate = Target("n", "2")
+    one.askers = await releases._askers(one, set())
+    releases._by_model["m"] = one
+
+    assert one.askers == {"whole"}
+    assert releases.beside(Target("whole", "1")) is not None
+    assert releases.beside(Target("other")) is None
 
 
 @in_loop
@@ -148,7 +204,7 @@ def test_copies_that_are_not_made_are_told_with_the_key_that_keeps_the_candidate
     assert one.course is not None
     waits = one.course.analysis.evidence()["errors"]["waits"]
     assert "3 requests were not copied to the candidate" in waits
-    assert ("by its own name" in waits) is busy
+    assert ("by another name" in waits) is busy
     assert one.course.analysis.decisive() == ({"errors": "bad", "disagreement": "bad"} if busy else {})
 
 

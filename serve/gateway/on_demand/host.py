@@ -1,0 +1,45 @@
+"""Whoever runs the Triton whose models come and go: what it is asked, and what memory it tells of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from serve.gateway.on_demand.catalogue import Known
+
+__all__ = ["Host", "HostDownError", "Used"]
+
+
+class HostDownError(Exception):
+    """Triton itself can't be reached: it says nothing of a model."""
+
+
+@dataclass(frozen=True)
+class Used:
+    """Memory that is resident, in bytes. What processes share counts for each: it is more than the machine gives.
+
+    Attributes:
+        own: of Triton itself.
+        by_model: of the processes of a model, by its name.
+    """
+
+    own: int = 0
+    by_model: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return self.own + sum(self.by_model.values())
+
+
+class Host(Protocol):
+    """Loads and unloads single models."""
+
+    async def load(self, model: Known) -> None:
+        """Load one, which is ready then; raises ToolkitError where it can't be, HostDownError where Triton is down."""
+
+    async def unload(self, model: str) -> None:
+        """Take one out, and return once its processes have ended; errors as of `load`."""
+
+    async def used(self) -> Used:
+        """What is resident now."""

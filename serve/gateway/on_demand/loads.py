@@ -1,0 +1,173 @@
+"""Loads that are under way or wait: a few at a time, one of a key's, and so many of a key's in a minute.
+
+A load takes a core for a second or more, which the requests of others would have had. So a key that asks for one model
+after the other is held back, where others are there to feel it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from serve.gateway.errors import GatewayError, OverloadedError, RateLimitedError, UpstreamDownError
+from serve.gateway.on_demand.catalogue import Known
+
+__all__ = ["Failures", "Load", "LoadFailedError", "LoadingError", "Loads"]
+
+AT_ONCE = 2
+WINDOW_S, MOST_IN_WINDOW = 60.0, 20
+MOST_PENDING = 4  # loads of one key that have not ended
+MOST_WAITING, MOST_WAITING_OF_KEY = 1024, 256  # requests
+FIRST_S, LONGEST_S = 5.0, 300.0  # before a load that has failed is tried again
+
+
+class LoadingError(OverloadedError):
+    """The model is not loaded, and the request can't wait for it."""
+
+    def __init__(self, model: str, why: str, seconds: float) -> None:
+        mend = "ask again when Retry-After says: that is how long it takes to load"
+        super().__init__(f"the model {model!r} is not loaded yet", why=why, mend=mend, retry_after_s=seconds)
+
+
+class LoadFailedError(UpstreamDownError):
+    """The model could not be loaded."""
+
+    def __init__(self, model: str, seconds: float, why: str) -> None:
+        mend = "ask again when Retry-After says; whoever runs the server is told more of it"
+        super().__init__(f"the model {model!r} could not be loaded", why=why, mend=mend, retry_after_s=seconds)
+
+
+@dataclass(eq=False)
+class Load:
+    """One model's.
+
+    Attributes:
+        model: of it.
+        who: the key for whose sake; None where it is nobody's, as a rollout's.
+        seconds: that it is expected to take.
+        turn: done once it may begin.
+        done: done once it has ended; fails with a GatewayError, of which each that waits raises a copy.
+        began: when it began, on the monotonic clock; None while it waits for its turn.
+        waiting: requests that wait for it.
+    """
+
+    model: Known
+    who: str | None
+    seconds: float
+    turn: asyncio.Future[None]
+    done: asyncio.Future[GatewayError | None]
+    began: float | None = None
+    waiting: int = 0
+
+    def left_s(self, now: float) -> float:
+        """Until it has ended, as far as can be told."""
+        return self.seconds if self.began is None else max(0.1, self.seconds - (now - self.began))
+
+
+class Loads:
+    """Those of one gateway."""
+
+    def __init__(self) -> None:
+        self.by_model: dict[str, Load] = {}
+        self.waiting: Counter[str] = Counter()  # requests, by key
+        self._queue: deque[Load] = deque()
+        self._running: list[Load] = []
+        self._begun: dict[str, deque[float]] = {}  # times of the loads of a key's
+
+    def ask(self, model: Known, who: str | None, seconds: float, now: float, *, alone: bool) -> Load:
+        """A load that takes its turn; to be ended with `end`.
+
+        Args:
+            model, who, seconds: as of `Load`.
+            alone: whether no other key would feel it.
+
+        Raises:
+            RateLimitedError: the key has had so many lately.
+            OverloadedError: as many of it wait already.
+        """
+        if who is not None and not alone:
+            self._count(model.name, who, now)
+        loop = asyncio.get_running_loop()
+        load = Load(model, who, seconds, loop.create_future(), loop.create_future())
+        self.by_model[model.name] = load
+        self._queue.append(load)
+        self._wake()
+        return load
+
+    def _count(self, model: str, who: str, now: float) -> None:
+        begun = self._begun.setdefault(who, deque())
+        while begun and now - begun[0] > WINDOW_S:
+            begun.popleft()
+        pending = [load for load in self.by_model.values() if load.who == who]
+        if len(pending) >= MOST_PENDING:
+            raise LoadingError(
+                model, f"{len(pending)} other models are being loaded for this key",
+                sum(load.seconds for load in pending),
+            )  # fmt: skip
+        if len(begun) >= MOST_IN_WINDOW:
+            raise RateLimitedError(
+                f"the model {model!r} is not loaded, and this key has had too many models loaded",
+                why=f"while other keys are served, it may have {MOST_IN_WINDOW} loaded in {WINDOW_S:.0f} s",
+                mend="ask fewer models in turn, or wait as long as Retry-After says",
+                retry_after_s=begun[0] + WINDOW_S - now,
+            )
+        begun.append(now)
+
+    def end(self, load: Load, error: GatewayError | None = None) -> None:
+        """It has come to its end."""
+        del self.by_model[load.model.name]
+        if load in self._running:
+            self._running.remove(load)
+        else:
+            self._queue.remove(load)
+        if not load.done.done():
+            load.done.set_result(error)
+        for who in [who for who, begun in self._begun.items() if not begun]:
+            del self._begun[who]
+        self._wake()
+
+    def wanted(self, unit: str) -> bool:
+        """Whether one of them needs a model."""
+        return any(unit in load.model.parts for load in self.by_model.values())
+
+    def check_room(self, load: Load, who: str, now: float) -> None:
+        """Raises LoadingError where too many requests wait already."""
+        if self.waiting.total() >= MOST_WAITING or (who and self.waiting[who] >= MOST_WAITING_OF_KEY):
+            raise LoadingError(load.model.name, "too many requests wait for models", load.left_s(now))
+
+    def _wake(self) -> None:
+        for load in list(self._queue):
+            if len(self._running) >= AT_ONCE:
+                return
+            if load.who and any(each.who == load.who for each in self._running):
+                continue
+            self._queue.remove(load)
+            self._running.append(load)
+            load.turn.set_result(None)
+
+
+@dataclass
+class Failures:
+    """Loads that have failed, and are not tried again for a while."""
+
+    _until: dict[str, tuple[float, int, str]] = field(default_factory=dict)
+
+    def __contains__(self, model: str) -> bool:
+        return model in self._until
+
+    def add(self, model: str, now: float, why: str) -> float:
+        """One more in a row; the seconds until it may be tried again."""
+        row = self._until[model][1] + 1 if model in self._until else 1
+        wait_s = min(LONGEST_S, FIRST_S * (1 << min(row - 1, 10)))
+        self._until[model] = now + wait_s, row, why
+        return wait_s
+
+    def check(self, model: str, now: float) -> None:
+        """Raises LoadFailedError while it is not to be tried."""
+        if model in self._until and now < self._until[model][0]:
+            raise LoadFailedError(model, self._until[model][0] - now, self._until[model][2])
+
+    def forget(self, model: str) -> None:
+        """It may be tried: it was loaded, or is another by now."""
+        self._until.pop(model, None)

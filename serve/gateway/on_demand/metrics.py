@@ -1,0 +1,52 @@
+"""Metrics of models that are loaded on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from serve.gateway.on_demand.residency import Residency
+
+__all__ = ["ResidencyCollector"]
+
+COUNTED = {
+    "gateway_model_loads": ("loaded", "Loads of the model, because it was asked for."),
+    "gateway_model_load_failures": ("failed", "Such loads that failed."),
+    "gateway_model_evictions": ("evicted", "How often the model has made way for another."),
+}
+
+
+class ResidencyCollector(Collector):
+    """The models of a gateway as they are; nothing of them where all are loaded for good."""
+
+    def __init__(self, residency: Residency | None) -> None:
+        self._residency = residency
+
+    def collect(self) -> Iterator[Metric]:
+        told = self._residency
+        waiting = GaugeMetricFamily(
+            "gateway_requests_waiting_for_models", "Requests that wait for a model to be loaded."
+        )
+        waiting.add_metric([], 0 if told is None else told.loads.waiting.total())
+        yield waiting
+        budget = GaugeMetricFamily("gateway_models_memory_limit_bytes", "What Triton and its models may have resident.")
+        used = GaugeMetricFamily("gateway_models_memory_bytes", "What they have, as it was seen last.")
+        each = GaugeMetricFamily("gateway_model_memory_bytes", "What the model's processes have.", labels=["model"])
+        loaded = GaugeMetricFamily("gateway_model_loaded", "Whether the model is loaded.", labels=["model"])
+        if told is not None:
+            budget.add_metric([], told.budget)
+            used.add_metric([], told.units.used.total)
+            for model, size in sorted(told.units.used.by_model.items()):
+                each.add_metric([model], size)
+            for model in sorted(told.known):
+                loaded.add_metric([model], told.state(model) == "READY")
+        yield from (budget, used, each, loaded)
+        for name, (kind, text) in COUNTED.items():
+            counter = CounterMetricFamily(name, text, labels=["model"])
+            if told is not None:
+                for (what, model), count in sorted(told.counts.items()):
+                    if what == kind:
+                        counter.add_metric([model], count)
+            yield counter

@@ -1,0 +1,322 @@
+"""Which models are loaded: brought when they are asked for, within a budget of memory.
+
+A request for a model that is loaded costs a look into a dictionary and a time stamp (`at_hand`). Any other waits for
+the one load that is made for all who ask. What goes for it is chosen by `victim_of`, and never what a request, a
+rollout or a pin holds. All of this happens in the event loop: between two awaits nothing changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+
+from compress.errors import ToolkitError
+from serve.gateway.errors import EndsError, GatewayError, UpstreamDownError
+from serve.gateway.on_demand.catalogue import Known
+from serve.gateway.on_demand.estimates import MIB, Estimates
+from serve.gateway.on_demand.host import Host, HostDownError
+from serve.gateway.on_demand.lease import Lease
+from serve.gateway.on_demand.loads import Failures, Load, LoadFailedError, LoadingError, Loads
+from serve.gateway.on_demand.resident import Resident, victim_of
+from serve.gateway.on_demand.units import Units
+
+__all__ = ["Residency"]
+
+LOOK_S = 2.0
+POLL_S, ROOM_S = 0.05, 5.0  # how often a load looks for memory, and for how long
+SETTLE_S = 0.5  # after a load, in which those who waited for it come
+IN_USE = "the memory for models is taken by those that are in use, or that others use"
+
+
+class Residency:
+    """Of one Triton.
+
+    Args:
+        host: loads and unloads.
+        known: the models that there are.
+        budget: bytes that Triton and the models' processes may have resident.
+        pins: models that were loaded at the start, and stay.
+        on_event: is told what happens, a line each.
+
+    Attributes:
+        known, budget, pins: as above.
+        resident: those that are loaded for requests, by name.
+        units: those that Triton has, steps among them.
+        estimates: of what models take.
+        loads: that are under way.
+        failures: of late.
+        counts: by what happened ("loaded", "failed", "evicted") and the model.
+        held: says whether something else holds a model: requests in its places, an outage, a rollout.
+        wanted: models that are wanted whoever asks, as a rollout's.
+        came: is told of a model that is loaded.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        known: Mapping[str, Known],
+        budget: int,
+        pins: Collection[str],
+        on_event: Callable[[str], None],
+    ) -> None:
+        self.known = dict(known)
+        self.budget = budget
+        self.pins = frozenset(pins)
+        self.resident: dict[str, Resident] = {}
+        self.estimates = Estimates()
+        self.units = Units(host, self.estimates)
+        self.loads = Loads()
+        self.failures = Failures()
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.held: Callable[[str], bool] = lambda _model: False
+        self.wanted: Callable[[], Collection[str]] = tuple
+        self.came: Callable[[str], None] = lambda _model: None
+        self._on_event = on_event
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.started()
+
+    def at_hand(self, model: str, who: str) -> bool:
+        """Whether a model is loaded; it then counts as used by this key."""
+        found = self.resident.get(model)
+        if found is None:
+            return False
+        found.touch(who, time.monotonic())
+        return True
+
+    def lease(self) -> Lease:
+        """What a request will need; to be closed."""
+        return Lease(self)
+
+    def state(self, model: str) -> str:
+        """READY, LOADING, FAILED or ON_DEMAND; "" for a model that is not known."""
+        if model in self.resident or model in self.units.loaded:
+            return "READY"
+        if model in self.loads.by_model:
+            return "LOADING"
+        return "" if model not in self.known else "FAILED" if model in self.failures else "ON_DEMAND"
+
+    def bytes_of(self, model: str) -> int:
+        """What a model takes with what it needs."""
+        return sum(self.units.bytes_of(part, self.known) for part in self.known[model].parts)
+
+    def started(self) -> None:
+        """Triton has died, or was started: it has what is pinned, and the rest when it is asked for."""
+        now = time.monotonic()
+        self.resident = {name: Resident(name, now, "") for name in self.pins}
+        self.units.started(part for name in self.pins for part in self.known[name].parts)
+
+    async def changed(self, model: str, known: Mapping[str, Known]) -> bool:
+        """A model's files are others, or gone: it is loaded again if it was loaded; whether it is.
+
+        Args:
+            model: its name.
+            known: the models that there are now.
+
+        Raises:
+            ToolkitError: it can't be loaded; what was loaded goes on.
+            HostDownError: Triton is down.
+        """
+        for name in self.resident.keys() - known.keys():
+            going = self.resident.pop(name)
+            self.units.leave(self._only_of(going.name, ()))
+        self.known = dict(known)
+        self.pins &= known.keys()
+        self.estimates.forget(model)
+        for name in known:
+            self.failures.forget(name)  # it may be made of what has changed
+        if model not in known or model not in self.units.loaded:
+            return False
+        await self.units.bring(known[model], known)  # a step that is new
+        await self.units.again(known[model])
+        self.came(model)
+        return True
+
+    async def need(self, model: str, who: str, deadline: float) -> Resident | None:
+        """Wait until a model is loaded; None for one that is not known. For what is raised, see `Lease.need`."""
+        while not self.at_hand(model, who):
+            if model not in self.known:
+                return None
+            await self._wait(model, who, deadline)
+        return self.resident[model]
+
+    async def _wait(self, model: str, who: str, deadline: float) -> None:
+        now = time.monotonic()
+        load = self.loads.by_model.get(model) or self._ask(model, who, now)
+        left, expected = deadline - now, load.left_s(now)
+        if self.estimates.knows(model) and expected > left:
+            raise LoadingError(model, f"it takes {expected:.1f} s, and the request waits for {left:.1f} s", expected)
+        self.loads.check_room(load, who, now)
+        self.loads.waiting[who] += 1
+        try:
+            await asyncio.wait((load.done,), timeout=max(0.0, left))
+        finally:
+            self.loads.waiting[who] -= 1
+            if not self.loads.waiting[who]:
+                del self.loads.waiting[who]
+        if not load.done.done():
+            raise LoadingError(model, "the request's time is over", load.left_s(time.monotonic()))
+        if (error := load.done.result()) is not None:
+            raise copy.copy(error)
+
+    def _ask(self, model: str, who: str | None, now: float) -> Load:
+        self.failures.check(model, now)
+        known = self.known[model]
+        load = self.loads.ask(known, who, self.estimates.seconds(known), now, alone=self._alone(who, now))
+        task = asyncio.get_running_loop().create_task(self._load(load))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return load
+
+    def _alone(self, who: str | None, now: float) -> bool:
+        """Whether no other key has used a model lately, or waits for one."""
+        others = any(not each.idle(now) and (each.who, each.owner(now)) != (who, who) for each in self._unpinned())
+        return not others and all(load.who == who for load in self.loads.by_model.values())
+
+    def _unpinned(self) -> list[Resident]:
+        return [each for name, each in self.resident.items() if name not in self.pins]
+
+    async def _load(self, load: Load) -> None:
+        model = load.model
+        error: GatewayError | None = None
+        kept: list[str] = []
+        try:
+            await load.turn
+            load.began = began = time.monotonic()
+            kept = await self._make_room(load)
+            await self.units.left()
+            await self.units.bring(model, self.known)
+            await self._look()
+            now = time.monotonic()
+            self.estimates.saw_seconds(model.name, now - began)
+            self.resident[model.name] = Resident(model.name, now, load.who or "")
+            self.failures.forget(model.name)
+            self.counts["loaded", model.name] += 1
+            self.came(model.name)
+        except ToolkitError as err:
+            error = self._failed(load, err.why)
+        except HostDownError:
+            error = UpstreamDownError("the model server can't be reached", why="it is being started", mend="ask again")
+        except GatewayError as err:
+            error = err
+        except asyncio.CancelledError:
+            error = EndsError()
+            raise
+        except Exception as err:
+            error = self._failed(load, f"{type(err).__name__}: {err}")
+        finally:
+            self.units.gives_up(kept)
+            self.loads.end(load, error)
+            if error is not None:
+                self._leave_alone(model)
+
+    def _failed(self, load: Load, why: str) -> LoadFailedError:
+        wait_s = self.failures.add(load.model.name, time.monotonic(), "its last load failed")
+        self.counts["failed", load.model.name] += 1
+        self._on_event(f"{load.model.name} can't be loaded: {why}; it is not tried again for {wait_s:.0f} s")
+        return LoadFailedError(load.model.name, wait_s, "its load has failed just now")
+
+    async def _make_room(self, load: Load) -> list[str]:
+        """Keep memory for what is missing of a model, and begin to take out what has to go; what was kept."""
+        model, until = load.model, time.monotonic() + ROOM_S
+        await self._look()
+        while True:
+            sizes = {unit: self.estimates.bytes(self.known[unit]) for unit in self.units.missing(model)}
+            room = self.budget - sum(sizes.values())
+            if room < self._least():
+                raise self._too_large(load, sum(sizes.values()))
+            if self._free(self.units.taken - room, load.who, sum(sizes.values()), model):
+                self.units.keep(sizes)
+                return list(sizes)
+            if time.monotonic() > until:
+                raise LoadingError(model.name, IN_USE, load.seconds)
+            await asyncio.sleep(POLL_S)
+
+    def _least(self) -> int:
+        """Bytes that stay, whatever goes: Triton's own, and what is pinned."""
+        pinned = {part for name in self.pins for part in self.known[name].parts}
+        return self.units.used.own + sum(self.units.bytes_of(part, self.known) for part in pinned)
+
+    def _too_large(self, load: Load, size: int) -> GatewayError:
+        why = f"it takes about {size // MIB} MiB, of {(self.budget - self._least()) // MIB} MiB that models may have"
+        return self._failed(load, why)
+
+    def _free(self, over: int, who: str | None, size: int, model: Known | None) -> bool:
+        """Take out models until so many bytes are free; False, and nothing done, where too few may go."""
+        now = time.monotonic()
+        residents = self._unpinned()
+        spared = frozenset() if model is None else frozenset(model.parts)
+        free = [each for each in residents if self._is_free(each, now)]
+        going: list[Resident] = []
+        while over > 0:
+            own = {each.name for each in going}
+
+            def size_of(name: str, own: set[str] = own) -> int:
+                alone = self._only_of(name, own, spared)
+                return sum(self.units.bytes_of(unit, self.known) for unit in alone)
+
+            victim = victim_of(residents, free, who, size, now, size_of)
+            if victim is None:
+                return False
+            over -= size_of(victim.name)
+            going.append(victim)
+            residents, free = ([each for each in some if each is not victim] for some in (residents, free))
+        for each in going:
+            self._evict(each)
+        return True
+
+    def _is_free(self, each: Resident, now: float) -> bool:
+        known = self.known.get(each.name)
+        rest_s = max(SETTLE_S, known.idle_s if known is not None else 0.0)
+        return not each.leases and now - each.used >= rest_s and not self.held(each.name)
+
+    def _only_of(self, name: str, going: Collection[str], spared: Collection[str] = ()) -> list[str]:
+        """The models that go with one: those that no other needs, ensembles before their steps."""
+        others = [each for each in self.resident if each != name and each not in going]
+        needed = {part for each in others for part in self.known[each].parts} | set(spared)
+        return [unit for unit in reversed(self.known[name].parts) if unit not in needed and not self.loads.wanted(unit)]
+
+    def _evict(self, resident: Resident) -> None:
+        del self.resident[resident.name]
+        self.counts["evicted", resident.name] += 1
+        self.units.leave(self._only_of(resident.name, ()))
+
+    def _leave_alone(self, model: Known) -> None:
+        """Take out what was loaded for a model that did not come."""
+        needed = {part for each in self.resident for part in self.known[each].parts}
+        self.units.leave([unit for unit in reversed(model.parts) if unit not in needed and not self.loads.wanted(unit)])
+
+    async def _look(self) -> None:
+        """See what models take, and learn of it."""
+        await self.units.look()
+        for name, size in self.units.used.by_model.items():
+            if name in self.known and name in self.units.loaded:
+                self.estimates.saw_bytes(self.known[name], size)
+
+    async def watch(self) -> None:
+        """Keep to the budget, and have what is wanted, until cancelled."""
+        try:
+            while True:
+                await self.keep()
+                await asyncio.sleep(LOOK_S)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def keep(self) -> None:
+        """The same, once: models grow with what they are asked."""
+        try:
+            await self._look()
+            over = self.units.taken - self.budget
+            while over > 0 and self._free(1, None, 0, None):
+                over = self.units.taken - self.budget
+            for model in self.wanted():
+                if model in self.known and model not in self.resident and model not in self.loads.by_model:
+                    with suppress(GatewayError):  # it has failed just now
+                        self._ask(model, None, time.monotonic())
+        except Exception as err:  # whatever it is, the next look must come
+            self._on_event(f"can't look after the models' memory: {err or type(err).__name__}")

@@ -1,0 +1,79 @@
+"""A model that is loaded: who used it when, and which of several goes where another needs its memory.
+
+By last use (least recently used first), and so that no key empties the memory of the others' models: what only one key
+has used lately counts as that key's, and is taken for another's sake only as far as both then have as much (max-min
+fairness); what several have used lately is not taken for one's sake at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+__all__ = ["LATELY_S", "Resident", "victim_of"]
+
+LATELY_S = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """One.
+
+    Attributes:
+        name: of it.
+        used: when it was used last, on the monotonic clock.
+        who: by which key.
+        before: when another key than that used it last; what one key uses alone, that key alone has a say in.
+        leases: requests that need it, and are not counted elsewhere.
+    """
+
+    name: str
+    used: float
+    who: str
+    before: float = -1e9
+    leases: int = 0
+
+    def touch(self, who: str, now: float) -> None:
+        """A request of a key's uses it."""
+        if who != self.who:
+            self.before, self.who = self.used, who
+        self.used = now
+
+    def idle(self, now: float) -> bool:
+        """Whether nobody has used it lately."""
+        return now - self.used > LATELY_S
+
+    def owner(self, now: float) -> str | None:
+        """The one key that has used it lately; None where several have."""
+        return None if now - self.before <= LATELY_S else self.who
+
+
+def victim_of(
+    residents: Iterable[Resident], free: Iterable[Resident], who: str | None, size: int, now: float,
+    size_of: Callable[[str], int],
+) -> Resident | None:  # fmt: skip
+    """Which goes next; None where none may.
+
+    Args:
+        residents: all that are loaded.
+        free: those that nothing holds.
+        who: for whose sake; None for everybody's.
+        size: bytes that it needs.
+        now: on the monotonic clock.
+        size_of: bytes that a resident's going would free.
+    """
+    by_age = sorted(free, key=lambda each: each.used)
+    if who is None:
+        return next(iter(by_age), None)
+    for each in by_age:
+        if each.idle(now):
+            return each
+    held: dict[str, int] = {}
+    for each in residents:
+        if not each.idle(now) and (owner := each.owner(now)) is not None:
+            held[owner] = held.get(owner, 0) + size_of(each.name)
+    for each in by_age:
+        owner = each.owner(now)
+        if owner not in (None, who) and held[owner] - size_of(each.name) >= held.get(who, 0) + size:
+            return each
+    return next((each for each in by_age if each.owner(now) == who), None)

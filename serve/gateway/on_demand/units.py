@@ -1,0 +1,123 @@
+"""Single models in Triton, the steps of others among them: which are there, come, and leave, and the memory of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+
+from compress.errors import ToolkitError
+from serve.gateway.on_demand.catalogue import Known
+from serve.gateway.on_demand.estimates import Estimates
+from serve.gateway.on_demand.host import Host, HostDownError, Used
+
+__all__ = ["Units"]
+
+
+class Units:
+    """Of one Triton.
+
+    Args:
+        host: loads and unloads.
+        estimates: of what they take.
+
+    Attributes:
+        loaded: those that are there.
+        used: memory, as it was seen last.
+    """
+
+    def __init__(self, host: Host, estimates: Estimates) -> None:
+        self.loaded: set[str] = set()
+        self.used = Used()
+        self._host = host
+        self._estimates = estimates
+        self._coming: dict[str, int] = {}  # bytes that are kept for them
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._start = 0
+
+    def started(self, loaded: Iterable[str]) -> None:
+        """Triton is another, which has these."""
+        self._start += 1
+        self.loaded = set(loaded)
+        self._coming.clear()
+
+    async def look(self) -> None:
+        """See what each takes now."""
+        self.used = await self._host.used()
+
+    def missing(self, model: Known) -> list[str]:
+        """What of a model nobody has loaded, or loads."""
+        return [part for part in model.parts if part not in self.loaded and part not in self._coming]
+
+    def bytes_of(self, unit: str, known: Mapping[str, Known]) -> int:
+        """What one takes: as it was seen, else as is guessed."""
+        seen = self.used.by_model.get(unit)
+        if seen:
+            return seen
+        return self._estimates.bytes(known[unit]) if unit in known else 0
+
+    @property
+    def taken(self) -> int:
+        """Bytes, once those that come are there, and those that leave are gone."""
+        by_model = self.used.by_model
+        coming = sum(max(0, size - by_model.get(unit, 0)) for unit, size in self._coming.items())
+        return self.used.total + coming - sum(by_model.get(unit, 0) for unit in self._leaving)
+
+    def keep(self, sizes: Mapping[str, int]) -> None:
+        """Keep memory for those that will come."""
+        self._coming.update(sizes)
+
+    def gives_up(self, units: Iterable[str]) -> None:
+        """They don't come after all."""
+        for unit in units:
+            self._coming.pop(unit, None)
+
+    def leave(self, units: Collection[str]) -> None:
+        """Take some out, in this order, and go on."""
+        there = [unit for unit in units if unit in self.loaded]
+        self.loaded.difference_update(there)
+        if there:
+            task = asyncio.ensure_future(self._unload(there))
+            for unit in there:
+                self._leaving[unit] = task
+
+    async def left(self) -> None:
+        """Wait until those that leave are gone."""
+        while self._leaving:
+            await asyncio.wait(set(self._leaving.values()))
+
+    async def bring(self, model: Known, known: Mapping[str, Known]) -> None:
+        """Load what is missing of a model; raises ToolkitError, HostDownError."""
+        for units in model.rounds:
+            done = await asyncio.gather(*(self._bring(known[unit]) for unit in units), return_exceptions=True)
+            for each in done:
+                if isinstance(each, BaseException):
+                    raise each
+
+    async def again(self, unit: Known) -> None:
+        """Load one that is there with what its folder holds now; raises as `bring`."""
+        async with self._locks.setdefault(unit.name, asyncio.Lock()):
+            await self._host.load(unit)
+
+    async def _bring(self, unit: Known) -> None:
+        start = self._start
+        async with self._locks.setdefault(unit.name, asyncio.Lock()):
+            if unit.name in self.loaded:
+                return
+            await self._host.load(unit)
+            if start != self._start:
+                raise HostDownError
+            self.loaded.add(unit.name)
+
+    async def _unload(self, units: list[str]) -> None:
+        try:
+            for unit in units:
+                async with self._locks.setdefault(unit, asyncio.Lock()):
+                    with suppress(HostDownError, ToolkitError):  # what it still takes goes on counting
+                        await self._host.unload(unit)
+            await self.look()
+        finally:
+            gone = asyncio.current_task()
+            for unit in [unit for unit, task in self._leaving.items() if task is gone]:
+                del self._leaving[unit]

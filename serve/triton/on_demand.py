@@ -1,0 +1,110 @@
+"""A Triton of this machine whose models come and go: single loads and unloads over gRPC, and who holds what memory.
+
+Over gRPC, as a load over HTTP holds one of Triton's few threads for HTTP, and with it all of its connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, Literal
+
+from compress.errors import ServerError
+from serve.gateway.on_demand.catalogue import Known
+from serve.gateway.on_demand.host import HostDownError, Used
+from serve.triton.control import control_call
+from serve.triton.launch import TritonServer
+from serve.triton.memory import FOLDER
+
+__all__ = ["TritonHost"]
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+ENDS_S, LOOK_S = 30.0, 0.02  # a stub sleeps for a second before it sees that it is to end
+
+
+class TritonHost:
+    """One that was started to be told what to load; see `serve.gateway.on_demand.host`.
+
+    Args:
+        triton: of this process.
+        region_bytes: of shared memory, for each process of a model.
+        timeout_s: that a load may take.
+        check: reads models' files again before they are loaded; raises ToolkitError where they are not to be.
+    """
+
+    def __init__(
+        self,
+        triton: TritonServer,
+        region_bytes: int,
+        timeout_s: float,
+        check: Callable[[Collection[str]], object],
+    ) -> None:
+        self._triton = triton
+        self._region_bytes = region_bytes
+        self._timeout_s = timeout_s
+        self._check = check
+        self._channel: Any = None
+
+    async def load(self, model: Known) -> None:
+        await asyncio.to_thread(self._check, (model.name,))
+        free, need = shutil.disk_usage(FOLDER).free, model.processes * self._region_bytes
+        if need > free:
+            raise ServerError(
+                f"can't load {model.name}",
+                why=f"its processes need {need >> 20} MiB of shared memory, {FOLDER} has {free >> 20} MiB free",
+                mend="enlarge it, or pack the model with fewer instances",
+            )
+        await self._tell("Load", model.name)
+        await asyncio.to_thread(self._triton.close_regions)
+
+    async def unload(self, model: str) -> None:
+        pids = [stub.pid for stub in await asyncio.to_thread(self._triton.stubs) if stub.model == model]
+        await self._tell("Unload", model)
+        until = time.monotonic() + ENDS_S
+        while any(map(_rss, pids)) and time.monotonic() < until:  # noqa: ASYNC110  another process sets no event
+            await asyncio.sleep(LOOK_S)
+
+    async def used(self) -> Used:
+        return await asyncio.to_thread(self.used_now)
+
+    def used_now(self) -> Used:
+        """What is resident now, looked up in this thread."""
+        if not self._triton.running:
+            return Used()
+        by_model: dict[str, int] = {}
+        members, stubs = self._triton.family()
+        for stub in stubs:
+            by_model[stub.model] = by_model.get(stub.model, 0) + _rss(stub.pid)
+        others = set(members) - {stub.pid for stub in stubs}
+        return Used(sum(map(_rss, others)), by_model)
+
+    async def _tell(self, act: Literal["Load", "Unload"], model: str) -> None:
+        if not self._triton.running:
+            raise HostDownError
+        import grpc  # takes a while
+
+        if self._channel is None:  # its address is known once it has started; a restart keeps it
+            self._channel = grpc.aio.insecure_channel(self._triton.grpc_address)
+        try:
+            await control_call(self._channel, act, model, self._triton.control, self._timeout_s)
+        except ServerError as err:
+            if isinstance(err.__cause__, grpc.aio.AioRpcError) and err.__cause__.code() is grpc.StatusCode.UNAVAILABLE:
+                raise HostDownError from err
+            raise
+
+    async def close(self) -> None:
+        """Nothing is asked of it any more."""
+        if self._channel is not None:
+            await self._channel.close()
+
+
+def _rss(pid: int) -> int:
+    """Bytes that a process has resident; 0 for one that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+    except (OSError, IndexError, ValueError):
+        return 0

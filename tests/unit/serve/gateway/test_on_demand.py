@@ -1,0 +1,279 @@
+"""Models that are loaded on demand: once for all who ask, within the memory, and no key at the others' cost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from compress.errors import ServerError
+from serve.gateway.errors import GatewayError, RateLimitedError, UpstreamDownError
+from serve.gateway.on_demand import residency as residency_module
+from serve.gateway.on_demand.catalogue import Known
+from serve.gateway.on_demand.host import HostDownError, Used
+from serve.gateway.on_demand.lease import Lease
+from serve.gateway.on_demand.loads import MOST_IN_WINDOW, LoadFailedError, LoadingError
+from serve.gateway.on_demand.residency import Residency
+from serve.gateway.on_demand.resident import LATELY_S, Resident, victim_of
+from tests.serve_http import in_loop
+
+MIB = 1 << 20
+
+
+class Host:
+    """Processes of 100 MiB each beside a Triton of 50 MiB, as a real one tells of them."""
+
+    def __init__(self) -> None:
+        self.there: set[str] = set()
+        self.loads: list[str] = []
+        self.most = 0
+        self.fails: set[str] = set()
+        self.down = False
+        self.takes_s = 0.01
+
+    async def load(self, model: Known) -> None:
+        if self.down:
+            raise HostDownError
+        await asyncio.sleep(self.takes_s)
+        if model.name in self.fails:
+            raise ServerError("Triton refuses it", why="its file is broken", mend="mend it")
+        self.loads.append(model.name)
+        self.there.add(model.name)
+        self.most = max(self.most, (await self.used()).total)
+
+    async def unload(self, model: str) -> None:
+        await asyncio.sleep(self.takes_s)
+        self.there.discard(model)
+
+    async def used(self) -> Used:
+        return Used(50 * MIB, {name: 100 * MIB for name in self.there if name != "whole"})
+
+
+def one(name: str, idle_s: float = 0.0) -> Known:
+    return Known(name, (name,), ((name,),), 20 * MIB, 1, "", idle_s)
+
+
+KNOWN = {name: one(name) for name in "abcdefgh"}
+KNOWN["whole"] = Known("whole", ("a", "b", "whole"), (("a", "b"), ("whole",)), 0, 0)
+
+
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residency_module, "SETTLE_S", 0.0)
+    monkeypatch.setattr(residency_module, "ROOM_S", 0.2)
+
+
+def served(host: Host, models: int = 2, pins: tuple[str, ...] = ()) -> Residency:
+    """One with room for so many."""
+    host.there |= set(pins)
+    return Residency(host, KNOWN, (50 + 100 * models + 10) * MIB, pins, lambda _: None)
+
+
+async def ask(residency: Residency, *models: str, who: str = "", wait_s: float = 5.0) -> Lease:
+    lease = residency.lease()
+    try:
+        await lease.need(models, who, time.monotonic() + wait_s)
+    except BaseException:
+        lease.close()
+        raise
+    return lease
+
+
+async def used(residency: Residency, *models: str, who: str = "") -> None:
+    for model in models:
+        (await ask(residency, model, who=who)).close()
+
+
+@in_loop
+async def test_a_model_is_loaded_once_however_many_wait() -> None:
+    host = Host()
+    residency = served(host)
+    await asyncio.gather(*(used(residency, "a") for _ in range(50)))
+    assert host.loads == ["a"]
+    assert residency.at_hand("a", "")
+    assert not residency.loads.waiting
+
+
+@in_loop
+async def test_the_one_that_was_used_longest_ago_goes_and_the_memory_is_kept() -> None:
+    host = Host()
+    residency = served(host)
+    await used(residency, "a", "b", "a", "c")
+    assert set(residency.resident) == {"a", "c"}
+    await used(residency, *"defgh")
+    assert host.most <= residency.budget
+
+
+@in_loop
+async def test_what_a_request_holds_or_is_pinned_stays() -> None:
+    host = Host()
+    residency = served(host, models=3, pins=("a",))
+    lease = await ask(residency, "b")
+    await used(residency, "c", "d", "e")
+    assert {"a", "b", "e"} == set(residency.resident)
+    lease.close()
+    residency.held = lambda _model: True
+    with pytest.raises(LoadingError):
+        await used(residency, "c")
+
+
+@in_loop
+async def test_steps_count_once_and_stay_as_long_as_one_needs_them() -> None:
+    host = Host()
+    residency = served(host)
+    await used(residency, "a", "whole")
+    assert host.loads == ["a", "b", "whole"]
+    await used(residency, "a", "c")  # "whole" goes, and of its steps the one that nobody else needs
+    assert host.there == {"a", "c"}
+
+
+@in_loop
+async def test_a_request_that_cannot_wait_is_told_how_long_it_takes() -> None:
+    host = Host()
+    residency = served(host)
+    await used(residency, "a", "b", "c")
+    residency.estimates.saw_seconds("a", 9.0)
+    with pytest.raises(LoadingError) as caught:
+        await ask(residency, "a", wait_s=0.0)
+    assert dict(caught.value.headers)[b"retry-after"] in (b"4", b"5")
+    await used(residency, "a")  # it was begun all the same
+
+
+@in_loop
+async def test_a_load_that_fails_is_told_and_not_repeated_for_a_while() -> None:
+    host = Host()
+    host.fails = {"a"}
+    told: list[str] = []
+    residency = Residency(host, KNOWN, 300 * MIB, (), told.append)
+    for _ in range(3):
+        with pytest.raises(LoadFailedError):
+            await used(residency, "a")
+    assert told == ["a can't be loaded: its file is broken; it is not tried again for 5 s"]
+    await residency.changed("a", KNOWN)  # its files are others
+    host.fails.clear()
+    await used(residency, "a")
+
+
+@in_loop
+async def test_what_never_fits_is_refused() -> None:
+    host = Host()
+    with pytest.raises(LoadFailedError):
+        await used(Residency(host, KNOWN, 120 * MIB, (), lambda _: None), "a")
+    assert not host.loads
+
+
+@in_loop
+async def test_after_triton_died_only_what_is_asked_comes_back() -> None:
+    host = Host()
+    residency = served(host, models=3, pins=("d",))
+    await used(residency, "a", "b")
+    host.there, host.down = {"d"}, True
+    residency.started()
+    with pytest.raises(UpstreamDownError):
+        await used(residency, "a")
+    host.down = False
+    await used(residency, "a")
+    assert host.there == {"a", "d"}
+
+
+@in_loop
+async def test_what_grows_over_the_memory_makes_others_go() -> None:
+    host = Host()
+    residency = served(host)
+    await used(residency, "a", "b")
+    residency.budget -= 100 * MIB
+    await residency.keep()
+    assert set(residency.resident) == {"b"}
+
+
+@in_loop
+async def test_a_key_that_asks_for_one_after_the_other_does_not_take_what_others_use() -> None:
+    host = Host()
+    residency = served(host, models=4)
+    await used(residency, "a", "b", who="good")
+    for model in "cdefghcdefgh":
+        await used(residency, model, who="greedy")
+    assert {"a", "b"} <= set(residency.resident)
+
+
+@in_loop
+async def test_a_key_that_came_first_does_not_keep_all_the_memory() -> None:
+    host = Host()
+    residency = served(host, models=4)
+    await used(residency, *"abcd", who="first")
+    await used(residency, "e", "f", who="second")
+    assert {"e", "f"} <= set(residency.resident)
+    await used(residency, "g", who="second")  # by then both have as much: it trades its own
+    assert {"c", "d"} <= set(residency.resident)
+
+
+@in_loop
+async def test_loads_of_one_key_are_bounded_while_others_are_served() -> None:
+    host = Host()
+    host.takes_s = 0.0
+    residency = served(host, models=3)
+    for _ in range(MOST_IN_WINDOW):
+        await used(residency, "c", "d", "e", "f", who="alone")
+    await used(residency, "a", who="good")
+    with pytest.raises(RateLimitedError) as caught:
+        await used(residency, *("bcdefgh" * MOST_IN_WINDOW), who="alone")
+    assert int(dict(caught.value.headers)[b"retry-after"]) <= 60
+
+
+@in_loop
+async def test_a_waiter_that_leaves_leaves_nothing_behind() -> None:
+    host = Host()
+    host.takes_s = 0.2
+    residency = served(host)
+    waiting: Coroutine[Any, Any, Lease] = ask(residency, "a")
+    task = asyncio.ensure_future(waiting)
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert not residency.loads.waiting
+    await used(residency, "a")
+    assert host.loads == ["a"]
+    assert residency.resident["a"].leases == 0
+
+
+@in_loop
+async def test_a_model_that_is_not_known_is_tritons_to_refuse() -> None:
+    await used(served(Host()), "nobody")
+
+
+@in_loop
+async def test_a_step_that_fails_takes_back_what_was_loaded_for_it() -> None:
+    host = Host()
+    host.fails = {"b"}
+    residency = served(host)
+    with pytest.raises(GatewayError):
+        await used(residency, "whole")
+    await residency.units.left()
+    assert not host.there
+
+
+@pytest.mark.parametrize(
+    ("who", "expected"),
+    [(None, "shared"), ("x", "idle"), ("y", "idle"), ("z", "idle")],
+)
+def test_what_nobody_has_used_lately_goes_before_all_that_keys_use(who: str | None, expected: str) -> None:
+    now = 1000.0
+    shared = Resident("shared", now - 3 * LATELY_S, "x")
+    shared.touch("y", now - 2 * LATELY_S)
+    idle = Resident("idle", now - 1.5 * LATELY_S, "x")
+    mine = Resident("mine", now - 1, "x")
+    rows = [idle, mine] if expected == "idle" else [shared, idle, mine]
+    victim = victim_of(rows, rows, who, 1, now, lambda _: 1)
+    assert victim is not None
+    assert victim.name == expected
+
+
+def test_what_several_have_used_lately_is_not_taken_for_ones_sake() -> None:
+    now = 1000.0
+    shared = Resident("shared", now - 2, "x")
+    shared.touch("y", now - 1)
+    assert victim_of([shared], [shared], "x", 1, now, lambda _: 1) is None
+    assert victim_of([shared], [shared], None, 1, now, lambda _: 1) is shared
