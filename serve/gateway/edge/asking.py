@@ -63,6 +63,7 @@ async def ask_model(
         OverloadedError: there was no place in time, or the model is down.
         RateLimitedError: too many of the key wait for slots of its sequences.
         PoisonError: the model's process has died of this request.
+        UnauthorizedError, ForbiddenError: the key may no longer ask the model.
         ClientGoneError: the client left.
         GatewayError: Triton gave no answer.
     """
@@ -89,6 +90,7 @@ async def ask_model(
             trace.done("queue")
         started = time.monotonic()
         gate.incidents.outages.check(model)
+        gate.keys.again(identity).check_model(model)  # it may have waited, and a list's later parts for minutes
         suspects.take_off(flight)
         above, on_left = ABOARD.set(flight), LEFT.set(leaving)
         try:

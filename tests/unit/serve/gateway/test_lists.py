@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from serve.gateway.access.admission import Admission, Bounds
-from serve.gateway.access.keys import add_key
+from serve.gateway.access.keys import add_key, revoke_key
 from serve.gateway.access.lists import LEAST, ListPart, Lists, Turns
 from serve.gateway.edge.listed import AT_ONCE
 from serve.gateway.errors import OverloadedError
@@ -53,14 +54,36 @@ class OneInstance(Encoders):
             return await super().answered(who, what, body)
 
 
+@dataclass
+class Judges(OneInstance):
+    """Gives each pair 0."""
+
+    config: dict[str, Any] = field(
+        default_factory=lambda: CONFIG | {"parameters": {"task": {"string_value": "sequence-classification"}}}
+    )
+
+    async def answered(self, who: str, what: str, body: bytes) -> tuple[str, Any]:
+        status, told = await super().answered(who, what, body)
+        if what == "":
+            told["inputs"] = [{"name": name, "datatype": "BYTES", "shape": [-1, 1]} for name in ("text", "text_pair")]
+            told["outputs"][0]["shape"] = [-1, 1]
+        if what == "infer" and status == "200 OK":
+            (count, _) = told["outputs"][0]["shape"]
+            told["outputs"][0] |= {"shape": [count, 1], "data": [0.0] * count}
+        return status, told
+
+
 def text(letter: str, length: int = LONG) -> str:
     return letter * length
 
 
-async def ask(w: World, texts: list[str], key: str = "", patience_ms: int = 120_000) -> Response:
+async def ask(
+    w: World, texts: list[str], key: str = "", patience_ms: int = 120_000, route: str = "/v1/embeddings"
+) -> Response:
     headers = {"content_type": "application/json", "x_request_timeout_ms": str(patience_ms)}
-    body = json.dumps({"model": "m", "input": texts}).encode()
-    return await w.ask("/v1/embeddings", body, **headers, **({"x_api_key": key} if key else {}))
+    asked = {"input": texts} if route == "/v1/embeddings" else {"query": "q", "documents": texts}
+    body = json.dumps({"model": "m"} | asked).encode()
+    return await w.ask(route, body, **headers, **({"x_api_key": key} if key else {}))
 
 
 async def until_asked(triton: OneInstance, parts: int) -> None:
@@ -136,6 +159,38 @@ async def test_a_list_of_long_texts_costs_a_key_as_many_requests_as_the_largest_
         assert len(triton.order) > 4
         assert (await ask(w, [text("l")] * (LARGEST + 1), key)).status == 200
         assert (await ask(w, [text("s", 20)], key)).status == 429
+
+
+def narrow(keys: Path) -> None:
+    """Have the one key of a file ask another model."""
+    told = json.loads(keys.read_text())
+    (key,) = told["keys"]
+    key["models"] = ["other"]
+    keys.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize("route", ["/v1/embeddings", "/v1/rerank"])
+@pytest.mark.parametrize(
+    ("change", "status"), [(lambda keys: revoke_key(keys, "one"), 401), (narrow, 403)], ids=["revoked", "narrowed"]
+)
+@in_loop
+async def test_no_part_of_a_list_is_begun_once_its_key_may_not_ask_any_more(
+    tmp_path: Path, route: str, change: Callable[[Path], Any], status: int
+) -> None:
+    keys = tmp_path / "keys.json"
+    key = add_key(keys, "one", models=("m",), rate=1e6, burst=10**6)[0]
+    triton = Judges() if route == "/v1/rerank" else OneInstance()
+    async with world(tmp_path, triton, timeout_s=120.0, keys=keys) as w:
+        listing = asyncio.create_task(ask(w, [text("l")] * COUNT, key, route=route))
+        await until_asked(triton, 10)
+        async with triton.free:  # no part is answered until the gateway knows of it
+            change(keys)
+            while (await w.ask("/predict/m", x_api_key=key)).status != status:  # noqa: ASYNC110 - of the gateway
+                await asyncio.sleep(0.02)
+            before = len(triton.order)
+        answer = await listing
+        assert answer.status == status, answer.body
+        assert len(triton.order) - before <= AT_ONCE, "those that were with the model"
 
 
 def places(most: int = 8) -> tuple[Admission, Lists]:
