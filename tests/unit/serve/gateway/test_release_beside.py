@@ -127,7 +127,7 @@ def test_a_candidate_is_met_by_what_another_release_sends_there(tmp_path: Path, 
         other.course, other._weight = None, 0.1
     elif settled != "running":
         assert other.course is not None
-        other.course.end(settled, "")
+        other.course.end("promoted" if settled == "promoted" else "aborted", "")
     releases._by_model |= {"m": judged, "n": other}
 
     assert (releases.beside(Target("n"), other) == Besides((judged.beside,))) is met
