@@ -63,9 +63,9 @@ app.command(tune)
 app.command(verify)
 out = Console(highlight=False, soft_wrap=True)
 Flat = Parameter(name="*")
-# What a disk or a folder says of itself, whoever writes there; other errors of the system are ours.
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
-ROOM = "make room, or write where you may"
+# What a disk or a folder says of itself, whoever reads or writes there; other errors of the system are ours.
+REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+ROOM = "make room there, or see that you may read and write it"
 OPTIONAL = (
     "fastapi", "fastapi_offline", "grpc", "httptools", "orjson", "prometheus_client", "psutil", "tritonclient",
     "uvicorn", "uvloop",
@@ -327,9 +327,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"error: {err}", file=sys.stderr)
         sys.exit(err.exit_code)
     except OSError as err:
-        if err.errno not in UNWRITABLE:
+        if err.errno not in REFUSED:
             raise
-        what = "can't write" + (f" {err.filename}" if err.filename else "")
+        what = f"can't use {err.filename or 'a file'}"
         print(f"error: {ResourceError(what, why=err.strerror or str(err), mend=ROOM)}", file=sys.stderr)
         sys.exit(ResourceError.exit_code)
     except ModuleNotFoundError as err:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from serve.config.shell_words import MEND, unsafe_words
 from serve.repository.folders import folders_of
 from serve.repository.versions import versions_of
 
-__all__ = ["ModelInfo", "check_words", "read_model", "read_models"]
+__all__ = ["ModelInfo", "check_words", "instance_count", "read_model", "read_models"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,12 @@ class ModelInfo:
     name: str
     config: ModelConfig
     versions: tuple[int, ...]
+
+
+def instance_count(models: Iterable[ModelInfo]) -> int:
+    """How many processes the models run in, where every backend is the Python backend."""
+    plain = [model.config for model in models if model.config.platform != "ensemble"]
+    return sum(sum(group.count for group in config.instance_group) or 1 for config in plain)
 
 
 def read_models(repository: Path) -> list[ModelInfo]:

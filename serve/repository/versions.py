@@ -90,11 +90,18 @@ def add_version(repository: Path, staged: Path, names: Sequence[str], version: i
 
 def served(config: ModelConfig, versions: Sequence[int]) -> int | None:
     """The version that a request without one gets."""
-    policy = config.version_policy
+    return max(all_served(config, versions), default=None)
+
+
+def all_served(config: ModelConfig, versions: Sequence[int]) -> list[int]:
+    """The versions that are loaded, ascending."""
+    policy, there = config.version_policy, sorted(versions)
+    if policy is not None and policy.all is not None:
+        return there
     if policy is not None and policy.specific is not None:
-        there = [number for number in versions if number in policy.specific.versions]
-        return max(there, default=None)
-    return max(versions, default=None)
+        return [version for version in there if version in policy.specific.versions]
+    latest = policy.latest.num_versions if policy is not None and policy.latest is not None else 1
+    return there[-max(1, latest) :]
 
 
 def roll_back(repository: Path, name: str) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from compress.errors import ServerError
 from serve.config.model_config import ModelInput, ModelOutput
-from serve.repository.read import ModelInfo
+from serve.repository.read import ModelInfo, instance_count
 
 __all__ = ["check_room", "region_bytes", "remove_regions"]
 
@@ -17,12 +17,6 @@ MIB = 1024 * 1024
 SMALLEST, LARGEST = MIB, 32 * MIB
 ITEM_BYTES = {"TYPE_FP64": 8, "TYPE_INT64": 8, "TYPE_UINT64": 8, "TYPE_FP32": 4, "TYPE_INT32": 4, "TYPE_UINT32": 4,
               "TYPE_FP16": 2, "TYPE_BF16": 2, "TYPE_INT16": 2, "TYPE_UINT16": 2}  # fmt: skip
-
-
-def instance_count(models: list[ModelInfo]) -> int:
-    """How many processes the models run in, where every backend is the Python backend."""
-    plain = [model.config for model in models if model.config.platform != "ensemble"]
-    return sum(sum(group.count for group in config.instance_group) or 1 for config in plain)
 
 
 def region_bytes(models: list[ModelInfo]) -> int:

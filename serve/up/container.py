@@ -7,9 +7,9 @@ import shlex
 from pathlib import Path
 
 from serve.repository.folders import check_hidden
-from serve.repository.read import ModelInfo
+from serve.repository.read import ModelInfo, instance_count
 from serve.triton.flags import flags_for
-from serve.triton.memory import MIB, instance_count, region_bytes
+from serve.triton.memory import MIB, region_bytes
 from serve.triton.ports import HOST
 from serve.up.options import UpOptions
 

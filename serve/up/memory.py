@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from compress.errors import ServerError
+from serve.triton.memory import MIB
 
 __all__ = ["bytes_of", "check_flags"]
 
-MIB = 1 << 20
 UNITS = {
     "": 1,
     "K": 10**3,

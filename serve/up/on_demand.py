@@ -7,9 +7,10 @@ from pathlib import Path
 
 from compress.errors import ServerError
 from serve.gateway.on_demand.catalogue import Known, catalogue_of
-from serve.gateway.on_demand.estimates import MIB, Estimates
+from serve.gateway.on_demand.estimates import Estimates
 from serve.gateway.on_demand.host import HostDownError, Used
 from serve.gateway.on_demand.residency import Residency
+from serve.triton.memory import MIB
 
 __all__ = ["ChangedOnDemand", "pinned_of", "started_of"]
 

@@ -10,9 +10,9 @@ from compress.errors import ServerError
 from serve.config.threads import threads_of
 from serve.load.report.report import read_report
 from serve.repository.folders import check_hidden, files_of
-from serve.repository.read import ModelInfo, read_models
+from serve.repository.read import ModelInfo, instance_count, read_models
 from serve.triton.flags import flags_for
-from serve.triton.memory import MIB, instance_count, region_bytes
+from serve.triton.memory import MIB, region_bytes
 from serve.up.container import SPARE_BYTES, requirements_of
 
 __all__ = ["Workload", "workload_of"]

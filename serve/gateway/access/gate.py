@@ -92,6 +92,18 @@ class Gate:
         """What a request will hold of its models, where these come and go; to be closed."""
         return Lease(self.residency)
 
+    async def bring(self, model: str, who: str, deadline: float) -> None:
+        """Have a model loaded, where it is on demand: to ask about one is to ask for it; raises as `Lease.need`."""
+        lease = self.lease()
+        try:
+            await lease.need([model], who, deadline)
+        finally:
+            lease.close()
+
+    def will_come(self, model: str) -> bool:
+        """Whether a model is not loaded, and a request would have it loaded."""
+        return self.residency is not None and self.residency.state(model) in ("ON_DEMAND", "LOADING")
+
     def holds(self, model: str) -> bool:
         """Whether requests of a model are with Triton, or wait for their turn, or it is down."""
         busy = any(kind.in_flight or kind.waiting for kind in self.places(model).kinds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
@@ -20,16 +20,25 @@ from serve.gateway.edge.extensions import LEAVING
 from serve.gateway.errors import ClientGoneError, HasItsConnectionsError, UpstreamDownError, UpstreamTimeoutError
 from serve.gateway.health.flights import ABOARD, Flight
 from serve.gateway.observe.tracing import Trace
+from serve.gateway.on_demand.lease import Lease
 from serve.gateway.release.beside import Besides
 from serve.gateway.upstream.deadline import EarlyTimeoutError
 from serve.http.body import GrowingBody
 from serve.http.client import Response
 from serve.http.connection import LEFT, Leaving
 
-__all__ = ["CLIENT_LEFT", "ask_model", "unless_client_leaves", "watch_by_receiving"]
+__all__ = ["CLIENT_LEFT", "ask_model", "unless_client_leaves", "until_loaded", "watch_by_receiving"]
 
 CLIENT_LEFT = 499
 T = TypeVar("T")
+
+
+async def until_loaded(
+    gate: Gate, lease: Lease, models: Iterable[str], who: str, deadline: float, scope: Scope, receive: Receive
+) -> None:
+    """Wait until these are loaded, where models are on demand; raises as `Lease.need`, and ClientGoneError."""
+    if gate.residency is not None:
+        await unless_client_leaves(scope, receive, lease.need(models, who, deadline))
 
 
 async def ask_model(

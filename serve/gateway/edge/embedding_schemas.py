@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from serve.gateway.edge.json_body import json_body
 from serve.gateway.edge.listed_values import MOST_SAMPLES
 from serve.gateway.edge.openai_errors import OpenAIProblem
 
@@ -53,28 +54,17 @@ class Models(BaseModel):
 
 
 _TEXT = {"type": "string", "minLength": 1}
-BODY = {
-    "required": True,
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "required": ["model", "input"],
-                "additionalProperties": False,
-                "properties": {
-                    "model": {"type": "string", "minLength": 1},
-                    "input": {
-                        "anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MOST_SAMPLES}]
-                    },
-                    "encoding_format": {"enum": ["float", "base64"], "default": "float"},
-                    "dimensions": {"type": "integer", "minimum": 1, "description": "Those of the model, or left out."},
-                    "user": {"type": "string", "description": "Taken, and not used."},
-                },
-            },
-            "example": {"model": "minilm", "input": ["The quick brown fox jumps over the lazy dog."]},
-        }
+BODY = json_body(
+    required=("model", "input"),
+    properties={
+        "model": {"type": "string", "minLength": 1},
+        "input": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MOST_SAMPLES}]},
+        "encoding_format": {"enum": ["float", "base64"], "default": "float"},
+        "dimensions": {"type": "integer", "minimum": 1, "description": "Those of the model, or left out."},
+        "user": {"type": "string", "description": "Taken, and not used."},
     },
-}
+    example={"model": "minilm", "input": ["The quick brown fox jumps over the lazy dog."]},
+)
 _PROBLEMS = {
     400: "A field that can't be taken: `param` names it; or a text that the model refuses.",
     401: "No key, or none that is known, where the gateway asks for one.",

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from serve.gateway.access.memory import Memory, Share
 from serve.gateway.edge.asking import CLIENT_LEFT
 from serve.gateway.edge.bodies import read_body
+from serve.gateway.edge.json_body import json_body
 from serve.gateway.edge.routes import UPSTREAM
 from serve.gateway.errors import BodyTooLargeError, ClientGoneError, Problem
 from serve.gateway.release.feedback import MOST_BYTES, Feedback
@@ -27,25 +28,16 @@ class Counted(BaseModel):
     correct: bool | None = Field(None, description="What it was counted as.")
 
 
-_BODY = {
-    "required": True,
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "required": ["id"],
-                "additionalProperties": False,
-                "properties": {
-                    "id": {"type": "string", "description": "The header Answer-Id of the answer."},
-                    "correct": {"type": "boolean"},
-                    "label": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
-                    "output": {"type": "string", "description": "Which output has the label, where several may."},
-                },
-            },
-            "example": {"id": "4DhUO0c1mW8xGq2b", "correct": True},
-        }
+_BODY = json_body(
+    required=("id",),
+    properties={
+        "id": {"type": "string", "description": "The header Answer-Id of the answer."},
+        "correct": {"type": "boolean"},
+        "label": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+        "output": {"type": "string", "description": "Which output has the label, where several may."},
     },
-}
+    example={"id": "4DhUO0c1mW8xGq2b", "correct": True},
+)
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     **{status: UPSTREAM[status] for status in (401, 403)},
     400: {"model": Problem, "description": "A body that can't be read, or says more than it may."},

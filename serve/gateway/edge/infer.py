@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
-from serve.gateway.edge.asking import CLIENT_LEFT, ask_model, unless_client_leaves
-from serve.gateway.edge.bodies import check_still, growing_body, read_body
+from serve.gateway.edge.asking import CLIENT_LEFT, ask_model, unless_client_leaves, until_loaded
+from serve.gateway.edge.bodies import growing_body, read_body
 from serve.gateway.edge.extensions import RESPOND, STILL
 from serve.gateway.edge.infer_head import JSON, MOST_DIGITS, PATH, RETURNED, SAFE, answer_lines, split_headers
 from serve.gateway.errors import (
@@ -37,6 +37,7 @@ from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.protocol import BINARY_HEADER
 from serve.gateway.oip.sequence import in_answer
 from serve.gateway.on_demand.lease import Lease
+from serve.gateway.release.release import models_of
 from serve.gateway.release.released import Released, is_gone
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
@@ -157,7 +158,6 @@ class InferEndpoint:
         if body is None:
             body = await read_body(scope, read.get(b"content-length"), receive, settings.max_body_bytes, share)
         observed.received = len(body)
-        came_whole = isinstance(body, bytes)
         trace = observed.trace
         if trace is not None:
             forwarded = [header for header in forwarded if header[0] != b"traceparent"]
@@ -165,9 +165,7 @@ class InferEndpoint:
             trace.done("receive")
         if isinstance(body, bytes) and b"content-encoding" in read:
             body = await unpack(body, read[b"content-encoding"], settings.max_body_bytes, share)
-        if self._gate.residency is not None:
-            models = self._releases.asked(model, release)
-            await unless_client_leaves(scope, receive, lease.need(models, identity.id, deadline))
+        await until_loaded(self._gate, lease, models_of(model, release), identity.id, deadline, scope, receive)
         kept = release.kept if release is not None else Target(model, version)
         seconds = None if timeout is None else patience
         fitting = self._contracts.fitted(
@@ -193,8 +191,6 @@ class InferEndpoint:
 
         async def ask(body: bytes | GrowingBody) -> Response:
             left = deadline - time.monotonic()
-            if not came_whole and isinstance(body, bytes):  # it was waited for meanwhile
-                check_still(scope)
             if turn is not None:
                 turn.sends()
             return await self._released.infer(

@@ -21,7 +21,7 @@ from starlette.types import Scope
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.lists import ListPart, Turns
 from serve.gateway.access.memory import Share
-from serve.gateway.edge.asking import CLIENT_LEFT, unless_client_leaves
+from serve.gateway.edge.asking import CLIENT_LEFT, unless_client_leaves, until_loaded
 from serve.gateway.edge.bodies import read_body
 from serve.gateway.edge.lengths import Part, parts_of
 from serve.gateway.edge.listed_values import TritonAnswer
@@ -40,7 +40,7 @@ from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import BINARY_HEADER, Message
 from serve.gateway.release.answers import ANSWER_ID
-from serve.gateway.release.release import Release
+from serve.gateway.release.release import Release, models_of
 from serve.gateway.release.released import SERVED_BY
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import TIMEOUT_HEADER, patience_s
@@ -173,7 +173,8 @@ class _Listed(Generic[A, B]):
         self._name(asked)
         release = way.releases.get(asked.model)
         scope, receive = self._request.scope, self._request.receive
-        await way.loaded(self._lease, asked.model, release, self._identity, scope, receive, self._deadline)
+        models = models_of(asked.model, release)
+        await until_loaded(gate, self._lease, models, self._identity.id, self._deadline, scope, receive)
         by = self._form.fit(asked, await self._metadata(asked.model, release))
         lists = gate.lists(asked.model)
         work = Work(asked, by, release, parts_of(asked.sizes, by.most, lists.budget))

@@ -15,7 +15,7 @@ from starlette.types import Message as ASGIMessage
 
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
-from serve.gateway.edge.asking import CLIENT_LEFT, unless_client_leaves
+from serve.gateway.edge.asking import CLIENT_LEFT, unless_client_leaves, until_loaded
 from serve.gateway.edge.bodies import read_body
 from serve.gateway.edge.predict_values import answer_of, message_from, message_of
 from serve.gateway.edge.routes import UPSTREAM
@@ -33,6 +33,7 @@ from serve.gateway.oip.friendly import from_file
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import BINARY_HEADER, Message
 from serve.gateway.release.answers import ANSWER_ID
+from serve.gateway.release.release import models_of
 from serve.gateway.release.released import SERVED_BY
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import TIMEOUT_HEADER, patience_s
@@ -117,7 +118,8 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
             if encoding := headers.get(b"content-encoding"):
                 body = await unpack(body, encoding, settings.max_body_bytes, share)
             release = way.releases.get(model)
-            await way.loaded(lease, model, release, identity, request.scope, request.receive, deadline)
+            models = models_of(model, release)
+            await until_loaded(gate, lease, models, identity.id, deadline, request.scope, request.receive)
             metadata = await way.metadata(model, release)
             reading = _message(contracts, metadata, request, body, settings.max_elements, identity, deadline)
             if len(body) > LONG_JSON:  # it may have to wait

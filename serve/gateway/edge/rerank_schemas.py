@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from serve.gateway.edge.embedding_schemas import Usage
+from serve.gateway.edge.json_body import json_body
 from serve.gateway.edge.listed_values import MOST_SAMPLES
 
 __all__ = ["BODY", "Ranking"]
@@ -37,29 +38,20 @@ class Ranking(BaseModel):
 
 _TEXT = {"type": "string", "minLength": 1}
 _OBJECT = {"type": "object", "required": ["text"], "additionalProperties": False, "properties": {"text": _TEXT}}
-BODY = {
-    "required": True,
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "required": ["model", "query", "documents"],
-                "additionalProperties": False,
-                "properties": {
-                    "model": {"type": "string", "minLength": 1},
-                    "query": _TEXT,
-                    "documents": {
-                        "type": "array", "items": {"anyOf": [_TEXT, _OBJECT]}, "minItems": 1, "maxItems": MOST_SAMPLES,
-                    },
-                    "top_n": {"type": "integer", "minimum": 1, "description": "All, if it is left out."},
-                    "return_documents": {"type": "boolean", "default": False},
-                },
-            },
-            "example": {
-                "model": "judge",
-                "query": "What does a fox jump over?",
-                "documents": ["A fox jumps over a lazy dog.", "A dog sleeps."],
-            },
-        }
+BODY = json_body(
+    required=("model", "query", "documents"),
+    properties={
+        "model": {"type": "string", "minLength": 1},
+        "query": _TEXT,
+        "documents": {
+            "type": "array", "items": {"anyOf": [_TEXT, _OBJECT]}, "minItems": 1, "maxItems": MOST_SAMPLES,
+        },
+        "top_n": {"type": "integer", "minimum": 1, "description": "All, if it is left out."},
+        "return_documents": {"type": "boolean", "default": False},
     },
-}  # fmt: skip
+    example={
+        "model": "judge",
+        "query": "What does a fox jump over?",
+        "documents": ["A fox jumps over a lazy dog.", "A dog sleeps."],
+    },
+)  # fmt: skip

@@ -129,17 +129,13 @@ def protocol_router(upstream: Upstream, gate: Gate, timeout_s: float, draining: 
 
     async def loaded(model: str, request: Request) -> None:
         """Where models are loaded on demand, to ask about one is to ask for it."""
-        lease = gate.lease()
-        try:
-            await lease.need([model], request.state.identity.id, time.monotonic() + timeout_s)
-        finally:
-            lease.close()
+        await gate.bring(model, request.state.identity.id, time.monotonic() + timeout_s)
 
     async def before(part: str, model: str, request: Request) -> Response | None:
         """What is answered before Triton is asked, or has to be waited for."""
         if part == "ready":
             upstream.outages.check(model)
-            if gate.residency is not None and gate.residency.state(model) in ("ON_DEMAND", "LOADING"):
+            if gate.will_come(model):
                 return Response()  # whoever asks it will be answered
         elif part == "config":
             await loaded(model, request)

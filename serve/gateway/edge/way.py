@@ -10,11 +10,10 @@ from starlette.types import Receive, Scope
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.lists import ListPart
-from serve.gateway.edge.asking import ask_model, unless_client_leaves
+from serve.gateway.edge.asking import ask_model
 from serve.gateway.oip.contracts import Contracts
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import Message
-from serve.gateway.on_demand.lease import Lease
 from serve.gateway.release.release import Release
 from serve.gateway.release.released import Released
 from serve.gateway.release.releases import Releases
@@ -34,21 +33,6 @@ class Way:
     upstream: Upstream
     contracts: Contracts
     released: Released
-
-    async def loaded(
-        self,
-        lease: Lease,
-        model: str,
-        release: Release | None,
-        identity: Identity,
-        scope: Scope,
-        receive: Receive,
-        deadline: float,
-    ) -> None:
-        """Wait until the model is loaded, where it is on demand; raises as `Lease.need`, and ClientGoneError."""
-        if self.gate.residency is not None:
-            needing = lease.need(self.releases.asked(model, release), identity.id, deadline)
-            await unless_client_leaves(scope, receive, needing)
 
     async def metadata(self, model: str, release: Release | None) -> ModelMetadata:
         """Of who answers for the model, under its name; raises GatewayError."""

@@ -23,7 +23,7 @@ from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.sequence import Named
 from serve.gateway.on_demand.lease import Lease
 from serve.gateway.release.beside import Besides
-from serve.gateway.release.release import Release
+from serve.gateway.release.release import Release, models_of
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.rollout.plan import Target
@@ -223,7 +223,7 @@ class Incoming:
         model: str = request.model_name
         identity.check_model(model)
         self._gate.incidents.outages.check(model)
-        await lease.need(self._releases.asked(model, self._release(request)), identity.id, deadline)
+        await lease.need(models_of(model, self._release(request)), identity.id, deadline)
         target = self._target(request)
         check = partial(check_message, request, shared_memory=identity.admin)
         await self._contracts.fitting(target, check)

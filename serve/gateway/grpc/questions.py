@@ -81,12 +81,11 @@ class Questions:
                         identity.check_model(model)
                         if name == "ModelReady":
                             self._gate.incidents.outages.check(model)
-                            if self._gate.residency and self._gate.residency.state(model) in ("ON_DEMAND", "LOADING"):
+                            if self._gate.will_come(model):
                                 return _bytes(messages.ModelReadyResponse(ready=True))
                         elif name in ("ModelMetadata", "ModelConfig"):  # to ask about one is to ask for it
-                            lease, patience_s = self._gate.lease(), self._incoming.patience(context)
-                            await lease.need([model], identity.id, time.monotonic() + patience_s)
-                            lease.close()
+                            until = time.monotonic() + self._incoming.patience(context)
+                            await self._gate.bring(model, identity.id, until)
                     elif not self._gate.keys.open:
                         identity.check_admin()  # statistics of all
             nodes = self._balancer.nodes if name in ADMIN else [None]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.errors import RepositoryError
-from serve.config.model_config import ModelConfig
 from serve.config.pbtxt import parse, read_config
 from serve.repository.folders import files_of, folders_of
 from serve.repository.needs import needs_of
-from serve.repository.read import ModelInfo, read_model
+from serve.repository.read import ModelInfo, instance_count, read_model
+from serve.repository.versions import all_served
 
 __all__ = ["Known", "catalogue_of"]
 
@@ -52,38 +52,25 @@ def catalogue_of(repository: Path) -> dict[str, Known]:
     for folder in folders_of(repository):
         with contextlib.suppress(RepositoryError):  # `serve up` has refused it, or it was changed since
             models.append(read_model(folder))
-    needs = needs_of(models)
+    needs, idle = needs_of(models), {model.name: _idle_s(repository / model.name) for model in models}
     return {
-        model.name: _known(repository / model.name, model, needs)
+        model.name: _known(repository / model.name, model, needs, idle)
         for model in models
         if needs[model.name] <= needs.keys()
     }
 
 
-def _known(folder: Path, model: ModelInfo, needs: Mapping[str, frozenset[str]]) -> Known:
+def _known(folder: Path, model: ModelInfo, needs: Mapping[str, frozenset[str]], idle: Mapping[str, float]) -> Known:
     parts = sorted(needs[model.name], key=lambda part: (len(needs[part]), part))
     depths = sorted({len(needs[part]) for part in parts})
     rounds = tuple(tuple(part for part in parts if len(needs[part]) == depth) for depth in depths)
-    config = model.config
-    ensemble = config.platform == "ensemble"
-    count = 0 if ensemble else sum(max(1, group.count) for group in config.instance_group) or 1
-    served = _served(config, model.versions)
+    count, served = instance_count([model]), all_served(model.config, model.versions)
     size = count * sum(_bytes_in(folder / str(version)) for version in served)
-    whole = config.parameters.get("part_of", "")
+    whole = model.config.parameters.get("part_of", "")
     return Known(
         model.name, tuple(parts), rounds, size, count * len(served), "" if whole == model.name else whole,
-        max(_idle_s(folder.with_name(part)) for part in parts),
+        max(idle[part] for part in parts),
     )  # fmt: skip
-
-
-def _served(config: ModelConfig, versions: tuple[int, ...]) -> tuple[int, ...]:
-    policy = config.version_policy
-    if policy is not None and policy.all is not None:
-        return versions
-    if policy is not None and policy.specific is not None:
-        return tuple(version for version in versions if version in policy.specific.versions)
-    latest = policy.latest.num_versions if policy is not None and policy.latest is not None else 1
-    return versions[-max(1, latest) :]
 
 
 def _bytes_in(folder: Path) -> int:

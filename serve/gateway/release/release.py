@@ -21,7 +21,7 @@ from serve.rollout.analysis import Outcome
 from serve.rollout.course import Course, Event
 from serve.rollout.plan import Plan, Target
 
-__all__ = ["Answered", "Ask", "Grade", "Release"]
+__all__ = ["Answered", "Ask", "Grade", "Release", "models_of"]
 
 T = TypeVar("T")
 MOST_COPIES = 16
@@ -426,6 +426,11 @@ class Release:
         self.dropped += 1
         if self.course is not None:
             self.course.analysis.dropped(self.beside.key if self.beside.now else "")
+
+
+def models_of(model: str, release: Release | None) -> set[str]:
+    """Names of the models that a request for one may be with, by its release."""
+    return {model} if release is None else {target.model for target in release.may_ask}
 
 
 def _may_be(one: Target, other: Target) -> bool:

@@ -96,13 +96,6 @@ class Releases:
         found = [each.beside for each in self._by_model.values() if each is not release and each.meets(goes)]
         return Besides(tuple(found)) if found else None
 
-    def asked(self, model: str, release: Release | None) -> set[str]:
-        """The models that may be asked for a request for one."""
-        if release is None:
-            return {model}
-        both = release.running or 0 < release.weight < 1
-        return {release.baseline.model, release.candidate.model} if both else {release.kept.model}
-
     def needed(self) -> set[str]:
         """The models that rollouts under way are about."""
         active = [row for row in self._rows.values() if row.active]

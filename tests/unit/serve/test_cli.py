@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from serve.cli.main import main
+from tests.full_disk import full_disk
 from tests.serve_models import tiny_artifact
 
 
@@ -149,13 +149,8 @@ def test_a_disk_that_takes_no_more_is_told_in_three_lines_and_what_was_there_sta
     before = (repository / "model.sig").read_bytes()
     capsys.readouterr()
 
-    most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, most[1]))
-    try:
-        with pytest.raises(SystemExit) as caught:
-            main(["sign", str(repository), "--key", str(key)])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    with full_disk(100), pytest.raises(SystemExit) as caught:
+        main(["sign", str(repository), "--key", str(key)])
 
     told = capsys.readouterr().err.splitlines()
     assert caught.value.code == 2

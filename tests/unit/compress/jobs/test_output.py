@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import errno
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -37,6 +36,7 @@ from compress.runtime.footprint import footprint
 from compress.stage import Progress
 from compress.storage.files import locked, write_files
 from compress.storage.shortages import shortages
+from tests.full_disk import full_disk
 from tests.models import build
 
 X = "x:float32[batch,4]"
@@ -194,23 +194,12 @@ def test_a_folder_of_the_user_s_that_has_the_name_of_a_leftover_stays(here: Path
     assert halves(here) == ["artifact.old"]
 
 
-@contextlib.contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """No file can be made larger: what a quota or a full disk does, anywhere, in Python and in C++."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("size", [0, 600, 2500, 6000, 20_000])
 def test_files_that_can_t_grow_leave_the_old_artifact_and_no_half(here: Path, size: int) -> None:
     """The limit strikes at a stage's model, its description, the artifact, the report's JSON or its page."""
     before = Artifact.load(here / "artifact").sha256
     options = ExportOptions(output=Path("artifact"), int8="dynamic", prune=0.2)
-    with largest_file(size), pytest.raises(ResourceError) as caught:
+    with full_disk(size), pytest.raises(ResourceError) as caught:
         compress.export("model.pt", options)
     assert "can't write" in caught.value.what
     assert Artifact.load(here / "artifact").sha256 == before
@@ -220,7 +209,7 @@ def test_files_that_can_t_grow_leave_the_old_artifact_and_no_half(here: Path, si
 @pytest.mark.parametrize("work", ["artifact.work", "a/new/place"])
 def test_a_run_whose_first_stage_fails_leaves_no_folder(here: Path, work: str) -> None:
     before = tree(here)
-    with largest_file(0), pytest.raises(ResourceError):
+    with full_disk(0), pytest.raises(ResourceError):
         compress.export("model.pt", ExportOptions(output=Path("artifact"), work=Path(work)))
     assert tree(here) == before
 
@@ -238,7 +227,7 @@ def test_a_result_inside_an_artifact_does_not_go_with_it(here: Path, name: str) 
 
 def test_the_other_commands_leave_nothing_either(here: Path) -> None:
     before = tree(here)
-    with largest_file(100):
+    with full_disk(100):
         with pytest.raises(ResourceError):
             sensitivity("model.pt", SensitivityOptions(output=Path("s"), eval="eval.npz", samples=10, ratios=(0.5,)))
         options = OptimizeOptions(output=Path("o"), eval="eval.npz", prune=(0,), int8=("dynamic",), budget_by="point")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from serve.gateway.settings_file import load_settings
 from serve.pack.write import PackOptions, pack
 from serve.rollout.plan import Plan
 from tests.custom_resources import VERSIONS, check
+from tests.full_disk import full_disk
 from tests.load_servers import result_of
 from tests.serve_models import hook_file, tiny_artifact
 
@@ -401,13 +401,8 @@ def test_a_folder_of_something_else_stays(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_folder_as_it_was_and_nothing_beside(tmp_path: Path) -> None:
     render(ROOT / "model_repository", tmp_path / "out", OPTIONS)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, most[1]))
-    try:
-        with pytest.raises(ServerError, match="can't write"):
-            render(ROOT / "model_repository", tmp_path / "out", OPTIONS)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    with full_disk(100), pytest.raises(ServerError, match="can't write"):
+        render(ROOT / "model_repository", tmp_path / "out", OPTIONS)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

@@ -7,12 +7,11 @@ import gzip
 import json
 import os
 import re
-import resource
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from serve.rollout.agree import Agree
 from serve.rollout.course import Course
 from serve.rollout.plan import Plan, Target
 from serve.rollout.store import Row, StateFileError, Store
+from tests.full_disk import full_disk
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
 
 pytestmark = pytest.mark.clock
@@ -867,30 +867,15 @@ async def test_on_a_full_disk_a_bad_candidate_is_taken_back_and_written_down_lat
         w.store.start("m", Target("m", "2"), FAST)
         await w.until(lambda row: row.state == "running")
         w.triton.fails.add("m/2")
-        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # every write to a file fails
-        try:
+        with full_disk():
             assert await w.served(150) == {"m/1": 150}
             await asyncio.sleep(1.2)
             assert (await w.shown())["state"] == "aborted"
             with pytest.raises(ServerError, match="can't use the state file"):
                 w.store.wish("m", "promote")
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         row = await w.until(ended)
         assert row.state == "aborted"
         assert [event.kind for event in w.store.events(row.id)] == ["started", "step", "aborted"]
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """Every write to a file fails."""
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
 
 async def abort(pool: Pool, model: str = "m", key: str = "") -> tuple[int, dict[str, Any]]:
@@ -1078,14 +1063,10 @@ async def test_a_gateway_that_starts_on_a_full_disk_knows_who_answers(tmp_path: 
         if wish is not None:
             w.store.wish("m", wish)
             await w.until(ended)
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
+    with full_disk():
         async with world(tmp_path, FakeTriton()) as w:
             await asyncio.sleep(1.2)
             assert await w.served(20) == {"m/2" if wish == "promote" else "m/1": 20}
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
 
 @in_loop

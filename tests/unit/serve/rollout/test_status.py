@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from serve.rollout.analysis import Analysis, Outcome
 from serve.rollout.course import Course
 from serve.rollout.plan import Plan, Target
 from serve.rollout.store import State, Store
+from tests.full_disk import full_disk
 
 BEFORE = "it disagrees with the baseline on 12% of 618 items"
 
@@ -170,13 +170,8 @@ def test_who_can_not_write_down_an_abort_is_told_how_to_abort_without(
 ) -> None:
     path = tmp_path / "s.db"
     kept(path, "running", Analysis(Plan(), 0.1))
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main(["rollout", "abort", "m", "--state", str(path)])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    with full_disk(), pytest.raises(SystemExit) as ended:
+        main(["rollout", "abort", "m", "--state", str(path)])
     assert ended.value.code == 2
     assert "POST /rollouts/m/abort, with a key with admin" in capsys.readouterr().err.replace("\n", " ")
 
