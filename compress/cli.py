@@ -183,7 +183,7 @@ def sensitivity(checkpoint: Path, *, options: SensitivityOptions) -> None:
     checkpoint
         Any model file that still has its layers.
     """
-    from compress.jobs.export import sensitivity as run
+    from compress.jobs.sensitivity import sensitivity as run
     from compress.report.sensitivity import sensitivity_table
 
     warn(options)

@@ -10,38 +10,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.artifact import Artifact
-from compress.console.wording import Note, assumed_of
-from compress.data.dataset import Dataset
+from compress.console.wording import assumed_of
 from compress.data.sizes import batches_of
 from compress.errors import BudgetError, RecipeError
-from compress.evaluate.evaluation import Evaluation, budget_of, evaluation_of, halves, judged
+from compress.evaluate.evaluation import Evaluation, budget_of, evaluation_of
 from compress.evaluate.judge import Budget
 from compress.evaluate.search_result import Proof, SearchResult, Trial
 from compress.formats.checkpoint import signed
 from compress.jobs.evidence import missed_budgets, named, report_of
 from compress.jobs.original import Original, fingerprint_of, original, tried
 from compress.jobs.output import check_output, claimed, replacing, write_artifact
-from compress.jobs.recipe import chooses, data_at, inputs_of, sources_of, stages_for, with_sizes
+from compress.jobs.recipe import inputs_of, sources_of, stages_for, with_sizes
 from compress.jobs.search import search
 from compress.jobs.serving_runtime import refuse_missing
 from compress.model import OnnxModel, TorchModel
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import OnnxFromTorch
-from compress.onnx_export.torch_from_onnx import taken_back
-from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions
+from compress.options import CompressOptions, ExportOptions, OptimizeOptions
+from compress.options.asked import chooses, prunes
 from compress.options.ranges import check_ranges
-from compress.options.unused import prunes
 from compress.pipeline import Outcome, Watcher, check, hashing_shown, run
-from compress.prune.sensitivity import Sensitivity, layer_sensitivity
+from compress.prune.sensitivity import Sensitivity
 from compress.report.export import Report
 from compress.report.search import write_search
-from compress.report.sensitivity import write_sensitivity
 from compress.runtime.machine import versions
 from compress.runtime.memory import standing
 from compress.stage import Progress, Stage
 from compress.storage.stage_cache import StageCache
 
-__all__ = ["Prepared", "baseline_of", "export", "optimize", "prepare", "sensitivity"]
+__all__ = ["Prepared", "baseline_of", "export", "optimize", "prepare"]
 
 
 class Silent:
@@ -308,56 +305,6 @@ def _proven(
     proof = Proof(len(prepared.judged.proof), last.value, last.drop, last.drop_low, last.drop_high)
     found = dataclasses.replace(found, proof=proof)
     write_search(found, folder)
-    return found
-
-
-def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher: Watcher | None = None) -> Sensitivity:
-    """Prune one group of layers at a time and judge the model; write sensitivity.json and sensitivity.html.
-
-    Args:
-        checkpoint: any file that `compress.load` reads and that still has its layers.
-        options: how to.
-        watcher: is told how it goes on; by default nobody is.
-
-    Raises:
-        ToolkitError: input that can't be used.
-
-    Examples:
-        >>> found = sensitivity("model.pt", SensitivityOptions(output=Path("sensitive"), eval="eval.npz", samples=50))
-        >>> sorted(found.limits(max_drop=100))
-        ['0']
-    """
-    check_ranges(options)
-    checkpoint, watcher = Path(checkpoint), watcher or Silent()
-    # Files are added to the folder, it is not replaced: it may be the one that this runs in.
-    with claimed(options.output / "sensitivity.json", inputs=inputs_of(options, checkpoint)), hashing_shown(watcher):
-        return _sensitivity(checkpoint, options, watcher)
-
-
-def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher) -> Sensitivity:
-    file = original(checkpoint, options)
-    model = taken_back(file) if isinstance(file, OnnxModel) else file
-    model = with_sizes(model, checkpoint, {"evaluation": options.eval})
-    data = Dataset.open(data_at(options.eval, checkpoint, model), model.signature)
-    whole, metric, told = judged(data, options.metric, options.judge, model)
-    choice, _ = halves(whole) if len(whole) > 1 else (whole, None)
-    found = layer_sensitivity(
-        model,
-        choice,
-        metric,
-        ratios=options.ratios,
-        samples=options.samples,
-        importance=options.importance,
-        progress=watcher.started("sensitivity"),
-    )
-    found = dataclasses.replace(
-        found,
-        data=data.sha256,
-        model=fingerprint_of(file),
-        notes=(*assumed_of(model.assumed), *(each for each in told if isinstance(each, Note))),
-        warnings=(*(each for each in told if not isinstance(each, Note)), *found.warnings),
-    )
-    write_sensitivity(found, options.output, options.max_drop)
     return found
 
 

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.data.reading import arrays_of
 from compress.data.sizes import sized_by
-from compress.errors import RecipeError
 from compress.evaluate.metrics import METRICS, Metric
+from compress.jobs.together import refuse_together
 from compress.model import OnnxModel, TorchModel
 from compress.model.infer import proven
 from compress.onnx_export.fold import FoldOnnx
@@ -25,11 +24,10 @@ from compress.options import (
     EngineOptions,
     ExportOptions,
     FinetuneOptions,
-    OptimizeOptions,
     SourceOptions,
 )
+from compress.options.asked import is_static, prunes, repairs
 from compress.options.training import TrainingOptions
-from compress.options.unused import prunes
 from compress.prune.prune_channels import PruneChannels
 from compress.prune.prune_to_budget import PruneToBudget
 from compress.prune.repair_channels import RepairChannels
@@ -47,7 +45,6 @@ from compress.tensorrt.profiles import ranges_of
 from compress.training.finetune import Finetune
 
 __all__ = [
-    "chooses",
     "data_at",
     "find_data",
     "inputs_of",
@@ -107,21 +104,6 @@ def sources_of(options: CompressOptions, checkpoint: Path, model: TorchModel | O
     return {name: data_at(source, checkpoint, model) for name, source in given.items()}
 
 
-def chooses(options: ExportOptions) -> bool:
-    """Whether a run decides anything by its metric: which layers go back to float."""
-    return options.max_drop is not None and is_static(options)
-
-
-def is_static(options: ExportOptions) -> bool:
-    """Whether INT8 has ranges from calibration data."""
-    return options.int8 in ("static", "qat") or (options.int8 == "auto" and options.calibration is not None)
-
-
-def repairs(options: ExportOptions | OptimizeOptions) -> bool:
-    """Whether layers behind what is pruned are fitted."""
-    return prunes(options) and options.calibration is not None and options.repair is not False
-
-
 def inputs_of(options: SourceOptions, checkpoint: Path) -> list[Path]:
     """Files and folders that a run reads: the checkpoint, and of its options those that name one."""
     named = [getattr(options, name, None) for name in INPUTS]
@@ -150,7 +132,7 @@ def stages_for(
         RecipeError: options that don't go together.
         DatasetError, SignatureError: data that can't be used.
     """
-    _together(options, judged)
+    refuse_together(options, judged=judged is not None)
 
     def data(source: str | None) -> Dataset | None:
         return None if source is None else Dataset.open(data_at(source, checkpoint, model), model.signature)
@@ -316,113 +298,3 @@ def _budget(options: ExportOptions) -> tuple[Literal["latency_ms", "size_bytes",
     if options.target_params is not None:
         return "params", options.target_params
     return None, None
-
-
-def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> None:
-    """Refuse options that contradict each other, each with what to do."""
-    goals = {
-        "--prune": options.prune,
-        "--target-latency-ms": options.target_latency_ms,
-        "--target-size-mb": options.target_size_mb,
-        "--target-params": options.target_params,
-    }
-    given = [flag for flag, value in goals.items() if value is not None]
-    static = is_static(options)
-    rules = (
-        (len(given) > 1, "can't prune to two goals", " and ".join(given) + " are given", "leave one of them"),
-        (
-            options.calibration is not None
-            and not (static or options.smooth or options.precision != "fp32" or repairs(options)),
-            "calibration data is given, but nothing to calibrate",
-            "only static INT8, QAT, smoothing, half precision and the repair after pruning look at calibration data",
-            "add --int8 static or --prune 0.5, or leave --calibration out",
-        ),
-        (
-            bool(options.repair) and bool(given) and options.calibration is None,
-            "can't repair what pruning costs",
-            "layers are fitted to calibration data, and there is none",
-            "add --calibration calibration.npz (unlabelled inputs, some hundreds), or leave --repair out",
-        ),
-        (
-            options.importance == "obs" and bool(given) and options.calibration is None,
-            "can't choose channels by obs",
-            "it looks at what layers read on calibration data, and there is none",
-            "add --calibration calibration.npz, or take --importance magnitude",
-        ),
-        (
-            options.importance == "obs" and bool(given) and options.repair is False,
-            "can't choose channels by obs without the repair",
-            "it takes channels that the others can stand in for, which they do once their layers are fitted",
-            "leave --no-repair out, or take --importance magnitude",
-        ),
-        (
-            options.smooth and not ((static or options.int8 == "dynamic") and options.calibration is not None),
-            "can't smooth activations",
-            "it is for static and dynamic INT8, and looks at calibration data",
-            "add --int8 static (or dynamic) and --calibration, or leave --smooth out",
-        ),
-        (
-            options.int8 == "qat" and options.finetune is None,
-            "can't train with fake quantization",
-            "there is no training data",
-            "add --finetune train.npz, or ask for --int8 static",
-        ),
-        (
-            options.int8 == "auto" and options.target != "cpu",
-            f"can't choose what to quantize for {options.target}",
-            "--int8 auto measures with ONNX Runtime on this CPU, which says nothing of a GPU",
-            "ask for --int8 static with --calibration",
-        ),
-        (
-            options.importance == "taylor" and bool(given) and options.finetune is None,
-            "can't tell the importance of channels by taylor",
-            "it takes gradients on training data, and there is none",
-            "add --finetune train.npz, or take --importance magnitude",
-        ),
-        (
-            options.rounds < 1 or (options.rounds > 1 and (options.prune is None or options.finetune is None)),
-            f"can't prune in {counted(options.rounds, 'rounds')}",
-            "a round prunes by --prune and recovers by --finetune",
-            "give both, or leave --rounds out",
-        ),
-        (
-            options.max_drop is not None and judged is None,
-            "can't keep a largest drop",
-            "without evaluation data no drop is known",
-            "add --eval eval.npz, or leave --max-drop out",
-        ),
-        (
-            options.sensitivity is not None and not given,
-            "a sensitivity file is given, but nothing is pruned",
-            "it sets how far each layer may be pruned",
-            "add --prune 0.5, or leave --sensitivity out",
-        ),
-        (
-            options.max_drop is not None and options.max_drop < 0,
-            f"can't keep a largest drop of {options.max_drop}",
-            "it is in points, 0 or more",
-            "give 0.5 for half a point",
-        ),
-        (
-            options.target_latency_ms is not None and options.target != "cpu",
-            f"can't prune to a latency on {options.target}",
-            "it would be measured with ONNX Runtime on this CPU, which says nothing of a GPU",
-            "take --prune, --target-size-mb or --target-params, and `compress measure --device cuda` where the GPU is",
-        ),
-        (
-            options.to == "tensorrt" and options.target != "tensorrt",
-            "can't build a TensorRT engine",
-            f"the file would be made for --target {options.target}, with INT8 that TensorRT does not take",
-            "add --target tensorrt",
-        ),
-        (
-            options.runtime == "openvino" and options.target != "cpu",
-            f"can't serve a file for --target {options.target} with OpenVINO",
-            "its INT8 is made for a GPU, and OpenVINO runs it on the CPU",
-            "leave --target or --runtime out",
-        ),
-        (options.threads < 1, "can't measure with no thread", f"--threads is {options.threads}", "give 1 or more"),
-    )
-    for broken, what, why, mend in rules:
-        if broken:
-            raise RecipeError(what, why=why, mend=mend)

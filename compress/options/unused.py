@@ -15,9 +15,10 @@ from compress.options import (
     OptimizeOptions,
     SourceOptions,
 )
+from compress.options.asked import is_static, prunes
 from compress.options.training import TrainingOptions
 
-__all__ = ["RULES", "prunes", "unused"]
+__all__ = ["RULES", "unused"]
 
 Rule = tuple[tuple[str, ...], Callable[[Any], bool], str]
 """Options; whether something reads them; what is missing where nothing does."""
@@ -25,18 +26,6 @@ Rule = tuple[tuple[str, ...], Callable[[Any], bool], str]
 
 def _names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
-
-
-def prunes(options: Any) -> bool:
-    """Whether channels are pruned."""
-    if isinstance(options, OptimizeOptions):
-        return any(options.prune)
-    goals = (options.prune, options.target_latency_ms, options.target_size_mb, options.target_params)
-    return any(goal is not None for goal in goals)
-
-
-def _static(options: Any) -> bool:
-    return options.int8 in ("static", "qat") or (options.int8 == "auto" and options.calibration is not None)
 
 
 def _judges_epochs(options: Any) -> bool:
@@ -62,7 +51,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
     ExportOptions: (
         *SHARED,
         *TRAINING,
-        (("calibrator",), _static, "only static INT8 and QAT have ranges to choose"),
+        (("calibrator",), is_static, "only static INT8 and QAT have ranges to choose"),
         (("keep_float",), lambda o: o.int8 is not None, "nothing is quantized without --int8"),
         (("budget_by",), lambda o: o.max_drop is not None, "there is no --max-drop to hold anything against"),
         # --dims sets the sizes that everything is measured at, too.

@@ -18,7 +18,7 @@ import pytest
 from compress.cli import main as compress
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError, ResourceError, StageError
-from compress.jobs.measure import signature_of_onnx
+from compress.formats.onnx.read import signature_of_onnx
 from compress.model import watched as endless
 from compress.model.watched import Watched
 from compress.quantize.calibrate import calibrate

@@ -12,6 +12,7 @@ import torch
 import compress.artifact
 import compress.formats.checkpoint
 import compress.jobs.export
+import compress.jobs.sensitivity
 from compress.formats.checkpoint import save
 from tests.models import mlp
 
@@ -36,7 +37,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (compress.formats.checkpoint, "save"),
         (compress.jobs.export, "export"),
         (compress.jobs.export, "optimize"),
-        (compress.jobs.export, "sensitivity"),
+        (compress.jobs.sensitivity, "sensitivity"),
         (compress.artifact, "Artifact.load"),
     ],
 )

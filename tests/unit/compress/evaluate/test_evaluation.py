@@ -31,7 +31,8 @@ from compress.evaluate.scoring import batch_for
 from compress.formats import checkpoint
 from compress.formats.native import graph as graph_file
 from compress.jobs.evidence import missed_budgets
-from compress.jobs.export import prepare, sensitivity
+from compress.jobs.export import prepare
+from compress.jobs.sensitivity import sensitivity
 from compress.model import Arrays, TorchModel
 from compress.options import SensitivityOptions
 from compress.prune.sensitivity import Sensitivity

@@ -15,9 +15,10 @@ from compress.cli import main
 from compress.errors import CheckpointError, RecipeError, ToolkitError
 from compress.formats.checkpoint import load
 from compress.formats.onnx.load import load_onnx
-from compress.jobs.export import Silent, sensitivity
+from compress.jobs.export import Silent
 from compress.jobs.plan import estimates
 from compress.jobs.recovery import finetune
+from compress.jobs.sensitivity import sensitivity
 from compress.options import FinetuneOptions, OptimizeOptions, SensitivityOptions
 from tests.unit.compress.onnx_export.test_from_file import images, outside, stored
 from tests.unit.compress.onnx_graphs import normal, written

@@ -26,8 +26,9 @@ from compress.artifact import Artifact
 from compress.cli import main
 from compress.errors import ArtifactError, CheckpointError, ResourceError, StageError
 from compress.formats.checkpoint import save
-from compress.jobs.export import Silent, export, optimize, sensitivity
+from compress.jobs.export import Silent, export, optimize
 from compress.jobs.output import check_output, claimed, replacing, write_artifact
+from compress.jobs.sensitivity import sensitivity
 from compress.model import OnnxModel
 from compress.options import OptimizeOptions, SensitivityOptions
 from compress.pipeline import Outcome

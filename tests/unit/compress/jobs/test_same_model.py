@@ -17,8 +17,9 @@ from compress import ExportOptions
 from compress.artifact import TensorSpec
 from compress.errors import RecipeError
 from compress.formats.checkpoint import fingerprint
-from compress.jobs.export import prepare, sensitivity
+from compress.jobs.export import prepare
 from compress.jobs.measure import measure_files
+from compress.jobs.sensitivity import sensitivity
 from compress.model import TorchModel
 from compress.model.infer import infer_signature
 from compress.options import MeasureOptions, SensitivityOptions

@@ -17,9 +17,10 @@ import compress
 from compress.artifact import Artifact, sha256_of
 from compress.cli import main
 from compress.errors import RecipeError, StageError, ToolkitError
-from compress.jobs import measure as measured
-from compress.jobs.measure import measure_files, signature_of_onnx
+from compress.formats.onnx.read import signature_of_onnx
+from compress.jobs.measure import measure_files
 from compress.jobs.measure_report import measure_table
+from compress.jobs.measured_models import backends_of, opened
 from compress.model import OnnxModel, sample_inputs
 from compress.options import ExportOptions, MeasureOptions
 from compress.runtime.backends import OnnxBackend, open_model
@@ -148,8 +149,8 @@ def test_a_batch_that_is_fixed_is_the_one_that_is_told(tmp_path: Path) -> None:
 def test_on_the_cpu_models_are_timed_by_what_times_them_in_a_report(made: Path) -> None:
     options = fast()
     for path in (made / "model.pt", made / "artifact"):
-        model = measured._opened(path, options)
-        ((_, backend),) = measured._backends("it", model, torch.device("cpu"), options, model.signature, {})
+        model = opened(path, options)
+        ((_, backend),) = backends_of("it", model, torch.device("cpu"), options, model.signature, {})
         assert type(backend) is type(open_model(model, threads=1))
 
 

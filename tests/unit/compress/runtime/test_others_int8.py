@@ -13,7 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
-from compress.jobs.measure import measure_files, signature_of_onnx
+from compress.formats.onnx.read import signature_of_onnx
+from compress.jobs.measure import measure_files
 from compress.options import MeasureOptions
 from compress.quantize.precision import precisions
 from compress.runtime.measure import onnx_layer_bytes, onnx_macs, onnx_params

@@ -1,0 +1,128 @@
+"""Options that contradict each other, or need another: each is refused, with what to do."""
+
+from __future__ import annotations
+
+from compress.console.wording import counted
+from compress.errors import RecipeError
+from compress.options import ExportOptions
+from compress.options.asked import is_static, repairs
+
+__all__ = ["refuse_together"]
+
+
+def refuse_together(options: ExportOptions, *, judged: bool) -> None:
+    """Refuse options that contradict each other, each with what to do.
+
+    Args:
+        options: of a run.
+        judged: whether there is evaluation data.
+
+    Raises:
+        RecipeError: the first of them.
+    """
+    goals = {
+        "--prune": options.prune,
+        "--target-latency-ms": options.target_latency_ms,
+        "--target-size-mb": options.target_size_mb,
+        "--target-params": options.target_params,
+    }
+    given = [flag for flag, value in goals.items() if value is not None]
+    static = is_static(options)
+    rules = (
+        (len(given) > 1, "can't prune to two goals", " and ".join(given) + " are given", "leave one of them"),
+        (
+            options.calibration is not None
+            and not (static or options.smooth or options.precision != "fp32" or repairs(options)),
+            "calibration data is given, but nothing to calibrate",
+            "only static INT8, QAT, smoothing, half precision and the repair after pruning look at calibration data",
+            "add --int8 static or --prune 0.5, or leave --calibration out",
+        ),
+        (
+            bool(options.repair) and bool(given) and options.calibration is None,
+            "can't repair what pruning costs",
+            "layers are fitted to calibration data, and there is none",
+            "add --calibration calibration.npz (unlabelled inputs, some hundreds), or leave --repair out",
+        ),
+        (
+            options.importance == "obs" and bool(given) and options.calibration is None,
+            "can't choose channels by obs",
+            "it looks at what layers read on calibration data, and there is none",
+            "add --calibration calibration.npz, or take --importance magnitude",
+        ),
+        (
+            options.importance == "obs" and bool(given) and options.repair is False,
+            "can't choose channels by obs without the repair",
+            "it takes channels that the others can stand in for, which they do once their layers are fitted",
+            "leave --no-repair out, or take --importance magnitude",
+        ),
+        (
+            options.smooth and not ((static or options.int8 == "dynamic") and options.calibration is not None),
+            "can't smooth activations",
+            "it is for static and dynamic INT8, and looks at calibration data",
+            "add --int8 static (or dynamic) and --calibration, or leave --smooth out",
+        ),
+        (
+            options.int8 == "qat" and options.finetune is None,
+            "can't train with fake quantization",
+            "there is no training data",
+            "add --finetune train.npz, or ask for --int8 static",
+        ),
+        (
+            options.int8 == "auto" and options.target != "cpu",
+            f"can't choose what to quantize for {options.target}",
+            "--int8 auto measures with ONNX Runtime on this CPU, which says nothing of a GPU",
+            "ask for --int8 static with --calibration",
+        ),
+        (
+            options.importance == "taylor" and bool(given) and options.finetune is None,
+            "can't tell the importance of channels by taylor",
+            "it takes gradients on training data, and there is none",
+            "add --finetune train.npz, or take --importance magnitude",
+        ),
+        (
+            options.rounds < 1 or (options.rounds > 1 and (options.prune is None or options.finetune is None)),
+            f"can't prune in {counted(options.rounds, 'rounds')}",
+            "a round prunes by --prune and recovers by --finetune",
+            "give both, or leave --rounds out",
+        ),
+        (
+            options.max_drop is not None and not judged,
+            "can't keep a largest drop",
+            "without evaluation data no drop is known",
+            "add --eval eval.npz, or leave --max-drop out",
+        ),
+        (
+            options.sensitivity is not None and not given,
+            "a sensitivity file is given, but nothing is pruned",
+            "it sets how far each layer may be pruned",
+            "add --prune 0.5, or leave --sensitivity out",
+        ),
+        (
+            options.max_drop is not None and options.max_drop < 0,
+            f"can't keep a largest drop of {options.max_drop}",
+            "it is in points, 0 or more",
+            "give 0.5 for half a point",
+        ),
+        (
+            options.target_latency_ms is not None and options.target != "cpu",
+            f"can't prune to a latency on {options.target}",
+            "it would be measured with ONNX Runtime on this CPU, which says nothing of a GPU",
+            "take --prune, --target-size-mb or --target-params, and `compress measure --device cuda` where the GPU is",
+        ),
+        (
+            options.to == "tensorrt" and options.target != "tensorrt",
+            "can't build a TensorRT engine",
+            f"the file would be made for --target {options.target}, with INT8 that TensorRT does not take",
+            "add --target tensorrt",
+        ),
+        (
+            options.runtime == "openvino" and options.target != "cpu",
+            f"can't serve a file for --target {options.target} with OpenVINO",
+            "its INT8 is made for a GPU, and OpenVINO runs it on the CPU",
+            "leave --target or --runtime out",
+        ),
+        (options.threads < 1, "can't measure with no thread", f"--threads is {options.threads}", "give 1 or more"),
+    )
+    for broken, what, why, mend in rules:
+        if broken:
+            raise RecipeError(what, why=why, mend=mend)
