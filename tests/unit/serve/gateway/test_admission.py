@@ -215,7 +215,7 @@ def test_keys_of_one_priority_are_served_in_turn() -> None:
         async def come(who: str) -> None:
             await places.enter(5, 10, who)
             order.append(who)
-            places.leave(None)
+            places.leave(None, who=who)
 
         tasks = [asyncio.create_task(come(who)) for who in ("many", "many", "many", "many", "one", "two", "two")]
         await asyncio.sleep(0)
