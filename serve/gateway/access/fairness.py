@@ -28,7 +28,7 @@ LOOK_S = 0.1
 BATCH_S = 0.001  # between answers of one batch
 LEAST_S = 0.0001  # that any request takes
 RISES, FALLS = 0.3, 0.05  # smoothing of what a request takes: who sends heavy ones now and then is not soon believed
-FEWEST = 4  # answers, the fastest of which tells how long the server works on one
+FEWEST = 4  # answers, before which nothing is heavy; the fastest of as many tells how long the server works on one
 FACTOR = 8  # times what the lightest take, as a model's answers may, too
 SHORTEST_TARGET_S = 0.05
 HEAVY_SHARE = 0.25  # of the time, that heavy requests have at least
@@ -107,9 +107,8 @@ class Fairness:
             self._look(now)
         return found
 
-    def known(self, who: str) -> Account | None:
-        """The account of a key that has asked."""
-        return self._accounts.get(who)
+    def __len__(self) -> int:
+        return len(self._accounts)
 
     def may(self, account: Account, limit: float, now: float) -> bool:
         """Whether one more request of a key may be with the server, of so many that are in all."""
@@ -179,7 +178,7 @@ class Fairness:
     def _settle(self) -> None:
         """Charge what was answered together: each for what it is known to take, and by its size."""
         seconds = self._batch_s
-        shares = [size * (max(each.cost, LEAST_S) if each.answers else seconds) for each, size in self._batch]
+        shares = [size * max(each.cost if each.answers else seconds, LEAST_S) for each, size in self._batch]
         whole = sum(shares)
         for (account, _), share in zip(self._batch, shares, strict=True):
             account.charge(seconds * share / whole)
@@ -205,7 +204,7 @@ class Fairness:
         heavies = keys = 0
         for target_s, each in self._targets(lately):
             each.target_s = target_s
-            was, each.heavy = each.heavy, each.answers > 0 and self._takes_s(each) > target_s
+            was, each.heavy = each.heavy, each.answers >= FEWEST and self._takes_s(each) > target_s
             if was is not each.heavy:
                 self.heavy += each.in_flight if each.heavy else -each.in_flight
             if each.in_flight or now - each.seen < KEEPS_S:
