@@ -31,7 +31,7 @@ RISES, FALLS = 0.3, 0.05  # smoothing of what a request takes: who sends heavy o
 FEWEST = 4  # answers, before which nothing is heavy; the fastest of as many tells how long the server works on one
 FACTOR = 8  # times what the lightest take, as a model's answers may, too
 SHORTEST_TARGET_S = 0.05
-HEAVY_SHARE = 0.25  # of the time, that heavy requests have at least
+HEAVY_SHARE = 0.25  # of the time, that all heavy requests have at least
 MOST = 4096
 
 
@@ -47,7 +47,7 @@ class Account:
         seen: when it last asked, or was answered.
         priority: of its last request.
         target_s: what an answer to the others may take; infinite where there are none.
-        heavy: whether one of its requests takes longer than that.
+        heavy: whether one of its requests takes longer than that; the next may be sent from `not_before` on.
     """
 
     in_flight: int = 0
@@ -59,6 +59,7 @@ class Account:
     priority: int = 5
     target_s: float = math.inf
     heavy: bool = False
+    not_before: float = -math.inf
     took: deque[float] = field(default_factory=lambda: deque(maxlen=FEWEST))
 
     def charge(self, seconds: float) -> None:
@@ -89,8 +90,7 @@ class Fairness:
         self._batch: list[tuple[Account, int]] = []
         self._batch_s = 0.0
         self._looked_at = -math.inf
-        self._share = 1.0
-        self._heavy_from = -math.inf
+        self._share = 1.0  # of the time, for each heavy key
         self._met_s = 0.0  # what a heavy request takes that was with the server lately
 
     def of(self, who: str, priority: int, now: float) -> Account:
@@ -117,7 +117,7 @@ class Fairness:
         if account.heavy:
             if self.instances > 1:
                 return self.heavy < max(1.0, min(self.instances, limit) - 1)
-            return not self.heavy and now >= self._heavy_from
+            return not self.heavy and now >= account.not_before
         held = account.in_flight
         if not held:
             return True
@@ -127,8 +127,8 @@ class Fairness:
 
     def next_s(self, now: float) -> float:
         """In how many seconds those who wait are to be looked at again, whatever is answered by then."""
-        wait_s = self._heavy_from - now
-        return wait_s if 0.0 < wait_s < LOOK_S else LOOK_S
+        waits = [each.not_before - now for each in self._accounts.values() if each.heavy and each.not_before > now]
+        return min(LOOK_S, *waits) if waits else LOOK_S
 
     def excuse_s(self) -> float:
         """How much longer answers of the last moments may have taken, as they may have waited behind heavy ones."""
@@ -173,7 +173,7 @@ class Fairness:
         account.seen = now
         if account.heavy:
             self.heavy -= 1
-            self._heavy_from = max(self._heavy_from, now + seconds * (1.0 / self._share - 1.0))
+            account.not_before = now + seconds * (1.0 / self._share - 1.0)
 
     def _settle(self) -> None:
         """Charge what was answered together: each for what it is known to take, and by its size."""
@@ -210,7 +210,7 @@ class Fairness:
             if each.in_flight or now - each.seen < KEEPS_S:
                 keys += 1
                 heavies += each.heavy
-        self._share = 1.0 if heavies in (0, keys) else max(heavies / keys, HEAVY_SHARE)
+        self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
 
     def _targets(self, accounts: list[Account]) -> Iterator[tuple[float, Account]]:
         """Each with what an answer to the others may take: to those of its priority, and of better ones."""

@@ -10,6 +10,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,7 @@ def test_keys_that_all_want_more_than_there_is_get_the_same_seconds() -> None:
     costs = {f"k{n}": 0.005 * n for n in range(1, 11)}
 
     def clients(world: World) -> list[Coroutine[Any, Any, None]]:
-        return [each for who, cost in costs.items() for each in many(world, who, 8, lambda cost=cost: cost, TIME_S)]
+        return [each for who, cost in costs.items() for each in many(world, who, 8, partial(float, cost), TIME_S)]
 
     world = run(World, clients)
     used = {who: len(world.took[who]) * cost for who, cost in costs.items()}
@@ -272,9 +273,7 @@ def test_whatever_they_take_all_who_wait_are_answered_or_refused(
     def clients(world: World) -> list[Coroutine[Any, Any, None]]:
         world.chance = random.Random(seed)
         return [
-            world.client(
-                f"k{n}", lambda cost=cost: world.chance.choice([cost, 0.01]), world.chance.choice([0.01, 0.2]), 4.0
-            )
+            world.client(f"k{n}", partial(world.chance.choice, [cost, 0.01]), world.chance.choice([0.01, 0.2]), 4.0)
             for n, cost in enumerate(costs)
             for _ in range(4)
         ]
