@@ -30,9 +30,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import uvloop
+from gateway_heavy_requests import heavy_requests
 from gateway_isolation import isolation
 from gateway_overhead import save_network
-from gateway_heavy_requests import heavy_requests
 from gateway_slow_models import slow_models
 
 from serve.http.client import Address, ExchangeError, Pool
