@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import uvloop
+from gateway_heavy_requests import heavy_requests
 from gateway_isolation import isolation
 from gateway_overhead import save_network
 from gateway_slow_models import slow_models
@@ -77,6 +78,10 @@ def main() -> None:
         label = "one key: slow requests to five models"
         if arguments.only in label:
             figures[label] = slow_models(folder, arguments.seconds)
+            show(label, figures[label])
+        label = "one key: heavy requests to a model of others"
+        if arguments.only in label:
+            figures[label] = heavy_requests(folder, arguments.seconds)
             show(label, figures[label])
         figures |= isolation(64, 64, 256)  # by `serve up`, with clients and a Triton of its own
         if arguments.soak:

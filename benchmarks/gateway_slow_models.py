@@ -67,7 +67,7 @@ async def _measure(address: Address, greedy: str, good: str, seconds: float) -> 
     pool = Pool(address, max_connections=1000, timeout_s=40)
     figures: dict[str, object] = {}
     for model in SLOW:
-        await _ask(pool, good, model, 0.0)
+        await ask(pool, good, model, 0.0)
     for what, each in (("in peace", 0), ("beside it", EACH)):
         counted: Counter[str] = Counter()
         took: list[float] = []
@@ -75,13 +75,13 @@ async def _measure(address: Address, greedy: str, good: str, seconds: float) -> 
 
         async def client(until: float, counted: Counter[str], took: list[float]) -> None:
             while (now := time.monotonic()) < until:
-                counted[await _ask(pool, good, "quick", 0.0)] += 1
+                counted[await ask(pool, good, "quick", 0.0)] += 1
                 took.append(1000 * (time.monotonic() - now))
                 await asyncio.sleep(0.1)
 
         async def hold(model: str, until: float) -> None:
             while time.monotonic() < until:
-                if await _ask(pool, greedy, model, SLEEPS_S) != "200":
+                if await ask(pool, greedy, model, SLEEPS_S) != "200":
                     await asyncio.sleep(0.2)
 
         held = [asyncio.ensure_future(hold(model, begun + seconds)) for model in SLOW for _ in range(each)]
@@ -95,7 +95,7 @@ async def _measure(address: Address, greedy: str, good: str, seconds: float) -> 
     return figures
 
 
-async def _ask(pool: Pool, key: str, model: str, seconds: float) -> str:
+async def ask(pool: Pool, key: str, model: str, seconds: float) -> str:
     body = {"inputs": [{"name": "seconds", "datatype": "FP32", "shape": [1, 1], "data": [seconds]}]}
     headers = [(b"x-api-key", key.encode()), (b"content-type", b"application/json")]
     try:

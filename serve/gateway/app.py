@@ -123,6 +123,7 @@ def create_app(
     contracts = Contracts(
         upstream, settings.max_elements, reader_bytes(settings.memory_bytes), validate=settings.validate
     )
+    contracts.works = lambda model, instances: gate.works(model, instances * max(1, len(upstream.balancer.nodes)))
     loading = loading or Loading()
     nobody = settings.anonymous and settings.keys is None  # anybody who reaches it could end a release
     answers = Answers(0 if nobody else settings.feedback_answers, settings.feedback_s, memory)

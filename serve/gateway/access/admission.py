@@ -18,12 +18,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from serve.gateway.access.fairness import Fairness
 from serve.gateway.access.memory import Share
+from serve.gateway.access.queues import Queues, Waiter
 from serve.gateway.errors import OverloadedError
 
 __all__ = ["Admission", "Beside", "Bounds"]
@@ -32,7 +33,6 @@ WINDOW_S = 0.1
 WINDOW_ANSWERS = 8
 FASTEST_FOR_S = 30.0
 LOWEST_FOR_S = 2.0
-LOWEST = 9
 SHRINK = 0.8
 SMOOTHING = 0.3
 FADING = 0.9  # of what the slowest answer took, with each window
@@ -60,13 +60,6 @@ class Bounds:
     wait_s: float | None = None
     waiting: int = 1024
     factor: float = FASTEST_FACTOR
-
-
-@dataclass(eq=False)
-class _Waiter:
-    priority: int
-    who: str
-    place: asyncio.Future[None]
 
 
 @dataclass(eq=False)
@@ -107,25 +100,24 @@ class Admission:
     Attributes:
         limit: requests in flight at most, now.
         in_flight: requests with the model server.
-        waiting: requests that wait for a place.
         shed: requests refused so far.
         latency: of answers, in seconds, smoothed; 0 until some came.
         beside: other places of the same model, if there are any.
+        fairness: between the keys.
     """
 
     def __init__(self, model: str, bounds: Bounds, clock: Callable[[], float]) -> None:
         self.model = model
         self.bounds = bounds
         self.in_flight = 0
-        self.waiting = 0
         self.shed = 0
         self.latency = 0.0
         self.beside: Beside | None = None
         self.limit = float(min(bounds.most, max(bounds.least, 32)))
+        self.fairness = Fairness(bounds.target_s)
         self._clock = clock
-        # Those that wait, by priority; of each key in the order they came, the key whose turn is next first.
-        self._queues: list[OrderedDict[str, deque[_Waiter]]] = [OrderedDict() for _ in range(LOWEST + 1)]
-        self._live = [0] * (LOWEST + 1)  # how many, by priority
+        self._later: asyncio.TimerHandle | None = None  # when a key may have its turn by time alone
+        self._queues = Queues()
         self._fastest: dict[int, tuple[float, float]] = {}  # by kind: seconds, and since when
         self._target = math.inf  # of the requests of the last window
         self._lowest_from = math.inf  # since when the limit is as low as it gets
@@ -142,9 +134,24 @@ class Admission:
             self.beside.met = False
 
     @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+        return self._queues.waiting
+
+    @property
     def free(self) -> bool:
         """Whether a place is free, and nobody waits for it."""
         return self._room and not self.waiting
+
+    def free_for(self, who: str, priority: int = 5) -> bool:
+        """Whether a place is free for a key, and nobody waits who could have it."""
+        if not self._room:
+            return False
+        if not who:
+            return not self.waiting
+        now = self._clock()
+        account = self.fairness.of(who, priority, now)
+        return self.fairness.may(account, self._limit_now, now) and (not self.waiting or self._whose(now) is None)
 
     @property
     def kinds(self) -> tuple[Admission, ...]:
@@ -176,18 +183,12 @@ class Admission:
         """How long a request may wait for a place."""
         return self.target_s if self.bounds.wait_s is None else self.bounds.wait_s
 
-    def try_enter(self) -> bool:
-        """Take a place if one is free and nobody waits; each must be given back with `leave`."""
-        if self.free:
-            self.take()
+    def try_enter(self, who: str = "", priority: int = 5) -> bool:
+        """Take a place if one is free for a key and nobody waits; each must be given back with `leave`."""
+        if self.free_for(who, priority):
+            self.take(who, priority)
             return True
         return False
-
-    def _ahead(self, priority: int, who: str) -> int:
-        """How many would be served before a request that came now."""
-        queues = self._queues[priority]
-        own = len(queues.get(who, ()))
-        return sum(self._live[:priority]) + own + sum(min(len(q), own + 1) for k, q in queues.items() if k != who)
 
     def check(self, priority: int, patience_s: float, who: str = "", *, times: float = 1.0) -> None:
         """Raises OverloadedError where a request that came now would wait too long; for those not yet read.
@@ -198,27 +199,38 @@ class Admission:
             who: id of its key.
             times: the longest wait, that it may wait.
         """
-        if self.free:
+        if self.free_for(who, priority):
             return
-        ahead = self._ahead(priority, who)
-        expected = (ahead + 1) * self.latency / self._limit_now
+        ahead = self._queues.ahead(priority, who)
+        expected = self._expected_s(ahead, priority, who)
         if ahead >= self.bounds.waiting:
             self._refuse(expected, f"{ahead} requests wait")
         if expected > (patience_s if self._is_first(priority, who) else min(times * self.wait_s, patience_s)):
             self._refuse(expected, f"it would wait {1000 * expected:.0f} ms for its turn")
+
+    def _expected_s(self, ahead: int, priority: int, who: str) -> float:
+        """How long a request that came now would wait, at least."""
+        expected = (ahead + 1) * self.latency / self._limit_now
+        if who:
+            account = self.fairness.of(who, priority, self._clock())
+            own = self._queues.count(priority, who) + 1
+            expected = max(expected, own * self.fairness.turn_s(account))
+        return expected
 
     def _is_first(self, priority: int, who: str) -> bool:
         """Whether none of the key's waits: its turn is next among the keys, and what one answer takes is others' doing.
 
         Where there are no keys, all clients are one.
         """
-        return bool(who) and who not in self._queues[priority]
+        return bool(who) and not self._queues.count(priority, who)
 
     def _longest_s(self, priority: int, who: str) -> float:
         """How long a request that comes now may wait: until its turn, for the first of a key."""
         longest = 2 * self.wait_s
         if self._is_first(priority, who):
-            longest = max(longest, 2 * self._slowest * max(1.0, (self._ahead(priority, who) + 1) / self._limit_now))
+            turn_s = self.fairness.turn_s(self.fairness.of(who, priority, self._clock()))
+            rounds = max(1.0, (self._queues.ahead(priority, who) + 1) / self._limit_now)
+            longest = max(longest, 2 * self._slowest * rounds, 2 * turn_s)
         return longest
 
     async def enter(self, priority: int, patience_s: float, who: str = "", *, patient: bool = False) -> None:
@@ -231,7 +243,7 @@ class Admission:
         Raises:
             OverloadedError: the wait would be, or became, too long.
         """
-        if self.try_enter():
+        if self.try_enter(who, priority):
             return
         if not patient:
             self.check(priority, patience_s, who)
@@ -239,37 +251,42 @@ class Admission:
             self._displace(priority, who)
         longest = patience_s if patient else min(self._longest_s(priority, who), patience_s)
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(priority, who, loop.create_future())
-        self._queues[priority].setdefault(who, deque()).append(waiter)
-        self._live[priority] += 1
-        self.waiting += 1
+        waiter = Waiter(priority, who, loop.create_future())
+        self._queues.add(waiter)
+        self._wake()
         timer = loop.call_later(longest, self._expire, waiter) if longest < math.inf else None
         try:
             await waiter.place
         except asyncio.CancelledError:
             if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
-                self._pass_on()  # the place came too late for us
+                self._pass_on(who)  # the place came too late for us
             elif waiter.place.cancelled():
-                self._drop(waiter)
+                self._queues.drop(waiter)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def leave(self, seconds: float | None, size: int = 0) -> None:
+    def leave(self, seconds: float | None, size: int = 0, who: str = "") -> None:
         """Give a place back.
 
         Args:
+            who: the key that had it.
             seconds: that the model server took for its answer (or until it was given up); None where that says
                 nothing of its load.
             size: of the request, in bytes.
         """
-        if seconds is not None:
+        if seconds is not None and not (who and self.fairness.is_heavy(who)):
             self._learn(seconds, size.bit_length())
-        self._pass_on()
+        self._pass_on(who, size)
 
     def leave_after(
-        self, ended: Sequence[asyncio.Future[Any]], started: float, size: int = 0, held: Share | None = None
+        self,
+        ended: Sequence[asyncio.Future[Any]],
+        started: float,
+        size: int = 0,
+        held: Share | None = None,
+        who: str = "",
     ) -> None:
         """Give a place back whose client gave up, once the model server is through with what it was sent.
 
@@ -281,6 +298,7 @@ class Admission:
             started: when the server was asked, on the monotonic clock.
             size: of the request, in bytes.
             held: for its key, holds the request until then, which may still be on its way.
+            who: the key that had it.
         """
         left = len(ended)
         answered = False
@@ -292,21 +310,21 @@ class Admission:
             left -= 1
             answered = answered or not (each.cancelled() or each.exception() is not None or each.result() is False)
             if not left:
-                self.leave(time.monotonic() - started if answered else None, size)
+                self.leave(time.monotonic() - started if answered else None, size, who)
                 if held is not None:
                     held.close()
 
         for each in ended:
             each.add_done_callback(over)
 
-    def abandon(self, seconds: float) -> None:
+    def abandon(self, seconds: float, who: str = "") -> None:
         """The same after so many seconds where nothing tells when the server is through: once the answer would have
         come."""
         left = self.latency - seconds
         if left > 0:
-            asyncio.get_running_loop().call_later(left, self._pass_on)
+            asyncio.get_running_loop().call_later(left, self._pass_on, who)
         else:
-            self._pass_on()
+            self._pass_on(who)
 
     def opens(self) -> None:
         """The time of this model's answers does not tell how busy it is: there are as many places as may be."""
@@ -321,16 +339,21 @@ class Admission:
         self.shed += 1
         return self._error(self.wait_s, "its turn did not come in time")
 
-    def take(self) -> None:
-        """Take a place that `free` has just told of; to be given back in the same way."""
+    def take(self, who: str = "", priority: int = 5) -> None:
+        """Take a place that `free_for` has just told of; to be given back in the same way."""
         self.in_flight += 1
+        if who:
+            now = self._clock()
+            self.fairness.begin(self.fairness.of(who, priority, now), now)
         if self.beside is not None and self.beside.places.in_flight:
             self.beside.met = True
         if self.in_flight > self._peak:
             self._peak = self.in_flight
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, who: str = "", size: int = 0) -> None:
         self.in_flight -= 1
+        if who:
+            self.fairness.end(who, size, self._clock())
         if self.beside is not None:  # first, so that the two take turns where `most` is what both wait for
             self.beside.places._wake()
         self._wake()
@@ -338,46 +361,48 @@ class Admission:
     def _wake(self) -> None:
         while self._room and (waiter := self._next()) is not None:
             if not waiter.place.done():  # its client has left, and will be told
-                self.take()
+                self.take(waiter.who, waiter.priority)
                 waiter.place.set_result(None)
+        self._look_later()
 
-    def _next(self) -> _Waiter | None:
-        """Whose turn it is; its key goes behind the others."""
-        for priority, queues in enumerate(self._queues):
-            if queues:
-                who, queue = queues.popitem(last=False)
-                if len(queue) > 1:
-                    queues[who] = queue
-                self._live[priority] -= 1
-                self.waiting -= 1
-                return queue.popleft()
+    def _look_later(self) -> None:
+        """Wake when time alone gives a key its turn."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        if self.waiting and self._room:
+            self._later = asyncio.get_running_loop().call_later(self.fairness.next_s(self._clock()), self._wake)
+
+    def _whose(self, now: float) -> tuple[int, str] | None:
+        """Priority and key of whose turn it is: of those that may, who has used least; among equals in turn."""
+        fairness, limit = self.fairness, self._limit_now
+        for priority, keys in self._queues:
+            if keys == [""]:
+                return priority, ""
+            accounts = ((fairness.of(who, priority, now), who) for who in keys)
+            may = [(account.used, who) for account, who in accounts if fairness.may(account, limit, now)]
+            if may:
+                return priority, min(may, key=lambda each: each[0])[1]
         return None
 
-    def _drop(self, waiter: _Waiter) -> None:
-        queues = self._queues[waiter.priority]
-        queue = queues.get(waiter.who)
-        if queue is not None and waiter in queue:
-            queue.remove(waiter)
-            self._live[waiter.priority] -= 1
-            self.waiting -= 1
-            if not queue:
-                del queues[waiter.who]
+    def _next(self) -> Waiter | None:
+        found = self._whose(self._clock()) if self.waiting else None
+        return None if found is None else self._queues.next_of(*found)
 
-    def _expire(self, waiter: _Waiter) -> None:
+    def _expire(self, waiter: Waiter) -> None:
         if not waiter.place.done():
             self._send_away(waiter, "its turn did not come in time")
 
     def _displace(self, priority: int, who: str) -> None:
-        """Of the worst priority, the key that has most waiting loses its last; the newcomer's, if that is its own."""
-        worst = next(each for each in range(LOWEST, -1, -1) if self._queues[each])
-        queues = self._queues[worst]
-        most = max(queues.values(), key=len)
-        if worst < priority or (worst == priority and len(most) <= len(queues.get(who, ())) + 1):
+        """Make room among those that wait, or refuse the newcomer."""
+        last = self._queues.displaced_by(priority, who)
+        if last is None:
             self._refuse(self.wait_s, f"{self.waiting} requests wait")
-        self._send_away(most[-1], "requests of a better priority, or of a key with fewer, took its place")
+        else:
+            self._send_away(last, "requests of a better priority, or of a key with fewer, took its place")
 
-    def _send_away(self, waiter: _Waiter, why: str) -> None:
-        self._drop(waiter)
+    def _send_away(self, waiter: Waiter, why: str) -> None:
+        self._queues.drop(waiter)
         self.shed += 1
         waiter.place.set_exception(self._error(self.wait_s, why))
 
@@ -414,7 +439,9 @@ class Admission:
             if shortest < fastest or (quiet and (now - since > FASTEST_FOR_S or slow)):
                 self._fastest[each] = shortest, now
         self._target = sum(count * self._target_of(each) for each, (count, _) in self._kinds.items()) / self._answers
-        excuse_s = 0.0 if self.beside is None else self.beside.excuse_s()
+        excuse_s = self.fairness.excuse_s()
+        if self.beside is not None:
+            excuse_s += self.beside.excuse_s()
         if mean > self._target + excuse_s:
             self.limit = max(float(bounds.least), self.limit * SHRINK)
             if self.limit <= bounds.least:

@@ -114,6 +114,11 @@ class Gate:
         if model not in self._places and len(self._places) < MAX_MODELS:
             self._add(model)
 
+    def works(self, model: str, instances: int) -> None:
+        """So many instances of a model work at the same time, on all servers."""
+        self.known(model)
+        self.places(model).fairness.instances = instances
+
     def __iter__(self) -> Iterator[Admission]:
         yield from self._places.values()
         if self._others is not None:

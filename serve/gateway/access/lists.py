@@ -83,9 +83,9 @@ class ListPart:
     def __init__(self, turns: Turns, cost: int) -> None:
         self._turns, self._places, self._cost = turns, turns.of.places, cost
 
-    def try_enter(self) -> bool:
+    def try_enter(self, who: str = "", priority: int = 5) -> bool:
         """See `Admission`."""
-        if self._turns.turn.locked() or not self._places.try_enter():
+        if self._turns.turn.locked() or not self._places.try_enter(who, priority):
             return False
         self._turns.begun = True
         return True
@@ -99,18 +99,23 @@ class ListPart:
             await self._places.enter(priority, left, who, patient=True)
             self._turns.begun = True
 
-    def leave(self, seconds: float | None, size: int = 0) -> None:
+    def leave(self, seconds: float | None, size: int = 0, who: str = "") -> None:
         """See `Admission`."""
         if seconds is not None:
             self._turns.of.learn(self._cost, seconds)
-        self._places.leave(seconds, size)
+        self._places.leave(seconds, size, who)
 
     def leave_after(
-        self, ended: Sequence[asyncio.Future[Any]], started: float, size: int = 0, held: Share | None = None
+        self,
+        ended: Sequence[asyncio.Future[Any]],
+        started: float,
+        size: int = 0,
+        held: Share | None = None,
+        who: str = "",
     ) -> None:
         """See `Admission`."""
-        self._places.leave_after(ended, started, size, held)
+        self._places.leave_after(ended, started, size, held, who)
 
-    def abandon(self, seconds: float) -> None:
+    def abandon(self, seconds: float, who: str = "") -> None:
         """See `Admission`."""
-        self._places.abandon(seconds)
+        self._places.abandon(seconds, who)

@@ -36,7 +36,7 @@ class Slotless:
         self._counts = counts
         self._whose = model, who
 
-    def try_enter(self) -> bool:
+    def try_enter(self, _who: str = "", _priority: int = 5) -> bool:
         """Stand here; each leaves by one of the methods below.
 
         Raises:
@@ -55,14 +55,19 @@ class Slotless:
         """Nothing is waited for; see `try_enter`."""
         self.try_enter()
 
-    def leave(self, _seconds: float | None, _size: int = 0) -> None:
+    def leave(self, _seconds: float | None, _size: int = 0, _who: str = "") -> None:
         """Its time says nothing of the model."""
         self._counts[self._whose] -= 1
         if not self._counts[self._whose]:
             del self._counts[self._whose]
 
     def leave_after(
-        self, ended: Sequence[asyncio.Future[Any]], _started: float, size: int = 0, held: Share | None = None
+        self,
+        ended: Sequence[asyncio.Future[Any]],
+        _started: float,
+        size: int = 0,
+        held: Share | None = None,
+        _who: str = "",
     ) -> None:
         """What its client left stands here until the model server is through with it; arguments as of `Admission`."""
         left = len(ended)
@@ -80,6 +85,6 @@ class Slotless:
         for each in ended:
             each.add_done_callback(over)
 
-    def abandon(self, _seconds: float) -> None:
+    def abandon(self, _seconds: float, _who: str = "") -> None:
         """Nothing tells when the server is through: it counts where it was left (`Asides`), or nowhere."""
         self.leave(None)

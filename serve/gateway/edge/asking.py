@@ -88,7 +88,7 @@ async def ask_model(
     try:
         if suspects.watches(identity.id, model):  # before it holds a place, which others could use
             await unless_client_leaves(scope, receive, suspects.examine(flight, deadline - time.monotonic()))
-        if not places.try_enter():
+        if not places.try_enter(identity.id, identity.priority):
             await unless_client_leaves(
                 scope, receive, places.enter(identity.priority, deadline - time.monotonic(), identity.id)
             )
@@ -130,11 +130,11 @@ async def ask_model(
             if not given_up:
                 for connection in leaving.connections:
                     connection.close()
-                places.leave(seconds, size)
+                places.leave(seconds, size, identity.id)
             elif ended:
-                places.leave_after(ended, started, size, Share(gate.memory, identity.id))
+                places.leave_after(ended, started, size, Share(gate.memory, identity.id), identity.id)
             else:
-                places.abandon(time.monotonic() - started)
+                places.abandon(time.monotonic() - started, identity.id)
             if beside is not None:
                 beside.leave(ended if given_up else ())
             if trace is not None:

@@ -105,7 +105,7 @@ class Direct:
             return False
         node = self.upstream.sole
         places = gate.places(model)
-        if node is None or not places.free:
+        if node is None or not places.free_for(identity.id, identity.priority):
             return False
         try:
             head = asked.head_for(node.pool, len(sent), length)
@@ -121,7 +121,7 @@ class Direct:
             gate.memory.give_small(len(body))
             node.pool.give(connection)
             return False
-        places.take()
+        places.take(identity.id, identity.priority)
         call = _Call(self, client, asked, identity, places, node.pool, connection, len(body))
         self.telemetry.began()
         call.send(head, sent, call.started + self._timeout_s)
@@ -272,7 +272,7 @@ class _Call(Observed):
             code, body = refusal.status, refusal.body
             head = answer_lines([JSON], refusal.headers)
         self._let_go(answered=refusal is None)
-        self._places.leave(seconds, self.received)
+        self._places.leave(seconds, self.received, self._identity.id)
         self._client.answer(code, head, body, last=refusal is not None and refusal.closes, who=self._identity.id)
         direct.telemetry.observe(self, code)
 
@@ -281,9 +281,9 @@ class _Call(Observed):
         self._flight.left = True
         self._let_go(answered=False)
         if ended is None:
-            self._places.abandon(time.monotonic() - self.started)
+            self._places.abandon(time.monotonic() - self.started, self._identity.id)
         else:
-            self._places.leave_after([ended], self.started, self.received)
+            self._places.leave_after([ended], self.started, self.received, who=self._identity.id)
         self._direct.telemetry.observe(self, CLIENT_LEFT)
 
     def _let_go(self, *, answered: bool) -> None:

@@ -140,7 +140,7 @@ class Inference:
         try:
             if suspects.watches(identity.id, model):
                 await suspects.examine(flight, deadline - time.monotonic())
-            if not places.try_enter():
+            if not places.try_enter(identity.id, identity.priority):
                 await places.enter(identity.priority, deadline - time.monotonic(), identity.id)
             entered = True
             if seen.trace is not None:
@@ -204,11 +204,11 @@ class Inference:
                 beside.leave(left if given_up else ())
             if entered:
                 if given_up and left:
-                    places.leave_after(left, started, len(body), Share(self._gate.memory, share.key))
+                    places.leave_after(left, started, len(body), Share(self._gate.memory, share.key), identity.id)
                 elif given_up:
-                    places.abandon(time.monotonic() - started)
+                    places.abandon(time.monotonic() - started, identity.id)
                 else:
-                    places.leave(seconds, len(body))
+                    places.leave(seconds, len(body), identity.id)
             if entered and seen.trace is not None:
                 seen.trace.done("upstream")
 

@@ -77,7 +77,7 @@ class Placed:
         """
         if decoupled is not None:
             self._places.knows(model, decoupled=decoupled)
-        place = None if self._ended else self._places.at_once(self._caller, model, turn)
+        place = None if self._ended else self._places.at_once(self._caller, identity, model, turn)
         if place is None:
             place = await self._wait(identity, model, turn)
         tells = not of_sequence and all(each.model == model for each in self._messages)

@@ -84,14 +84,14 @@ class Places:
         if decoupled:
             self.gate.places(model).opens()
 
-    def at_once(self, caller: str, model: str, turn: Turn | None) -> Place | None:
+    def at_once(self, caller: str, identity: Identity, model: str, turn: Turn | None) -> Place | None:
         """A place that is free; arguments as of `enter`."""
         places = self.gate.places(model)
         slotless = turn is not None and turn.waits
         line = self._line(caller, places, slotless)
-        if line.free(_most(places, slotless)) and (slotless or places.try_enter()):
+        if line.free(_most(places, slotless)) and (slotless or places.try_enter(identity.id, identity.priority)):
             line.held += 1
-            return Place(self, caller, places, slotless)
+            return Place(self, caller, identity.id, places, slotless)
         self._forget(caller, places, slotless)
         return None
 
@@ -113,7 +113,7 @@ class Places:
                 await self._join(caller, places, slotless)
         except TimeoutError:
             raise places.late() from None
-        place = Place(self, caller, places, slotless)
+        place = Place(self, caller, identity.id, places, slotless)
         if not slotless:
             try:
                 await places.enter(identity.priority, until - time.monotonic(), identity.id, patient=True)
@@ -150,9 +150,10 @@ class Places:
 class Place:
     """One of them, or what counts in its stead while a sequence waits for its slot."""
 
-    def __init__(self, all_: Places, caller: str, places: Admission, slotless: bool) -> None:
+    def __init__(self, all_: Places, caller: str, who: str, places: Admission, slotless: bool) -> None:
         self._all = all_
         self._caller = caller
+        self._who = who
         self._places = places
         self._slotless = slotless
 
@@ -161,13 +162,13 @@ class Place:
         if not self._slotless:
             self._slotless = True
             self._all.set_apart(self._caller, self._places)
-            self._places.leave(None)
+            self._places.leave(None, who=self._who)
 
     def leave(self, seconds: float | None, size: int = 0) -> None:
         """The message is over; arguments as for `Admission.leave`."""
         self._all.leave(self._caller, self._places, self._slotless)
         if not self._slotless:
-            self._places.leave(seconds, size)
+            self._places.leave(seconds, size, self._who)
 
 
 def _most(places: Admission, slotless: bool) -> int:

@@ -67,6 +67,7 @@ class Contracts:
 
     Attributes:
         apart: the process that reads long JSON.
+        works: is told how many instances of a model work at the same time, whenever one is looked at.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Contracts:
         self._looked: dict[str, float] = {}
         self._fits: dict[tuple[bytes, int, bool], tuple[Contract, Request, bytes]] = {}
         self.apart = Apart()
+        self.works: Callable[[str, int], None] = _nothing
 
     async def of(self, target: Target) -> Contract:
         """The contract of a model, or of one version of it.
@@ -122,6 +124,7 @@ class Contracts:
                 contract = made[1]  # what was read by it still holds
             made = metadata, contract
             self._made.put(target.path, made)
+            self.works(target.model, await self._instances(metadata))
         if len(self._holding) >= MODELS:
             self._holding.clear()
         self._holding[target.model, target.version] = time.monotonic() + HOLDS_S, made[1]
@@ -149,6 +152,15 @@ class Contracts:
                 if found is not None:
                     return found
         return None
+
+    async def _instances(self, metadata: ModelMetadata, depth: int = 0) -> int:
+        """That work at the same time: of the model, or of that among those that it asks which has fewest."""
+        counts = [metadata.instances] if metadata.instances else []
+        asked = metadata.steps if not metadata.network else (*metadata.steps, (metadata.network, None))
+        with contextlib.suppress(GatewayError):  # a step that is not known
+            for model, version in asked if depth <= DEEPEST else ():
+                counts.append(await self._instances(await self._source.metadata(model, version), depth + 1))
+        return min(counts, default=1)
 
     async def last_request(self, target: Target, sequence: int | str) -> bytes | None:
         """A request of zeros and empty texts that ends a sequence; None where it would be too large.
@@ -391,3 +403,7 @@ async def _unless_long(check: Callable[[memoryview], None], tail: memoryview) ->
         await asyncio.to_thread(check, tail)
     else:
         check(tail)
+
+
+def _nothing(_model: str, _instances: int) -> None:
+    """Nobody is to be told."""

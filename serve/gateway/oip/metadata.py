@@ -55,6 +55,7 @@ class ModelMetadata:
         network: that a packed pipeline asks from its code, at Triton's choice of a version; "" for none.
         decoupled: whether it gives any number of answers to a request; None where nothing is known.
         task: what `serve pack` says that it does; "" where nobody says.
+        instances: of it, that work at the same time; 0 for those of others that it asks, or where nothing is known.
         batcher: of its sequences; None where it has none, or nothing is known.
     """
 
@@ -73,6 +74,7 @@ class ModelMetadata:
     batcher: Batcher | None = None
     network: str = ""
     task: str = ""
+    instances: int = 0
 
     @property
     def answer_bytes(self) -> float:
@@ -121,7 +123,7 @@ class ModelMetadata:
             chosen = max((each for each in versions if each.isdigit()), key=int, default="")  # by Triton
             return cls(
                 data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
-                decoupled, _batcher(known, data["name"], chosen), network, task,
+                decoupled, _batcher(known, data["name"], chosen), network, task, _instances(known),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err
@@ -175,13 +177,17 @@ def _ids(config: Mapping[str, Any]) -> set[str]:
     return {control.get("data_type", "") for control in controls if control.get("kind") == CORRELATION_ID}
 
 
+def _instances(config: Mapping[str, Any]) -> int:
+    """Of a model, on all its GPUs; 0 for an ensemble, which has none."""
+    groups = config.get("instance_group", ())
+    return sum(int(group.get("count", 1)) * (len(group.get("gpus", ())) or 1) for group in groups)
+
+
 def _batcher(config: Mapping[str, Any], name: str, version: str) -> Batcher | None:
     batching = config.get("sequence_batching")
     if batching is None:
         return None
-    instances = sum(
-        int(group.get("count", 1)) * (len(group.get("gpus", ())) or 1) for group in config["instance_group"]
-    )
+    instances = _instances(config)
     each = int(batching.get("oldest", {}).get("max_candidate_sequences", 0)) or int(config.get("max_batch_size", 0))
     idle = int(batching.get("max_sequence_idle_microseconds", 0)) or DEFAULT_IDLE
     return Batcher(name, version, max(1, instances) * max(1, each), idle / 1e6)

@@ -215,7 +215,7 @@ def test_keys_of_one_priority_are_served_in_turn() -> None:
         async def come(who: str) -> None:
             await places.enter(5, 10, who)
             order.append(who)
-            places.leave(None)
+            places.leave(None, who=who)
 
         tasks = [asyncio.create_task(come(who)) for who in ("many", "many", "many", "many", "one", "two", "two")]
         await asyncio.sleep(0)
@@ -284,8 +284,8 @@ def test_of_those_that_wait_the_key_with_most_makes_room() -> None:
             await many[2]
         with pytest.raises(OverloadedError):
             await places.enter(5, 10, "one")  # it would have as many
-        for _ in range(3):
-            places.leave(None)
+        for who in ("", "many", "one"):
+            places.leave(None, who=who)
             await asyncio.sleep(0)
         await asyncio.gather(*many[:2], one)
 
@@ -336,14 +336,15 @@ def test_places_are_never_lost_whatever_clients_do() -> None:
         places = busy(3, wait_s=0.05)
 
         async def client() -> None:
+            who = chance.choice("abc")
             try:
-                await places.enter(chance.randint(1, 9), 10, chance.choice("abc"))
+                await places.enter(chance.randint(1, 9), 10, who)
             except OverloadedError:
                 return
             try:
                 await asyncio.sleep(chance.random() * 0.01)
             finally:
-                places.leave(0.001)
+                places.leave(0.001, who=who)
 
         tasks = []
         for number in range(600):
@@ -357,6 +358,6 @@ def test_places_are_never_lost_whatever_clients_do() -> None:
                 await asyncio.sleep(0.002)
         await asyncio.gather(*tasks, return_exceptions=True)
         assert (places.in_flight, places.waiting) == (0, 0)
-        assert places.try_enter()
+        assert all(places.try_enter(who) for who in "abc")
 
     asyncio.run(main())

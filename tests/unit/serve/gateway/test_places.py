@@ -178,7 +178,7 @@ async def test_answers_tell_how_busy_a_model_is_where_nothing_else_takes_time(
 ) -> None:
     all_ = places()
     told: list[float | None] = []
-    monkeypatch.setattr(all_.gate.places("m"), "leave", lambda s, size=0: told.append(s))
+    monkeypatch.setattr(all_.gate.places("m"), "leave", lambda s, size=0, who="": told.append(s))
     stream = Placed(all_, "alice")
     await enter(stream, waits=False if how == "sequence" else None, decoupled=how == "decoupled" or None)
     if how == "goes on":
@@ -193,7 +193,7 @@ async def test_answers_tell_how_busy_a_model_is_where_nothing_else_takes_time(
 async def test_an_answer_behind_another_models_tells_nothing_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     all_ = places(other=LIMIT)
     told: list[float | None] = []
-    monkeypatch.setattr(all_.gate.places("other"), "leave", lambda s, size=0: told.append(s))
+    monkeypatch.setattr(all_.gate.places("other"), "leave", lambda s, size=0, who="": told.append(s))
     stream = Placed(all_, "alice")
     await enter(stream)
     await enter(stream, "other")

@@ -1,0 +1,290 @@
+"""Keys whose requests take a model very different times, on the shipped classes and a simulated clock and server."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import random
+import sys
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve.gateway.access.admission import Admission, Bounds
+from serve.gateway.access.fairness import Fairness
+from serve.gateway.errors import OverloadedError
+
+sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
+simulated: Callable[[Coroutine[Any, Any, Any]], Any] = importlib.import_module("simulated_time").simulated
+
+LIGHT_S, HEAVY_S = 0.01, 0.65
+PATIENCE_S = 30.0
+TIME_S = 20.0
+LEARNT_S = 6.0
+
+
+@dataclass
+class Server:
+    """Answers in the order in which it was asked; each instance a batch at a time, which takes a little more than one.
+
+    Attributes:
+        free: instances that do nothing.
+        largest: requests of a batch.
+    """
+
+    free: int = 1
+    largest: int = 1
+    queue: deque[tuple[float, asyncio.Future[None]]] = field(default_factory=deque)
+
+    async def answer(self, seconds: float) -> None:
+        answered = asyncio.get_running_loop().create_future()
+        self.queue.append((seconds, answered))
+        self._begin()
+        await answered
+
+    def _begin(self) -> None:
+        while self.free and self.queue:
+            batch = [self.queue.popleft() for _ in range(min(self.largest, len(self.queue)))]
+            longest = max(seconds for seconds, _ in batch)
+            rest = sum(seconds for seconds, _ in batch) - longest
+            self.free -= 1
+            asyncio.get_running_loop().call_later(longest + 0.2 * rest, self._end, batch)
+
+    def _end(self, batch: list[tuple[float, asyncio.Future[None]]]) -> None:
+        self.free += 1
+        for _, answered in batch:
+            answered.set_result(None)
+        self._begin()
+
+
+@dataclass
+class World:
+    """A model behind its places.
+
+    Attributes:
+        took: by key, seconds from the request to its answer; `since` is when it came.
+        refused: by key, once what came before was known.
+        known: whether the places know how many instances there are.
+    """
+
+    instances: int = 1
+    largest: int = 1
+    known: bool = True
+    ends_well: bool = True
+    took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    since: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    refused: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.server = Server(self.instances, self.largest)
+        self.places = Admission("m", Bounds(wait_s=0.5), time.monotonic)
+        if self.known:
+            self.places.fairness.instances = self.instances
+        self.chance = random.Random(0)
+
+    async def client(
+        self, who: str, cost_s: Callable[[], float], pause_s: float, until: float, priority: int = 5
+    ) -> None:
+        """Asks again and again, one request at a time."""
+        places = self.places
+        await asyncio.sleep(self.chance.random() * 0.3)
+        while time.monotonic() < until:
+            begun = time.monotonic()
+            try:
+                places.check(priority, PATIENCE_S, who)
+                if not places.try_enter(who, priority):
+                    await places.enter(priority, PATIENCE_S, who)
+            except OverloadedError:
+                self.refused[who] += begun > LEARNT_S
+                await asyncio.sleep(max(pause_s, 0.05))
+                continue
+            sent = time.monotonic()
+            await self.server.answer(cost_s())
+            places.leave(time.monotonic() - sent if self.ends_well else None, 100, who)
+            self.took[who].append(time.monotonic() - begun)
+            self.since[who].append(begun)
+            await asyncio.sleep(pause_s * (0.5 + self.chance.random()))
+
+
+def lights(world: World, until: float, count: int = 10) -> list[Coroutine[Any, Any, None]]:
+    return [world.client(f"light{n}", lambda: LIGHT_S, 0.3, until) for n in range(count)]
+
+
+def many(
+    world: World, who: str, connections: int, cost_s: Callable[[], float], until: float
+) -> list[Coroutine[Any, Any, None]]:
+    return [world.client(who, cost_s, 0.0, until) for _ in range(connections)]
+
+
+def run(make: Callable[[], World], clients: Callable[[World], list[Coroutine[Any, Any, None]]]) -> World:
+    async def main() -> World:
+        world = make()
+        await asyncio.gather(*clients(world))
+        assert (world.places.in_flight, world.places.waiting, world.places.fairness.heavy) == (0, 0, 0)
+        return world
+
+    found: World = simulated(main())
+    return found
+
+
+def of_lights(world: World) -> tuple[list[float], int]:
+    """What they waited, once what came before was known; and how many were refused."""
+    took = [
+        seconds
+        for who, times in world.took.items()
+        for since, seconds in zip(world.since[who], times, strict=True)
+        if who.startswith("light") and since > LEARNT_S
+    ]
+    return took, sum(count for who, count in world.refused.items() if who.startswith("light"))
+
+
+@pytest.mark.parametrize("batch", [1, 8], ids=["one at a time", "in batches"])
+@pytest.mark.parametrize("connections", [8, 40])
+def test_a_keys_heavy_requests_leave_most_of_the_time_of_the_only_instance_to_the_others(
+    connections: int, batch: int
+) -> None:
+    world = run(
+        lambda: World(largest=batch),
+        lambda w: [*lights(w, TIME_S), *many(w, "heavy", connections, lambda: HEAVY_S, TIME_S)],
+    )
+    took, refused = of_lights(world)
+    assert not refused
+    assert np.median(took) < 2 * LIGHT_S  # it was 1.8 s where turns went by requests
+    assert max(took) < 2 * HEAVY_S
+    assert len(world.took["heavy"]) * HEAVY_S > 0.2 * TIME_S
+
+
+@pytest.mark.parametrize("instances", [2, 4])
+def test_where_there_are_several_they_leave_one_free_and_use_the_others(instances: int) -> None:
+    world = run(lambda: World(instances), lambda w: [*lights(w, TIME_S), *many(w, "heavy", 8, lambda: HEAVY_S, TIME_S)])
+    took, refused = of_lights(world)
+    assert not refused
+    alone, _ = of_lights(run(World, lambda w: lights(w, TIME_S)))  # on one
+    assert np.percentile(took, 99) <= 2 * np.percentile(alone, 99)
+    assert len(world.took["heavy"]) * HEAVY_S > 0.9 * (instances - 1) * TIME_S
+
+
+def test_how_many_there_are_need_not_be_known_for_the_others_sake() -> None:
+    world = run(
+        lambda: World(4, known=False), lambda w: [*lights(w, TIME_S), *many(w, "heavy", 8, lambda: HEAVY_S, TIME_S)]
+    )
+    took, refused = of_lights(world)
+    assert not refused
+    assert np.percentile(took, 90) < 3 * LIGHT_S
+
+
+@pytest.mark.parametrize("every", [10, 38], ids=["one in ten", "eight of 38, together"])
+def test_heavy_ones_among_light_ones_are_seen(every: int) -> None:
+    sent = iter(range(10**6))
+
+    def cost_s() -> float:
+        number = next(sent)
+        return HEAVY_S if (number % 10 == 0 if every == 10 else number % 38 >= 30) else LIGHT_S
+
+    world = run(World, lambda w: [*lights(w, TIME_S), *many(w, "mixed", 8, cost_s, TIME_S)])
+    took, refused = of_lights(world)
+    assert not refused
+    assert np.median(took) < 3 * LIGHT_S
+
+
+def test_what_ends_in_an_error_or_without_its_client_counts_as_much() -> None:
+    world = run(
+        lambda: World(ends_well=False), lambda w: [*lights(w, TIME_S), *many(w, "heavy", 8, lambda: HEAVY_S, TIME_S)]
+    )
+    took, _ = of_lights(world)
+    assert np.median(took) < 2 * LIGHT_S
+
+
+def test_keys_that_all_want_more_than_there_is_get_the_same_seconds() -> None:
+    costs = {f"k{n}": 0.005 * n for n in range(1, 11)}
+
+    def clients(world: World) -> list[Coroutine[Any, Any, None]]:
+        return [each for who, cost in costs.items() for each in many(world, who, 8, partial(float, cost), TIME_S)]
+
+    world = run(World, clients)
+    used = {who: len(world.took[who]) * cost for who, cost in costs.items()}
+    assert max(used.values()) < 1.25 * min(used.values()), used  # by requests, it was ten times
+
+
+@pytest.mark.parametrize(("instances", "largest", "keys"), [(1, 1, 10), (1, 32, 2), (2, 8, 2), (2, 8, 10)])
+def test_keys_that_ask_alike_use_the_server_as_one_would(instances: int, largest: int, keys: int) -> None:
+    def answered(names: list[str]) -> int:
+        world = run(
+            lambda: World(instances, largest),
+            lambda w: [each for who in names for each in many(w, who, 80 // len(names), lambda: LIGHT_S, 8.0)],
+        )
+        return sum(map(len, world.took.values()))
+
+    assert answered([f"k{n}" for n in range(keys)]) > 0.95 * answered(["one"])
+
+
+def test_a_key_that_is_alone_has_all_places() -> None:
+    world = run(World, lambda w: many(w, "one", 8, lambda: HEAVY_S, TIME_S))
+    assert not world.refused
+    assert len(world.took["one"]) >= int(TIME_S / HEAVY_S)
+
+
+def test_a_key_of_a_worse_priority_slows_none_of_a_better_one() -> None:
+    world = run(
+        World,
+        lambda w: [
+            *[w.client("first", lambda: HEAVY_S, 0.0, TIME_S, 1) for _ in range(8)],
+            *[w.client(f"light{n}", lambda: LIGHT_S, 0.3, TIME_S, 9) for n in range(5)],
+        ],
+    )
+    assert len(world.took["first"]) * HEAVY_S > 0.9 * TIME_S
+
+
+def test_very_light_requests_of_one_key_take_no_more_than_its_share_from_others() -> None:
+    def answered(others: int) -> int:
+        world = run(
+            World,
+            lambda w: [
+                *[each for n in range(4) for each in many(w, f"normal{n}", 4, lambda: 0.06, TIME_S)],
+                *[w.client(f"tiny{n}", lambda: 0.0001, 0.2, TIME_S) for n in range(others)],
+            ],
+        )
+        return sum(len(times) for who, times in world.took.items() if who.startswith("normal"))
+
+    assert answered(1) > 0.95 * 4 / 5 * answered(0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    costs=st.lists(st.sampled_from([0.0, 0.003, 0.01, 0.1, 1.0]), min_size=1, max_size=5),
+    instances=st.integers(1, 3),
+    largest=st.sampled_from([1, 4]),
+    seed=st.integers(0, 1000),
+)
+def test_whatever_they_take_all_who_wait_are_answered_or_refused(
+    costs: list[float], instances: int, largest: int, seed: int
+) -> None:
+    """`run` asserts that no place is lost, and the simulation fails where everything waits."""
+
+    def clients(world: World) -> list[Coroutine[Any, Any, None]]:
+        world.chance = random.Random(seed)
+        return [
+            world.client(f"k{n}", partial(world.chance.choice, [cost, 0.01]), world.chance.choice([0.01, 0.2]), 4.0)
+            for n, cost in enumerate(costs)
+            for _ in range(4)
+        ]
+
+    world = run(lambda: World(instances, largest), clients)
+    assert all(world.took[f"k{n}"] for n in range(len(costs)))
+
+
+def test_keys_that_have_gone_are_forgotten() -> None:
+    fairness = Fairness()
+    for number in range(1000):
+        fairness.begin(fairness.of(f"k{number}", 5, float(number)), float(number))
+        fairness.end(f"k{number}", 1, float(number))
+    assert len(fairness) < 100
