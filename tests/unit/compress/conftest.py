@@ -11,9 +11,12 @@ import onnxruntime as ort
 import pytest
 from torch.onnx._internal.exporter import _registration
 
+from compress.formats.onnx.load import fingerprint_of_file
 from compress.jobs import prove, search, serving_runtime
+from compress.model import OnnxModel
 from compress.report import export as report
-from compress.runtime import grid
+from compress.runtime import grid, roofline, roofs
+from compress.runtime.footprint import Footprint, footprint
 from compress.runtime.machine import int8_saturates
 from compress.runtime.measure import latency
 
@@ -75,6 +78,31 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (grid, prove, search, serving_runtime):
         monkeypatch.setattr(module, "latency", short)
+
+
+@pytest.fixture(autouse=True)
+def roofs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's roofs are measured once, not before and after each model: a third of a small run otherwise.
+
+    test_roofline, which is about them, measures as a run does.
+    """
+    monkeypatch.setattr(roofline, "machine", lambda threads, **_again: roofs.machine(threads))
+
+
+_footprints: dict[tuple[str, ...], Footprint] = {}
+
+
+@pytest.fixture(autouse=True)
+def footprints_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of its own for each file, but not again for one of the same bytes and sizes, run alike."""
+
+    def known(model: OnnxModel, threads: int) -> Footprint:
+        key = (fingerprint_of_file(model.path), repr(model.signature), model.runtime, str(threads))
+        if key not in _footprints:
+            _footprints[key] = footprint(model, threads)
+        return _footprints[key]
+
+    monkeypatch.setattr(prove, "footprint", known)
 
 
 @pytest.fixture(autouse=True)
