@@ -9,6 +9,8 @@ from typing import Any
 
 import onnxruntime as ort
 import pytest
+import torch
+from torch._export import utils as _utils
 from torch.onnx._internal.exporter import _registration
 
 from compress.formats.onnx.load import fingerprint_of_file
@@ -115,8 +117,26 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def operators_read_once() -> Iterator[None]:
-    """torch.onnx parses the sources of its thousand operators anew in each export, which is half of a small one."""
+    """torch.onnx reads the sources and the types of its thousand operators anew in each export, half of a small one."""
     with pytest.MonkeyPatch.context() as patched:
-        apis = vars(_registration)["onnxscript_apis"]
+        apis, schemas = (vars(_registration)[name] for name in ("onnxscript_apis", "_schemas"))
         patched.setattr(apis, "get_torchlib_ops", functools.cache(apis.get_torchlib_ops))
+        patched.setattr(schemas, "op_signature_from_function", functools.cache(schemas.op_signature_from_function))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def operators_named_once() -> Iterator[None]:
+    """torch.export looks up all that is registered, for each of two dozen namespaces: again only where more has come."""
+    look_up = vars(_utils)["_materialize_cpp_cia_ops"]
+    known: set[str] = set()
+
+    def more() -> None:
+        registered = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+        if not known.issuperset(registered):
+            look_up()
+            known.update(registered)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_utils, "_materialize_cpp_cia_ops", more)
         yield
