@@ -17,6 +17,12 @@ LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_f
 
 BASE ?= HEAD
 
+# Tests wait much, for processes and clocks: one worker more than there are cores.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n + 1 : 9)))
+
+# Python keeps what it has compiled, whatever the shell says: tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: ready demo check test hunt pipeline deploy-check images images-check workflows-check lint docs docs-serve bench clean
 
 # What is missing is said before anything is downloaded, and how much that will be.
@@ -45,10 +51,11 @@ demo: $(VENV)/.installed
 	-$(BIN)/serve doctor
 	$(BIN)/python examples/digits/demo.py
 
-# One file at a time has the machine's shared memory to itself; the longest file, of e2e, comes first. Tests of servers
-# wait much: three at a time.
+# Each worker begins with a part of its own, so that those that compute run beside those that wait, and takes from the
+# others' ends: what a file makes for all its tests is made once. Of e2e, the longest file comes first. One file at a time
+# has the machine's shared memory to itself.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/hostile -n logical --maxprocesses 8
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/hostile tests/unit -n $(WORKERS) --dist worksteal
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e tests/integration tests/gpu --ignore tests/integration/test_triton_process.py \
 	  -n 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/integration/test_triton_process.py

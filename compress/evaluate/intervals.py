@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.stats import binomtest, norm
-from scipy.stats import t as student
+from scipy.special import ndtr, ndtri, stdtrit
 
 __all__ = [
     "CONFIDENCE",
@@ -66,6 +64,8 @@ def percent(confidence: float) -> str:
 
 def share_interval(count: int, of: int, confidence: float = CONFIDENCE) -> Interval:
     """Of a share, by Wilson's score interval."""
+    from scipy.stats import binomtest  # scipy.stats takes a tenth of a command's start, and few get here
+
     found = binomtest(count, of).proportion_ci(confidence, method="wilson")
     return Interval(count / of, float(found.low), float(found.high))
 
@@ -79,7 +79,9 @@ def paired_interval(gained: int, lost: int, of: int, confidence: float = CONFIDE
         of: all samples, 1 or more.
         confidence: above 0 and below 1, two-sided.
     """
-    z = float(norm.ppf((1 + confidence) / 2))
+    from scipy.optimize import brentq
+
+    z = float(ndtri((1 + confidence) / 2))
     seen = (gained - lost) / of
 
     def beyond(difference: float) -> float:
@@ -103,7 +105,7 @@ def least_samples(share: float, confidence: float = CONFIDENCE) -> int | None:
     """Samples that it takes for `paired_interval` to end at this share where no change is seen; None: never enough."""
     if share <= 0:
         return None
-    squared = float(norm.ppf((1 + confidence) / 2)) ** 2
+    squared = float(ndtri((1 + confidence) / 2)) ** 2
     return max(1, math.ceil(squared * (1 - share) / share))
 
 
@@ -162,14 +164,14 @@ def _of_values(values: Array, confidence: float, bounds: Bounds | None, seed: in
     apart = values - mean
     acceleration = float((apart**3).sum() / (6 * (apart**2).sum() ** 1.5))
     below = ((means < mean).mean() + (means <= mean).mean()) / 2
-    bias = float(norm.ppf(np.clip(below, 0.5 / resamples, 1 - 0.5 / resamples)))
-    shifted = bias + norm.ppf([(1 - confidence) / 2, (1 + confidence) / 2])
+    bias = float(ndtri(np.clip(below, 0.5 / resamples, 1 - 0.5 / resamples)))
+    shifted = bias + ndtri([(1 - confidence) / 2, (1 + confidence) / 2])
     stretched = 1 - acceleration * shifted  # 0 and less of what is very skewed: no resampling is as far out
     with np.errstate(divide="ignore"):
         places = np.where(stretched > 0, shifted / stretched, np.copysign(np.inf, shifted))
-    low, high = map(float, np.quantile(means, norm.cdf(bias + places)))
+    low, high = map(float, np.quantile(means, ndtr(bias + places)))
     if len(values) < FEW or resamples * (1 - confidence) < 2 * BEYOND - 1e-6:  # a percentile of so few knows too little
-        reach = float(student.ppf((1 + confidence) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+        reach = float(stdtrit(len(values) - 1, (1 + confidence) / 2) * values.std(ddof=1) / math.sqrt(len(values)))
         low, high = min(low, mean - reach), max(high, mean + reach)
     if bounds is None:
         return Interval(mean, low, high)

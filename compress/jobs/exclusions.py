@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from compress.evaluate.intervals import CONFIDENCE, Interval, difference_interval
 
@@ -55,7 +55,7 @@ def gone(before: Array, after: Array) -> Gone:
     found: Interval = difference_interval(before, after).times(1 / whole)
     reach = 0.0
     if len(before) > 1:
-        quantile = float(student.ppf((1 + CONFIDENCE) / 2, len(before) - 1))
+        quantile = float(stdtrit(len(before) - 1, (1 + CONFIDENCE) / 2))
         reach = quantile * float((before - after).std(ddof=1)) / math.sqrt(len(before)) / whole
     ends = min(found.low, found.value - reach), min(1.0, max(found.high, found.value + reach))  # no error is below 0
     low, high = (end if math.isfinite(end) else None for end in ends)

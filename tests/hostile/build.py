@@ -50,14 +50,14 @@ def attack(
     return add
 
 
-def build(folder: Path) -> dict[str, Path]:
-    """Write every attack; gives the paths by name. Canaries would stand in `folder`/canaries."""
+def build(folder: Path, *only: str) -> dict[str, Path]:
+    """Write every attack, or those of some names; gives the paths by name. Canaries would stand in `folder`/canaries."""
     from tests.hostile import data_files, exported_programs, onnx_files, pickles  # noqa: F401  each adds its own
 
     (folder / "canaries").mkdir(parents=True)
     (folder / "files").mkdir()
     found = {}
-    for each in ATTACKS:
+    for each in (each for each in ATTACKS if not only or each.name in only):
         path = folder / "files" / (each.name + each.suffix)
         each.write(path, folder / "canaries" / each.name)
         found[each.name] = path

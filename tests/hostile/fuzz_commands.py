@@ -5,6 +5,7 @@ A line of JSON for each command, with what was bad about it; each case follows f
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -40,6 +41,8 @@ def main() -> None:
     watch = Watch(folder)
     for kind in kinds:  # once without a limit: what is imported and made when it is first needed counts for no file
         _case(kind, start, folder / "case", watch)
+    gc.collect()
+    gc.freeze()  # each command would look through it for garbage
     most = LIMIT + int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     for kind in kinds:

@@ -141,11 +141,12 @@ def test_nothing_runs_and_three_lines_say_why(
 
 
 def test_a_few_as_their_user_runs_them(tmp_path: Path) -> None:
-    paths = build(tmp_path)
+    program, above, nested = names = ("program_with_legacy_weights", "onnx_with_weights_above", "onnx_nested")
+    paths = build(tmp_path, *names)
     for module, arguments_ in (
-        ("compress", ["inspect", paths["program_with_legacy_weights"]]),
-        ("compress", ["measure", paths["onnx_with_weights_above"]]),
-        ("serve", ["pack", paths["onnx_nested"], "--repository", tmp_path / "repository", "--name", "m"]),
+        ("compress", ["inspect", paths[program]]),
+        ("compress", ["measure", paths[above]]),
+        ("serve", ["pack", paths[nested], "--repository", tmp_path / "repository", "--name", "m"]),
     ):
         done = subprocess.run(
             [sys.executable, "-m", module, *map(str, arguments_)],

@@ -18,7 +18,8 @@ import pytest
 from tests.hostile.command_cases import KINDS
 
 COUNT = 8
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+# What Python compiled would be a file that a command wrote where it may not.
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 pytestmark = pytest.mark.timeout(900)  # the first test waits for all commands
 
 

@@ -9,11 +9,16 @@ from typing import Any
 
 import onnxruntime as ort
 import pytest
+import torch
+from torch._export import utils as _utils
 from torch.onnx._internal.exporter import _registration
 
+from compress.formats.onnx.load import fingerprint_of_file
 from compress.jobs import prove, search, serving_runtime
+from compress.model import OnnxModel
 from compress.report import export as report
-from compress.runtime import grid
+from compress.runtime import grid, roofline, roofs
+from compress.runtime.footprint import Footprint, footprint
 from compress.runtime.machine import int8_saturates
 from compress.runtime.measure import latency
 
@@ -78,6 +83,31 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def roofs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's roofs are measured once, not before and after each model: a third of a small run otherwise.
+
+    test_roofline, which is about them, measures as a run does.
+    """
+    monkeypatch.setattr(roofline, "machine", lambda threads, **_again: roofs.machine(threads))
+
+
+_footprints: dict[tuple[str, ...], Footprint] = {}
+
+
+@pytest.fixture(autouse=True)
+def footprints_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of its own for each file, but not again for one of the same bytes and sizes, run alike."""
+
+    def known(model: OnnxModel, threads: int) -> Footprint:
+        key = (fingerprint_of_file(model.path), repr(model.signature), model.runtime, str(threads))
+        if key not in _footprints:
+            _footprints[key] = footprint(model, threads)
+        return _footprints[key]
+
+    monkeypatch.setattr(prove, "footprint", known)
+
+
+@pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's plots take a third of a small run. test_report draws them, and a browser looks at a run's whole page."""
     monkeypatch.setattr(report, "plots", lambda *_given: [])
@@ -87,8 +117,26 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def operators_read_once() -> Iterator[None]:
-    """torch.onnx parses the sources of its thousand operators anew in each export, which is half of a small one."""
+    """torch.onnx reads the sources and the types of its thousand operators anew in each export, half of a small one."""
     with pytest.MonkeyPatch.context() as patched:
-        apis = vars(_registration)["onnxscript_apis"]
+        apis, schemas = (vars(_registration)[name] for name in ("onnxscript_apis", "_schemas"))
         patched.setattr(apis, "get_torchlib_ops", functools.cache(apis.get_torchlib_ops))
+        patched.setattr(schemas, "op_signature_from_function", functools.cache(schemas.op_signature_from_function))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def operators_named_once() -> Iterator[None]:
+    """torch.export looks up all that is registered, for each of two dozen namespaces: again only where more has come."""
+    look_up = vars(_utils)["_materialize_cpp_cia_ops"]
+    known: set[str] = set()
+
+    def more() -> None:
+        registered = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+        if not known.issuperset(registered):
+            look_up()
+            known.update(registered)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_utils, "_materialize_cpp_cia_ops", more)
         yield

@@ -25,6 +25,11 @@ from tests.unit.compress.prune.test_prune_channels import quiet, wrapped
 from tests.unit.compress.quantize.test_half_onnx import exported, random_data
 
 
+@pytest.fixture
+def roofs_once() -> None:
+    """Measured as a run does: these tests are about that."""
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> OnnxModel:
     """A large product of matrices, then an addition that only moves memory."""
