@@ -40,6 +40,8 @@ BODY = json.dumps(
     {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0.0, 2.0, 1.0, 0.0]}]}
 ).encode()
 TINY = ("a", "b", "c", "d", "e", "f")
+NEW = ("infers", "versioned", "predicted", "told", "configured", "called", "streamed", "streamed-too")
+"""Each is asked by one test alone: it is not loaded before."""
 MEMORY = "430MiB"  # Triton's own 50, and four or five of these models
 SLOW = FILES_MODEL.replace(
     "    def execute",
@@ -110,7 +112,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("on-demand")
     repository = folder / "models"
     artifact = tiny_artifact(folder / "artifact")
-    for name in TINY:
+    for name in (*TINY, *NEW):
         pack(artifact, repository=repository, name=name, options=ONE)
     pack(artifact, repository=repository, name="hooked", hooks=hook_file(folder), options=ONE)
     encoder = hub_artifact(sentence_folder(folder / "encoder"), folder / "encoder-artifact")
@@ -136,6 +138,21 @@ def test_it_starts_with_what_is_pinned_and_says_what_can_be_asked(server: Served
     assert server.loaded() == {"a"}
 
 
+def test_what_is_listed_is_what_can_be_asked(server: Served) -> None:
+    listed = [row["id"] for row in server.ask("/v1/models")[1]["data"]]
+    assert listed == ["encoder"]
+    assert server.ask("/v1/models/encoder")[1]["id"] == "encoder"
+    assert server.ask("/v1/models/b")[0] == 404
+    rows = {row["name"]: row for row in server.ask("/v2/repository/index", b"")[1]}
+    assert rows["a"]["state"] == "READY"
+    assert rows["encoder"]["state"] == "UNAVAILABLE"
+    assert "when it is asked for" in rows["encoder"]["reason"]
+    assert "/predict/encoder" in server.ask("/openapi.json")[1]["paths"]
+    shown = next(row for row in server.ask("/ui/models")[1] if row["name"] == "told")
+    assert (shown["state"], shown["inputs"][0]["shape"]) == ("ON_DEMAND", [-1, 4])
+    assert server.loaded() == {"a"}  # to list them has loaded none
+
+
 def test_a_model_is_loaded_once_for_all_who_wait(server: Served) -> None:
     answers = at_once(20, lambda: server.infer("b"))
     assert [status for status, _ in answers] == [200] * 20
@@ -145,13 +162,13 @@ def test_a_model_is_loaded_once_for_all_who_wait(server: Served) -> None:
 @pytest.mark.parametrize(
     ("model", "path", "body"),
     [
-        ("c", "/v2/models/c/infer", BODY),
-        ("c", "/v2/models/c/versions/1/infer", BODY),
-        ("d", "/predict/d", json.dumps({"x": [0, 2, 1, 0]}).encode()),
+        ("infers", "/v2/models/infers/infer", BODY),
+        ("versioned", "/v2/models/versioned/versions/1/infer", BODY),
+        ("predicted", "/predict/predicted", json.dumps({"x": [0, 2, 1, 0]}).encode()),
         ("hooked", "/predict/hooked", json.dumps({"text": "0,2,1,0"}).encode()),
         ("encoder", "/v1/embeddings", json.dumps({"model": "encoder", "input": ["word1", "word2 word3"]}).encode()),
-        ("e", "/v2/models/e", None),
-        ("f", "/v2/models/f/config", None),
+        ("told", "/v2/models/told", None),
+        ("configured", "/v2/models/configured/config", None),
         ("files", "/v2/models/files/example", None),
     ],
 )
@@ -159,6 +176,8 @@ def test_however_it_is_asked_it_comes(server: Served, model: str, path: str, bod
     status, answer = server.ask(path, body)
     assert status == 200, answer
     assert model in server.loaded()
+    memory = server.ask("/ui/memory")[1]
+    assert next(row for row in memory["models"] if row["name"] == model)["loaded"] == 1
 
 
 def grpc_inputs() -> list[triton_grpc.InferInput]:
@@ -173,36 +192,23 @@ def grpc_client(server: Served) -> Iterator[triton_grpc.InferenceServerClient]:
         yield client
 
 
-def gone(server: Served, model: str) -> None:
-    """Ask others until it has made way."""
-    loaded = server.loaded()
-    for other in sorted((*TINY, "files") * 2, key=lambda name: name in loaded):
-        if model not in server.loaded():
-            return
-        if other != model:
-            server.file(other) if other == "files" else server.infer(other)
-    assert model not in server.loaded()
-
-
 def test_grpc_brings_a_model_by_a_call_and_by_a_stream(server: Served) -> None:
     headers = {"x-api-key": server.key}
-    gone(server, "b")
     with grpc_client(server) as client:
-        assert client.is_model_ready("b", headers=headers)
-        assert "b" not in server.loaded()
-        answer = client.infer("b", grpc_inputs(), headers=headers)
+        assert client.is_model_ready("called", headers=headers)
+        assert server.of("loads_total", "called") == 0
+        answer = client.infer("called", grpc_inputs(), headers=headers)
         np.testing.assert_allclose(answer.as_numpy("logits"), [[0, 2, 1]])
-        gone(server, "c")
-        gone(server, "d")
         answers: queue.Queue[Any] = queue.Queue()
         client.start_stream(lambda result, error: answers.put((result, error)), headers=headers)
-        for model in ("c", "d", "c"):
+        for model in ("streamed", "streamed-too", "streamed"):
             client.async_stream_infer(model, grpc_inputs())
         for _ in range(3):
             result, error = answers.get(timeout=30)
             assert error is None, error
             np.testing.assert_allclose(result.as_numpy("logits"), [[0, 2, 1]])
         client.stop_stream()
+    assert [server.of("loads_total", model) for model in ("called", "streamed", "streamed-too")] == [1, 1, 1]
 
 
 def test_the_one_used_longest_ago_goes_and_the_pin_stays(server: Served) -> None:
@@ -243,23 +249,20 @@ def test_none_goes_while_requests_are_with_it(server: Served) -> None:
 
 
 def test_who_cannot_wait_is_told_when_to_come_back_and_it_is_loaded_meanwhile(server: Served) -> None:
-    gone_or_new = server.of("loads_total", "slow")
-    for _ in range(2):  # of the second it is known how long it takes
-        request = urllib.request.Request(
-            f"{server.url}/predict/slow", json.dumps({"file": "text"}).encode(),
-            {"x-api-key": server.key, "content-type": "application/json", "x-request-timeout-ms": "300"},
-        )  # fmt: skip
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(request)
-        with caught.value as answer:
-            told = json.loads(answer.read())
-            assert answer.code == 503, told
-            assert "not loaded yet" in told["error"]
-            assert 1 <= int(answer.headers["retry-after"]) <= 10
-        server.running.until(lambda: server.of("loads_total", "slow") > gone_or_new)
-        assert server.file("slow")[0] == 200
-        gone(server, "slow")
-        gone_or_new = server.of("loads_total", "slow")
+    request = urllib.request.Request(
+        f"{server.url}/predict/slow", json.dumps({"file": "text"}).encode(),
+        {"x-api-key": server.key, "content-type": "application/json", "x-request-timeout-ms": "300"},
+    )  # fmt: skip
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request)
+    with caught.value as answer:
+        told = json.loads(answer.read())
+        assert answer.code == 503, told
+        assert "not loaded yet" in told["error"]
+        assert 1 <= int(answer.headers["retry-after"]) <= 10
+    server.running.until(lambda: server.of("loads_total", "slow") == 1, 30)
+    assert server.file("slow")[0] == 200
+    assert server.of("loads_total", "slow") == 1
 
 
 def test_one_that_does_not_load_is_told_and_holds_up_no_other(server: Served) -> None:
@@ -278,20 +281,6 @@ def test_one_that_does_not_load_is_told_and_holds_up_no_other(server: Served) ->
     assert server.ask("/readyz")[0] == 200
     rows = {row["name"]: row["state"] for row in server.ask("/ui/models")[1]}
     assert rows["broken"] == "FAILED"
-
-
-def test_what_is_listed_is_what_can_be_asked(server: Served) -> None:
-    gone(server, "encoder")
-    listed = [row["id"] for row in server.ask("/v1/models")[1]["data"]]
-    assert listed == ["encoder"]
-    assert server.ask("/v1/models/encoder")[1]["id"] == "encoder"
-    assert server.ask("/v1/models/b")[0] == 404
-    gone(server, "encoder")
-    rows = {row["name"]: row for row in server.ask("/v2/repository/index", b"")[1]}
-    assert rows["a"]["state"] == "READY"
-    assert rows["encoder"]["state"] == "UNAVAILABLE"
-    assert "when it is asked for" in rows["encoder"]["reason"]
-    assert "encoder" not in server.loaded()
 
 
 def test_loads_by_hand_do_not_get_past_the_memory(server: Served) -> None:

@@ -34,8 +34,8 @@ find("key").addEventListener("submit", (event) => {
 
 async function look() {
   try {
-    const [ready, found, history, rollouts] = await Promise.all([
-      fetch("/readyz"), get("/ui/models"), get("/ui/history"), get("/rollouts"),
+    const [ready, found, history, rollouts, memory] = await Promise.all([
+      fetch("/readyz"), get("/ui/models"), get("/ui/history"), get("/rollouts"), get("/ui/memory"),
     ]);
     find("key").hidden = true;
     document.querySelector("main").hidden = false;
@@ -44,6 +44,7 @@ async function look() {
     showModels(history.models);
     showPlots(history.models);
     showRollouts(rollouts);
+    showMemory(memory);
   } catch (error) {
     if (error.message !== "no key") find("health").textContent = "○ the gateway does not answer";
   }
@@ -77,6 +78,27 @@ function showModels(history) {
     const first = models.find((model) => model.state === "READY");
     if (first) choose(first.name);
   }
+}
+
+function mib(bytes) { return `${Math.round(bytes / 2 ** 20).toLocaleString("en")} MiB`; }
+
+function showMemory(memory) {
+  find("memory-section").hidden = !memory;
+  if (!memory) return;
+  const told = `${mib(memory.bytes)} of ${mib(memory.limit_bytes)}`;
+  const bar = element("meter", { min: 0, max: memory.limit_bytes, value: memory.bytes, "aria-label": `memory: ${told}` });
+  const rows = [["model", "memory", "loaded", "made way", "failed", "requests that waited"],
+    ...memory.models.map((each) => [each.pinned ? `${each.name} (pinned)` : each.name, each.bytes ? mib(each.bytes) : "–",
+      each.loaded, each.evicted, each.failed, each.waited])];
+  if (memory.other_bytes) rows.push(["others", mib(memory.other_bytes), "", "", "", ""]);
+  rows.push(["Triton itself", mib(memory.server_bytes), "", "", "", ""]);
+  const scrolled = find("memory").querySelector(".scroll")?.scrollLeft ?? 0;
+  const [head, ...body] = rows.map((row, index) =>
+    element("tr", {}, ...row.map((cell) => element(index ? "td" : "th", {}, String(cell)))));
+  const table = element("table", {}, element("thead", {}, head), element("tbody", {}, ...body));
+  find("memory").replaceChildren(element("p", {}, bar, ` ${told}`),
+    element("div", { class: "scroll", tabindex: 0 }, table));
+  find("memory").querySelector(".scroll").scrollLeft = scrolled;
 }
 
 function choose(name) {
