@@ -190,6 +190,28 @@ async def test_what_grows_over_the_memory_makes_others_go() -> None:
 
 
 @in_loop
+async def test_what_a_model_had_once_it_was_asked_is_kept_for_it_when_it_comes_again() -> None:
+    host = Host()
+    residency = served(host)
+    residency.estimates.saw_bytes(KNOWN["a"], 150 * MIB, settled=True)  # 50 more than it has just after its load
+    await used(residency, "a", "b")
+    assert host.there == {"b"}
+    residency.budget += 50 * MIB
+    await used(residency, "a")
+    assert host.there == {"a", "b"}
+
+
+@in_loop
+async def test_requests_that_waited_are_counted_and_what_rests_is_told() -> None:
+    host = Host()
+    residency = served(host)
+    await asyncio.gather(*(used(residency, "a") for _ in range(3)))
+    await used(residency, "a")
+    assert residency.counts["waited", "a"] == 3
+    assert "a" not in residency.resting()
+
+
+@in_loop
 async def test_a_key_that_asks_for_one_after_the_other_does_not_take_what_others_use() -> None:
     host = Host()
     residency = served(host, models=4)
