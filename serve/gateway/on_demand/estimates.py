@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import median, median_low
 
 from serve.gateway.on_demand.catalogue import Known
 
@@ -28,8 +28,12 @@ class Estimates:
         seen = self._bytes.get(model.name)
         if seen is not None:
             return seen
-        each = median(self._each.values()) if self._each else PROCESS_BYTES
+        each = median_low([PROCESS_BYTES, *self._each.values()])  # one that is large says little of the others
         return model.file_bytes + int(model.processes * each)
+
+    def saw(self, model: str) -> bool:
+        """Whether its bytes are no guess."""
+        return model in self._bytes
 
     def settled(self, model: str) -> int:
         """The most that a model has had since it was loaded and asked, loading left aside; 0 where nobody has seen."""

@@ -231,7 +231,7 @@ class Residency:
         model, until = load.model, time.monotonic() + ROOM_S
         await self._look()
         while True:
-            sizes = {unit: self.estimates.bytes(self.known[unit]) for unit in self.units.missing(model)}
+            sizes = self._sizes(self.units.missing(model))
             room = self.budget - sum(sizes.values())
             if room < self._least():
                 raise self._too_large(load, sum(sizes.values()))
@@ -241,6 +241,17 @@ class Residency:
             if time.monotonic() > until:
                 raise LoadingError(model.name, IN_USE, load.seconds)
             await asyncio.sleep(POLL_S)
+
+    def _sizes(self, units: Collection[str]) -> dict[str, int]:
+        """Bytes to keep for units that come; guesses that are more than there is are no reason not to try."""
+        sizes = {unit: self.estimates.bytes(self.known[unit]) for unit in units}
+        guessed = [unit for unit in units if not self.estimates.saw(unit)]
+        left = self.budget - self._least() - sum(sizes[unit] for unit in units if unit not in guessed)
+        files = sum(self.known[unit].file_bytes for unit in guessed)
+        if files < left < sum(sizes[unit] for unit in guessed):
+            each = (left - files) // len(guessed)
+            sizes |= {unit: self.known[unit].file_bytes + each for unit in guessed}
+        return sizes
 
     def _least(self) -> int:
         """Bytes that stay, whatever goes: Triton's own, and what is pinned."""

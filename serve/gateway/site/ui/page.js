@@ -59,7 +59,7 @@ function showModels(history) {
   const focused = document.activeElement?.dataset?.model;
   list.replaceChildren(...models.map((model) => {
     const ready = model.state === "READY";
-    const state = element("span", { class: `state ${ready ? "" : "off"}` }, ready ? "ready" : model.state.toLowerCase().replace("_", " "));
+    const state = element("span", { class: `state ${ready ? "" : ["ON_DEMAND", "LOADING"].includes(model.state) ? "rests" : "off"}` }, ready ? "ready" : model.state.toLowerCase().replace("_", " "));
     const button = element("button", { type: "button", "data-model": model.name, "aria-pressed": model.name === chosen },
       state, element("strong", {}, model.name));
     if (model.inputs) {
@@ -109,7 +109,7 @@ function choose(name) {
   for (const button of find("models").querySelectorAll("button"))
     button.setAttribute("aria-pressed", button.dataset.model === name);
   find("send").disabled = model.state !== "READY" && model.state !== "ON_DEMAND";
-  find("signature").textContent = model.inputs ? `${name} takes ${tensors(model.inputs)}` : model.state === "ON_DEMAND" ? `${name} is loaded when it is asked` : `${name} is not ready`;
+  find("signature").textContent = model.inputs ? `${name} takes ${tensors(model.inputs)}${model.state === "ON_DEMAND" ? "; it is loaded when it is asked" : ""}` : model.state === "ON_DEMAND" ? `${name} is loaded when it is asked` : `${name} is not ready`;
   find("drop").hidden = !model.file;
   find("values-label").textContent = model.file ? "or JSON values by input name" : "JSON values by input name";
   if (!other) return;

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serve.gateway.on_demand.catalogue import catalogue_of
 from serve.gateway.oip.described import described
+from serve.gateway.on_demand.catalogue import catalogue_of
 from serve.pack.write import PackOptions, pack
 from tests.serve_models import hook_file, tiny_artifact, unbatched_artifact
 

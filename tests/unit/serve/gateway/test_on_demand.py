@@ -158,11 +158,29 @@ async def test_a_load_that_fails_is_told_and_not_repeated_for_a_while() -> None:
 
 
 @in_loop
-async def test_what_never_fits_is_refused() -> None:
+async def test_what_never_fits_is_refused_once_that_is_seen() -> None:
     host = Host()
+    residency = Residency(host, KNOWN, 120 * MIB, (), lambda _: None)
+    await used(residency, "a")  # a guess is no reason not to try
+    await residency.keep()
+    await residency.units.left()
     with pytest.raises(LoadFailedError):
-        await used(Residency(host, KNOWN, 120 * MIB, (), lambda _: None), "a")
-    assert not host.loads
+        await used(residency, "a")
+    assert host.loads == ["a"]
+    with pytest.raises(LoadFailedError):
+        await used(Residency(host, KNOWN, 60 * MIB, (), lambda _: None), "b")  # its files alone are larger
+    assert host.loads == ["a"]
+
+
+@in_loop
+async def test_one_that_is_large_does_not_keep_the_others_out() -> None:
+    host = Host()
+    residency = served(host)
+    await used(residency, "a")
+    for large in "bce":
+        residency.estimates.saw_bytes(KNOWN[large], 900 * MIB)
+    await used(residency, "d")
+    assert host.there == {"d"}  # it may be as large: the others have made way
 
 
 @in_loop
