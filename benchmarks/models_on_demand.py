@@ -341,7 +341,7 @@ def figures(run: Run, budget: int) -> dict[str, Any]:
 
 
 def of(latency: Any) -> dict[str, float | int]:
-    """Percentiles with a tenth of them, and ten of them, or one beyond: p99 of few is close to the longest."""
+    """Percentiles; p99 of a few hundred is close to the longest."""
     if not len(latency):
         return {"count": 0}
     p50, p90, p99, longest = (round(1000 * float(np.percentile(latency, each)), 1) for each in (50, 90, 99, 100))
@@ -381,12 +381,12 @@ def draw(runs: dict[str, Run], budget: int, path: Path) -> None:
         above.plot([at for at, _ in run.memory], [size / MIB for _, size in run.memory], color="#0b6e4f", linewidth=1)
         above.axhline(budget / MIB, color="#b3261e", linestyle="--", linewidth=1)
         above.set_title(SERVERS[server])
-        above.set_ylim(bottom=0)
         for cold, colour, name in ((False, "#0b6e4f", "loaded"), (True, "#c77d0a", "had to be loaded")):
             mine = run.cold == cold
             below.scatter(run.due[mine], 1000 * run.latency[mine], s=5, color=colour, label=name)
         below.set_yscale("log")
         below.set_xlabel("seconds")
+    axes[0, 0].set_ylim(bottom=0)
     axes[0, 0].set_ylabel("memory, MiB (dashed: the budget)")
     axes[1, 0].set_ylabel("latency, ms")
     axes[1, 0].legend(loc="upper left", fontsize=8)
