@@ -312,7 +312,7 @@ def test_a_rollout_keeps_both_of_its_models(server: Served) -> None:
         assert {status for status, _ in (server.infer("name") for _ in range(20))} == {200}
     finally:
         store.wish("name", "abort")
-    server.running.until(lambda: not any(row["state"] == "running" for row in server.ask("/rollouts")[1]))
+    server.running.until(lambda: not any(row.active for row in store.current()))
     store.clear("name")
 
 
