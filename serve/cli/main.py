@@ -166,6 +166,8 @@ def lint(
     *,
     container: bool = False,
     tensorrt: str | None = None,
+    memory: str | None = None,
+    pin: tuple[str, ...] = (),
     json_: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
     """Say what Triton would refuse or do badly in a repository, before it starts; exit code 1 when it would refuse.
@@ -178,15 +180,24 @@ def lint(
         It is for a Triton elsewhere: this machine's backends, GPUs, cores and packages say nothing.
     tensorrt
         The TensorRT of that Triton, such as 10.5: plans that it can't load are found. Implies --container.
+    memory
+        It is for `serve up --memory` of this size, such as 8GiB: models that never fit are found.
+    pin
+        With --memory, a model that is to stay loaded; may be given again.
     json_
         Print a list of {model, severity, what, mend}.
     """
     from serve.lint.finding import shown
     from serve.lint.plan_rules import version_of
     from serve.lint.run import lint as run
+    from serve.up.memory import bytes_of, check_flags
+    from serve.up.memory_rules import memory_findings
 
     version = version_of(tensorrt) if tensorrt else None
+    check_flags(memory, pin)
     found = run(repository, container=container or version is not None, tensorrt=version)
+    if memory is not None:
+        found = sorted([*found, *memory_findings(repository, bytes_of(memory), pin)], key=lambda each: each.severity)
     if json_:
         print(json.dumps([finding.to_dict() for finding in found], indent=2))
     else:

@@ -242,6 +242,7 @@ def _follow(residency: Residency, gate: Gate, releases: Releases, upstream: Upst
     residency.held = lambda model: gate.holds(model) or model in releases.needed()
     residency.wanted = releases.needed
     residency.came = came
+    upstream.resting = residency.resting
     for model in residency.pins:
         gate.known(model)
 

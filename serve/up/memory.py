@@ -38,7 +38,12 @@ def bytes_of(text: str) -> int:
 
 
 def check_flags(
-    memory: str | None, pin: tuple[str, ...], *, triton: str | None, docker: str | None, model_control: bool
+    memory: str | None,
+    pin: tuple[str, ...],
+    *,
+    triton: str | None = None,
+    docker: str | None = None,
+    model_control: bool = False,
 ) -> None:
     """Refuse what can't go together.
 

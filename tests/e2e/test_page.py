@@ -17,6 +17,7 @@ from serve.gateway.settings import Settings
 from serve.rollout.agree import Agree
 from serve.rollout.plan import Plan, Target
 from serve.rollout.store import Store
+from tests.integration.test_up import FREE, up
 from tests.serve_http import gateway_thread
 
 SEVEN = Path(__file__).parents[2] / "examples" / "digits" / "seven.png"
@@ -192,3 +193,20 @@ def test_a_release_shows_what_it_goes_by(browser: Browser, shipped: str, shipped
             expect(row).to_contain_text("not asked for")
             expect(row).to_contain_text("2% more")
             expect(page.locator("#rollouts tr", has_text="does it answer otherwise?")).to_contain_text("not judged")
+
+
+def test_models_on_demand_are_tried_as_others_and_show_their_memory(browser: Browser, tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parents[2] / "model_repository", tmp_path / "models")
+    words = (str(tmp_path / "models"), *FREE, "--memory", "1GiB", "--drain-timeout", "1")
+    with up(tmp_path, *words) as running, visit(browser, running.url()) as page:
+        expect(page.locator("#models button")).to_contain_text("on demand")
+        expect(page.locator("#memory")).to_contain_text("of 1,024 MiB")
+        page.click("#models button")
+        expect(page.locator("#signature")).to_contain_text("it is loaded when it is asked")
+        page.set_input_files("#file", SEVEN)
+        page.click("#send")
+        expect(page.locator("#answer")).to_contain_text('"label": "7"')
+        row = page.locator("#memory tr", has_text="digits")
+        expect(row.locator("td").nth(2)).to_have_text("1")
+        expect(row.locator("td").nth(1)).to_contain_text("MiB")
+        expect(page.locator("#models button")).to_contain_text("ready")

@@ -31,6 +31,7 @@ WRITE = re.compile(
 )
 
 INDEX = "repository/index"
+RESTS = "it is loaded when it is asked for"
 LOAD = re.compile(rf"repository/models/({MODEL_NAME})/load")
 INFER = re.compile(rf"models/{MODEL_NAME}(?:/versions/[0-9]+)?/infer")
 TO_READ = re.compile(
@@ -60,6 +61,7 @@ def admin_router(settings: Settings, upstream: Upstream, keys: KeyRing, memory: 
         keys.again(request.state.identity).check_admin()
         if load := LOAD.fullmatch(path):
             body = await loading.body(load[1], body)
-        return as_it_came(await upstream.post_all(f"/v2/{path}", body), upstream.outages if path == INDEX else ())
+        why = {**dict.fromkeys(upstream.resting(), RESTS), **dict(upstream.outages)} if path == INDEX else {}
+        return as_it_came(await upstream.post_all(f"/v2/{path}", body), why.items())
 
     return router

@@ -16,7 +16,10 @@ from serve.gateway.edge.openai_errors import ParameterError
 from serve.gateway.edge.rerank_values import judge_of
 from serve.gateway.edge.way import Way
 from serve.gateway.errors import GatewayError, UnknownModelError
+from serve.gateway.oip.described import described
+from serve.gateway.oip.tensors import ProtocolError
 from serve.gateway.settings import Settings
+from serve.repository.read import ModelInfo
 
 __all__ = ["embeddings_router"]
 
@@ -40,27 +43,28 @@ def embeddings_router(settings: Settings, way: Way) -> APIRouter:
         """
         return await answer(FORM, way, settings, request)
 
-    async def is_asked_here(name: str) -> bool:
-        metadata = await way.metadata(name, way.releases.get(name))
+    async def is_asked_here(name: str, info: ModelInfo | None) -> bool:
+        release = way.releases.get(name)
+        metadata = await way.metadata(name, release) if info is None or release is not None else described(info)
         return embedder_of(metadata) is not None or judge_of(metadata) is not None
 
     @router.get("/v1/models", summary="Models that give embeddings, or rerank", responses=OF_MODELS)
     async def models(request: Request) -> Models:
         identity: Identity = request.state.identity
         found = []
-        for name in await way.upstream.loaded():
+        for name, info in (await way.upstream.askable()).items():
             if identity.sees(name):
-                with suppress(GatewayError):  # it has been unloaded meanwhile
-                    if await is_asked_here(name):
+                with suppress(GatewayError, ProtocolError):  # it has been unloaded meanwhile
+                    if await is_asked_here(name, info):
                         found.append(Model(id=name))
         return Models(data=found)
 
     @router.get("/v1/models/{model}", summary="A model that gives embeddings, or reranks", responses=OF_MODELS)
     async def one_model(model: str) -> Model:
         try:
-            if await is_asked_here(model):
+            if await is_asked_here(model, way.upstream.resting().get(model)):
                 return Model(id=model)
-        except UnknownModelError:
+        except (UnknownModelError, ProtocolError):
             raise unknown(model) from None
         told = f"the model {model!r} neither gives embeddings of texts nor reranks any"
         raise ParameterError("model", told, mend="see GET /v1/models", code="model_not_supported", status=404)

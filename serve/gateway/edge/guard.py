@@ -26,7 +26,7 @@ LISTED = ("/v1/embeddings", "/v1/rerank")  # these name their model in their bod
 # What a question costs its key, in Triton's answers or about as much work here; anything else costs 1.
 COSTS = (
     (re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?(?:/example)?|/v1/models/[^/]+"), 2),
-    (re.compile(r"/metrics|/ui/models|/v1/models|/v2/models/stats|/v2/repository/index"), 5),
+    (re.compile(r"/metrics|/ui/models|/ui/memory|/v1/models|/v2/models/stats|/v2/repository/index"), 5),
     (re.compile(r"/v2/repository/models/.*"), 10),
 )
 SAFE = (

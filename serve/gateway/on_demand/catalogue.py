@@ -31,6 +31,7 @@ class Known:
         processes: that it runs in, where every backend is the Python backend; 0 for an ensemble.
         part_of: the packed model that it is a step of; "" where it stands for itself.
         idle_s: how long it must have been left alone before it may go: a sequence's state is in it until then.
+        info: what its folder says of it, to be told while it is not loaded.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Known:
     processes: int
     part_of: str = ""
     idle_s: float = 0.0
+    info: ModelInfo | None = None
 
 
 def catalogue_of(repository: Path) -> dict[str, Known]:
@@ -69,7 +71,7 @@ def _known(folder: Path, model: ModelInfo, needs: Mapping[str, frozenset[str]], 
     whole = model.config.parameters.get("part_of", "")
     return Known(
         model.name, tuple(parts), rounds, size, count * len(served), "" if whole == model.name else whole,
-        max(idle[part] for part in parts),
+        max(idle[part] for part in parts), model,
     )  # fmt: skip
 
 

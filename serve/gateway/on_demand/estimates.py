@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import median, median_low
 
 from serve.gateway.on_demand.catalogue import Known
 
@@ -19,6 +19,7 @@ class Estimates:
 
     def __init__(self) -> None:
         self._bytes: dict[str, int] = {}
+        self._settled: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
         self._each: dict[str, float] = {}  # bytes of a process beyond its files
 
@@ -27,8 +28,16 @@ class Estimates:
         seen = self._bytes.get(model.name)
         if seen is not None:
             return seen
-        each = median(self._each.values()) if self._each else PROCESS_BYTES
+        each = median_low([PROCESS_BYTES, *self._each.values()])  # one that is large says little of the others
         return model.file_bytes + int(model.processes * each)
+
+    def saw(self, model: str) -> bool:
+        """Whether its bytes are no guess."""
+        return model in self._bytes
+
+    def settled(self, model: str) -> int:
+        """The most that a model has had since it was loaded and asked, loading left aside; 0 where nobody has seen."""
+        return self._settled.get(model, 0)
 
     def seconds(self, model: Known) -> float:
         """That loading it with its parts takes."""
@@ -42,8 +51,10 @@ class Estimates:
         """Whether it was seen to be loaded."""
         return model in self._seconds
 
-    def saw_bytes(self, model: Known, size: int) -> None:
-        """What it has now; the most that it ever had counts."""
+    def saw_bytes(self, model: Known, size: int, *, settled: bool = False) -> None:
+        """What it has now, which is `settled` some time after its load; the most that it ever had counts."""
+        if settled:
+            self._settled[model.name] = max(size, self._settled.get(model.name, 0))
         if size > self._bytes.get(model.name, 0):
             self._bytes[model.name] = size
             if model.processes:
@@ -56,5 +67,5 @@ class Estimates:
 
     def forget(self, model: str) -> None:
         """It is another by now."""
-        for known in (self._bytes, self._seconds, self._each):
+        for known in (self._bytes, self._settled, self._seconds, self._each):
             known.pop(model, None)

@@ -12,6 +12,7 @@ from serve.gateway.on_demand.residency import Residency
 __all__ = ["ResidencyCollector"]
 
 COUNTED = {
+    "gateway_model_cold_requests": ("waited", "Requests that waited for the model to be loaded."),
     "gateway_model_loads": ("loaded", "Loads of the model, because it was asked for."),
     "gateway_model_load_failures": ("failed", "Such loads that failed."),
     "gateway_model_evictions": ("evicted", "How often the model has made way for another."),

@@ -23,6 +23,7 @@ from serve.gateway.on_demand.lease import Lease
 from serve.gateway.on_demand.loads import Failures, Load, LoadFailedError, LoadingError, Loads
 from serve.gateway.on_demand.resident import Resident, victim_of
 from serve.gateway.on_demand.units import Units
+from serve.repository.read import ModelInfo
 
 __all__ = ["Residency"]
 
@@ -49,7 +50,7 @@ class Residency:
         estimates: of what models take.
         loads: that are under way.
         failures: of late.
-        counts: by what happened ("loaded", "failed", "evicted") and the model.
+        counts: by what happened ("loaded", "failed", "evicted"; "waited": a request has, for its load) and the model.
         held: says whether something else holds a model: requests in its places, an outage, a rollout.
         wanted: models that are wanted whoever asks, as a rollout's.
         came: is told of a model that is loaded.
@@ -98,6 +99,11 @@ class Residency:
         if model in self.loads.by_model:
             return "LOADING"
         return "" if model not in self.known else "FAILED" if model in self.failures else "ON_DEMAND"
+
+    def resting(self) -> dict[str, ModelInfo]:
+        """Models that are not loaded, and that a request would have loaded: what each is."""
+        states = ((known, self.state(name)) for name, known in self.known.items())
+        return {known.name: known.info for known, state in states if known.info and state in ("ON_DEMAND", "LOADING")}
 
     def bytes_of(self, model: str) -> int:
         """What a model takes with what it needs."""
@@ -151,6 +157,7 @@ class Residency:
             raise LoadingError(model, f"it takes {expected:.1f} s, and the request waits for {left:.1f} s", expected)
         self.loads.check_room(load, who, now)
         self.loads.waiting[who] += 1
+        self.counts["waited", model] += 1
         try:
             await asyncio.wait((load.done,), timeout=max(0.0, left))
         finally:
@@ -188,14 +195,14 @@ class Residency:
             load.began = began = time.monotonic()
             kept = await self._make_room(load)
             await self.units.left()
-            await self.units.bring(model, self.known)
-            await self._look()
+            await self.units.bring(model, self.known)  # nothing is awaited from here on: Triton may die at any time
             now = time.monotonic()
             self.estimates.saw_seconds(model.name, now - began)
             self.resident[model.name] = Resident(model.name, now, load.who or "")
             self.failures.forget(model.name)
             self.counts["loaded", model.name] += 1
             self.came(model.name)
+            await self._look()
         except ToolkitError as err:
             error = self._failed(load, err.why)
         except HostDownError:
@@ -224,7 +231,7 @@ class Residency:
         model, until = load.model, time.monotonic() + ROOM_S
         await self._look()
         while True:
-            sizes = {unit: self.estimates.bytes(self.known[unit]) for unit in self.units.missing(model)}
+            sizes = self._sizes(self.units.missing(model))
             room = self.budget - sum(sizes.values())
             if room < self._least():
                 raise self._too_large(load, sum(sizes.values()))
@@ -234,6 +241,17 @@ class Residency:
             if time.monotonic() > until:
                 raise LoadingError(model.name, IN_USE, load.seconds)
             await asyncio.sleep(POLL_S)
+
+    def _sizes(self, units: Collection[str]) -> dict[str, int]:
+        """Bytes to keep for units that come; guesses that are more than there is are no reason not to try."""
+        sizes = {unit: self.estimates.bytes(self.known[unit]) for unit in units}
+        guessed = [unit for unit in units if not self.estimates.saw(unit)]
+        left = self.budget - self._least() - sum(sizes[unit] for unit in units if unit not in guessed)
+        files = sum(self.known[unit].file_bytes for unit in guessed)
+        if files < left < sum(sizes[unit] for unit in guessed):
+            each = (left - files) // len(guessed)
+            sizes |= {unit: self.known[unit].file_bytes + each for unit in guessed}
+        return sizes
 
     def _least(self) -> int:
         """Bytes that stay, whatever goes: Triton's own, and what is pinned."""
@@ -294,7 +312,7 @@ class Residency:
         await self.units.look()
         for name, size in self.units.used.by_model.items():
             if name in self.known and name in self.units.loaded:
-                self.estimates.saw_bytes(self.known[name], size)
+                self.estimates.saw_bytes(self.known[name], size, settled=self.units.settled(name))
 
     async def watch(self) -> None:
         """Keep to the budget, and have what is wanted, until cancelled."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
@@ -12,6 +13,8 @@ from serve.gateway.on_demand.estimates import Estimates
 from serve.gateway.on_demand.host import Host, HostDownError, Used
 
 __all__ = ["Units"]
+
+SETTLES_S = 2.0  # after a load, whose own memory has been given back by then
 
 
 class Units:
@@ -31,6 +34,7 @@ class Units:
         self.used = Used()
         self._host = host
         self._estimates = estimates
+        self._since: dict[str, float] = {}  # when each was loaded
         self._coming: dict[str, int] = {}  # bytes that are kept for them
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
@@ -54,7 +58,7 @@ class Units:
         """What one takes: as it was seen, else as is guessed."""
         seen = self.used.by_model.get(unit)
         if seen:
-            return seen
+            return max(seen, self._estimates.settled(unit))
         return self._estimates.bytes(known[unit]) if unit in known else 0
 
     @property
@@ -62,7 +66,14 @@ class Units:
         """Bytes, once those that come are there, and those that leave are gone."""
         by_model = self.used.by_model
         coming = sum(max(0, size - by_model.get(unit, 0)) for unit, size in self._coming.items())
-        return self.used.total + coming - sum(by_model.get(unit, 0) for unit in self._leaving)
+        # What has just come will grow to what it had before, once it is asked.
+        there = self.loaded - self._coming.keys()
+        growing = sum(max(0, self._estimates.settled(unit) - by_model.get(unit, 0)) for unit in there)
+        return self.used.total + coming + growing - sum(by_model.get(unit, 0) for unit in self._leaving)
+
+    def settled(self, unit: str) -> bool:
+        """Whether one was loaded some time ago."""
+        return time.monotonic() - self._since.get(unit, 0.0) >= SETTLES_S
 
     def keep(self, sizes: Mapping[str, int]) -> None:
         """Keep memory for those that will come."""
@@ -108,6 +119,7 @@ class Units:
             await self._host.load(unit)
             if start != self._start:
                 raise HostDownError
+            self._since[unit.name] = time.monotonic()
             self.loaded.add(unit.name)
 
     async def _unload(self, units: list[str]) -> None:

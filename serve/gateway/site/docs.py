@@ -16,7 +16,9 @@ from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.edge.guard import key_headers
 from serve.gateway.errors import GatewayError, UnauthorizedError
+from serve.gateway.oip.described import described
 from serve.gateway.oip.metadata import ModelMetadata
+from serve.gateway.oip.tensors import ProtocolError
 from serve.gateway.site.openapi import with_models
 from serve.gateway.upstream.upstream import Upstream
 
@@ -52,10 +54,10 @@ def add_docs(app: FastAPI, gate: Gate, upstream: Upstream) -> None:
             identity = gate.keys.identify(key_headers(request.scope["headers"]))
         if identity is not None:
             identity.ask(COST)
-            for name in await upstream.loaded():
+            for name, info in (await upstream.askable()).items():
                 if identity.sees(name):
-                    with suppress(GatewayError):  # it has been unloaded meanwhile
-                        shown.append(await upstream.metadata(name))
+                    with suppress(GatewayError, ProtocolError):  # it has been unloaded meanwhile
+                        shown.append(described(info) if info is not None else await upstream.metadata(name))
         shown = [model for model in shown if not model.part_of]
         # A hundred models take some 60 ms.
         told = await asyncio.to_thread(schema, shown) if shown else without

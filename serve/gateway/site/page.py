@@ -15,7 +15,9 @@ from starlette.responses import Response
 from serve.gateway.access.identity import Identity
 from serve.gateway.errors import GatewayError
 from serve.gateway.observe.history import EVERY_S, History
+from serve.gateway.oip.described import described
 from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
+from serve.gateway.oip.tensors import ProtocolError
 from serve.gateway.on_demand.residency import Residency
 from serve.gateway.site.openapi import example_values
 from serve.gateway.upstream.upstream import Upstream
@@ -50,21 +52,52 @@ def add_page(app: FastAPI, upstream: Upstream, history: History, residency: Resi
         if residency is not None:
             steps = {name for name, known in residency.known.items() if known.part_of}
             states = {name: residency.state(name) or state for name, state in states.items() if name not in steps}
+        resting = upstream.resting()
         shown = []
         for name, state in sorted(states.items()):
             known = None
             if state == "READY":
                 with suppress(GatewayError):  # it has been unloaded meanwhile
                     known = await upstream.metadata(name)
+            elif (info := resting.get(name)) is not None:
+                with suppress(ProtocolError):
+                    known = described(info)
             if known is None or not known.part_of:
                 shown.append(_model(name, state or "UNAVAILABLE", known))
         return shown
+
+    @app.get("/ui/memory", include_in_schema=False)
+    async def memory(request: Request) -> dict[str, Any] | None:
+        """Null where all models are loaded for good."""
+        return None if residency is None else _memory(residency, request.state.identity)
 
     @app.get("/ui/history", include_in_schema=False)
     async def last_minutes(request: Request) -> dict[str, Any]:
         identity: Identity = request.state.identity
         points = {model: points for model, points in history.shown().items() if identity.sees(model)}
         return {"every_s": EVERY_S, "models": points}
+
+
+def _memory(residency: Residency, identity: Identity) -> dict[str, Any]:
+    """What the models that somebody may ask have, and how often they came and went; of the others, their sum."""
+    used, counts = residency.units.used, residency.counts
+    rows: dict[str, dict[str, Any]] = {}
+    for step, known in residency.known.items():
+        name = known.part_of if known.part_of in residency.known else step
+        if identity.sees(name):
+            row = rows.setdefault(name, {"name": name, "bytes": 0, "pinned": name in residency.pins})
+            row["bytes"] += used.by_model.get(step, 0)
+    for name, row in rows.items():
+        row |= {what: counts[what, name] for what in ("loaded", "evicted", "failed", "waited")}
+    shown = [row for row in rows.values() if row["bytes"] or row["loaded"] or row["failed"]]
+    others = used.total - used.own - sum(row["bytes"] for row in shown)
+    return {
+        "limit_bytes": residency.budget,
+        "bytes": used.total,
+        "server_bytes": used.own,
+        "other_bytes": max(0, others),
+        "models": sorted(shown, key=lambda row: (-row["bytes"], row["name"])),
+    }
 
 
 def _model(name: str, state: str, known: ModelMetadata | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -36,6 +36,7 @@ from serve.gateway.upstream.deadline import EarlyTimeoutError, tells
 from serve.gateway.upstream.node import LONGEST, Node
 from serve.http.body import GrowingBody
 from serve.http.client import Address, ExchangeError, Response
+from serve.repository.read import ModelInfo
 
 __all__ = ["Upstream", "failure_of", "model_path", "triton_error", "was_refused"]
 
@@ -92,6 +93,7 @@ class Upstream:
         self.outages = Incidents().outages
         self._control: list[tuple[bytes, bytes]] = []
         self.answers_for_name: Callable[[str, str], bool] = lambda *_: False  # releases know
+        self.resting: Callable[[], Mapping[str, ModelInfo]] = dict  # models that would be loaded for a request
         self._settings = settings
         self._coalescer = (
             Coalescer(self._exchange, joined, across_keys=settings.coalesce_keys) if _coalesces(settings) else None
@@ -266,6 +268,11 @@ class Upstream:
     async def loaded(self) -> list[str]:
         """Names of the models that are ready, sorted; none where Triton does not tell."""
         return sorted({name for name, state in await self.index() if state == "READY"})
+
+    async def askable(self) -> dict[str, ModelInfo | None]:
+        """The models that a request would be answered by, sorted: None for one that is loaded, else what it is."""
+        found: dict[str, ModelInfo | None] = {**self.resting(), **dict.fromkeys(await self.loaded())}
+        return dict(sorted(found.items()))
 
     async def index(self) -> list[tuple[str, str]]:
         """Name and state of each model (and version); none where Triton does not tell."""

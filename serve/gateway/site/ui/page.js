@@ -34,8 +34,8 @@ find("key").addEventListener("submit", (event) => {
 
 async function look() {
   try {
-    const [ready, found, history, rollouts] = await Promise.all([
-      fetch("/readyz"), get("/ui/models"), get("/ui/history"), get("/rollouts"),
+    const [ready, found, history, rollouts, memory] = await Promise.all([
+      fetch("/readyz"), get("/ui/models"), get("/ui/history"), get("/rollouts"), get("/ui/memory"),
     ]);
     find("key").hidden = true;
     document.querySelector("main").hidden = false;
@@ -44,6 +44,7 @@ async function look() {
     showModels(history.models);
     showPlots(history.models);
     showRollouts(rollouts);
+    showMemory(memory);
   } catch (error) {
     if (error.message !== "no key") find("health").textContent = "○ the gateway does not answer";
   }
@@ -58,7 +59,7 @@ function showModels(history) {
   const focused = document.activeElement?.dataset?.model;
   list.replaceChildren(...models.map((model) => {
     const ready = model.state === "READY";
-    const state = element("span", { class: `state ${ready ? "" : "off"}` }, ready ? "ready" : model.state.toLowerCase().replace("_", " "));
+    const state = element("span", { class: `state ${ready ? "" : ["ON_DEMAND", "LOADING"].includes(model.state) ? "rests" : "off"}` }, ready ? "ready" : model.state.toLowerCase().replace("_", " "));
     const button = element("button", { type: "button", "data-model": model.name, "aria-pressed": model.name === chosen },
       state, element("strong", {}, model.name));
     if (model.inputs) {
@@ -79,6 +80,27 @@ function showModels(history) {
   }
 }
 
+function mib(bytes) { return `${Math.round(bytes / 2 ** 20).toLocaleString("en")} MiB`; }
+
+function showMemory(memory) {
+  find("memory-section").hidden = !memory;
+  if (!memory) return;
+  const told = `${mib(memory.bytes)} of ${mib(memory.limit_bytes)}`;
+  const bar = element("meter", { min: 0, max: memory.limit_bytes, value: memory.bytes, "aria-label": `memory: ${told}` });
+  const rows = [["model", "memory", "loaded", "made way", "failed", "requests that waited"],
+    ...memory.models.map((each) => [each.pinned ? `${each.name} (pinned)` : each.name, each.bytes ? mib(each.bytes) : "–",
+      each.loaded, each.evicted, each.failed, each.waited])];
+  if (memory.other_bytes) rows.push(["others", mib(memory.other_bytes), "", "", "", ""]);
+  rows.push(["Triton itself", mib(memory.server_bytes), "", "", "", ""]);
+  const scrolled = find("memory").querySelector(".scroll")?.scrollLeft ?? 0;
+  const [head, ...body] = rows.map((row, index) =>
+    element("tr", {}, ...row.map((cell) => element(index ? "td" : "th", {}, String(cell)))));
+  const table = element("table", {}, element("thead", {}, head), element("tbody", {}, ...body));
+  find("memory").replaceChildren(element("p", {}, bar, ` ${told}`),
+    element("div", { class: "scroll", tabindex: 0 }, table));
+  find("memory").querySelector(".scroll").scrollLeft = scrolled;
+}
+
 function choose(name) {
   const model = models.find((each) => each.name === name);
   if (!model) return;
@@ -87,7 +109,7 @@ function choose(name) {
   for (const button of find("models").querySelectorAll("button"))
     button.setAttribute("aria-pressed", button.dataset.model === name);
   find("send").disabled = model.state !== "READY" && model.state !== "ON_DEMAND";
-  find("signature").textContent = model.inputs ? `${name} takes ${tensors(model.inputs)}` : model.state === "ON_DEMAND" ? `${name} is loaded when it is asked` : `${name} is not ready`;
+  find("signature").textContent = model.inputs ? `${name} takes ${tensors(model.inputs)}${model.state === "ON_DEMAND" ? "; it is loaded when it is asked" : ""}` : model.state === "ON_DEMAND" ? `${name} is loaded when it is asked` : `${name} is not ready`;
   find("drop").hidden = !model.file;
   find("values-label").textContent = model.file ? "or JSON values by input name" : "JSON values by input name";
   if (!other) return;

@@ -158,11 +158,29 @@ async def test_a_load_that_fails_is_told_and_not_repeated_for_a_while() -> None:
 
 
 @in_loop
-async def test_what_never_fits_is_refused() -> None:
+async def test_what_never_fits_is_refused_once_that_is_seen() -> None:
     host = Host()
+    residency = Residency(host, KNOWN, 120 * MIB, (), lambda _: None)
+    await used(residency, "a")  # a guess is no reason not to try
+    await residency.keep()
+    await residency.units.left()
     with pytest.raises(LoadFailedError):
-        await used(Residency(host, KNOWN, 120 * MIB, (), lambda _: None), "a")
-    assert not host.loads
+        await used(residency, "a")
+    assert host.loads == ["a"]
+    with pytest.raises(LoadFailedError):
+        await used(Residency(host, KNOWN, 60 * MIB, (), lambda _: None), "b")  # its files alone are larger
+    assert host.loads == ["a"]
+
+
+@in_loop
+async def test_one_that_is_large_does_not_keep_the_others_out() -> None:
+    host = Host()
+    residency = served(host)
+    await used(residency, "a")
+    for large in "bce":
+        residency.estimates.saw_bytes(KNOWN[large], 900 * MIB)
+    await used(residency, "d")
+    assert host.there == {"d"}  # it may be as large: the others have made way
 
 
 @in_loop
@@ -187,6 +205,28 @@ async def test_what_grows_over_the_memory_makes_others_go() -> None:
     residency.budget -= 100 * MIB
     await residency.keep()
     assert set(residency.resident) == {"b"}
+
+
+@in_loop
+async def test_what_a_model_had_once_it_was_asked_is_kept_for_it_when_it_comes_again() -> None:
+    host = Host()
+    residency = served(host)
+    residency.estimates.saw_bytes(KNOWN["a"], 150 * MIB, settled=True)  # 50 more than it has just after its load
+    await used(residency, "a", "b")
+    assert host.there == {"b"}
+    residency.budget += 50 * MIB
+    await used(residency, "a")
+    assert host.there == {"a", "b"}
+
+
+@in_loop
+async def test_requests_that_waited_are_counted_and_what_rests_is_told() -> None:
+    host = Host()
+    residency = served(host)
+    await asyncio.gather(*(used(residency, "a") for _ in range(3)))
+    await used(residency, "a")
+    assert residency.counts["waited", "a"] == 3
+    assert "a" not in residency.resting()
 
 
 @in_loop

@@ -40,7 +40,7 @@ TABLE = {
     "GET /docs": FREE, "GET /docs/swagger-ui-bundle.js": FREE, "GET /docs/swagger-ui.css": FREE,
     "GET /docs/favicon.png": FREE, "GET /openapi.json": FREE, "GET /healthz": FREE, "GET /readyz": FREE,
     "GET /v2/health/live": FREE, "GET /v2/health/ready": FREE,
-    "GET /v2": "known", "GET /ui/models": "known", "GET /ui/history": "known", "GET /rollouts": "known",
+    "GET /v2": "known", "GET /ui/models": "known", "GET /ui/memory": "known", "GET /ui/history": "known", "GET /rollouts": "known",
     "POST /rollouts/m/abort": "admin", "POST /feedback": "feedback", "GET /metrics": "metrics", "GET /v2/models/stats": "admin",
     **{
         f"GET /v2/models/m{version}{part}": "model"
