@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 from compress import __version__
 from compress.artifact import Signature, sha256_of
-from compress.console.wording import as_notes, notes_in
+from compress.console.wording import Note, as_notes, notes_in
 from compress.errors import CheckpointError, RecipeError, ToolkitError
 from compress.formats.checkpoint import load, write
 from compress.formats.onnx.read import vetted_onnx
 from compress.model import EngineModel, Lost, Model, OnnxModel, TorchModel
+from compress.model.answers import answers_of, apart
 from compress.runtime.memory import give_back
 from compress.stage import Given, Progress, Stage
 from compress.storage.files import make_folder, remove_empty
@@ -36,6 +37,13 @@ SHORT_SECONDS = 1.0  # what takes no longer is not shown
 CACHED_SECONDS = 1.0  # what took no longer is done again as fast
 AFRESH = "COMPRESS_AFRESH"  # seconds since 1970
 SAID = "stage.json"  # in the folder of an output: what the stage did
+
+
+OTHER = "what was kept of it was made of a model that answers otherwise, and looks the same: it is made anew"
+
+
+class _OtherModelError(Exception):
+    """What is kept of a stage is of another model."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +123,24 @@ def run(
     made = make_folder(work)
     kept: set[Path] = set()
     outcomes: list[Outcome] = []
+    other = False
     try:
         for stage, folder, key in _folders(stages, work, source):
             kept.add(folder)
             progress = watcher.started(stage.name)
             give_back()
-            outcome = _take(stage, folder, model) or _fetch(stage, folder, key, cache, model)
+            outcome, found = None, False
+            try:
+                outcome = None if other else _take(stage, folder, model) or _fetch(stage, folder, key, cache, model)
+            except _OtherModelError:  # so are all that follow
+                other = found = True
+            if other:
+                shutil.rmtree(folder.with_name(folder.name + ".part"), ignore_errors=True)
+                if cache is not None:
+                    cache.drop(stage.name, key)
             if outcome is None:
                 outcome = _run(stage, model, folder, progress)
+                outcome = _with_words(outcome, (Note(OTHER),)) if found else outcome
                 if cache is not None and outcome.seconds >= CACHED_SECONDS and (folder / SAID).exists():
                     cache.keep(stage.name, key, folder)
             outcome = with_seen(outcome)
@@ -142,8 +160,11 @@ def with_seen(outcome: Outcome) -> Outcome:
 
     It is of this run's evaluation, which is no part of the stage's options: what is kept of an earlier run says none.
     """
-    seen: tuple[str, ...] = getattr(outcome.stage, "seen", ())
-    given = dataclasses.replace(outcome.given, warnings=(*outcome.given.warnings, *seen))
+    return _with_words(outcome, getattr(outcome.stage, "seen", ()))
+
+
+def _with_words(outcome: Outcome, words: tuple[str, ...]) -> Outcome:
+    given = dataclasses.replace(outcome.given, warnings=(*outcome.given.warnings, *words))
     return dataclasses.replace(outcome, given=given)
 
 
@@ -159,10 +180,15 @@ def kept_from_before(
         model: what goes in.
     """
     found: list[tuple[Outcome | None, Path]] = []
+    other = False
     for stage, folder, key in _folders(stages, work, source):
-        outcome = _take(stage, folder, model)
-        if outcome is None and beside is not None:
-            outcome = _fetch(stage, beside / f"{folder.name}.cached", key, cache, model)
+        outcome = None
+        try:
+            outcome = None if other else _take(stage, folder, model)
+            if outcome is None and beside is not None and not other:
+                outcome = _fetch(stage, beside / f"{folder.name}.cached", key, cache, model)
+        except _OtherModelError:  # so are all that follow
+            other = True
         found.append((outcome, folder))
         model = None if outcome is None else outcome.given.model
     return found
@@ -184,10 +210,13 @@ def _fetch(stage: Stage, folder: Path, key: str, cache: StageCache | None, befor
         return None
     shutil.rmtree(folder, ignore_errors=True)
     beside.rename(folder)
-    outcome = _take(stage, folder, before)
-    if outcome is None:  # not as it was written
-        shutil.rmtree(folder, ignore_errors=True)
-        cache.drop(stage.name, key)
+    outcome = None
+    try:
+        outcome = _take(stage, folder, before)
+    finally:
+        if outcome is None:  # not as it was written, or of another model
+            shutil.rmtree(folder, ignore_errors=True)
+            cache.drop(stage.name, key)
     return outcome
 
 
@@ -231,6 +260,8 @@ def _fill(stage: Stage, model: Model, folder: Path, beside: Path, progress: Prog
         data["ranges"] = dict(given.model.ranges)
     if isinstance(given.model, TorchModel) and given.model.lost is not None:
         data["lost"] = [[*place, sorted(gone)] for place, gone in given.model.lost.channels.items()]
+    if isinstance(model, TorchModel):
+        data["given"] = answers_of(model)
     data["sha256"] = _digest(data, beside)
     (beside / SAID).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
@@ -267,7 +298,11 @@ def _is_old(path: Path) -> bool:
 
 
 def _take(stage: Stage, folder: Path, before: Model | None) -> Outcome | None:
-    """What a stage gave, as it is kept; `before`, what went into it, where that is known."""
+    """What a stage gave, as it is kept; `before`, what went into it, where that is known.
+
+    Raises:
+        _OtherModelError: it was given a model that answers otherwise.
+    """
     if _is_old(folder / SAID):
         return None
     try:
@@ -286,10 +321,24 @@ def _take(stage: Stage, folder: Path, before: Model | None) -> Outcome | None:
             )
         if "lost" in data and isinstance(before, TorchModel):
             model = dataclasses.replace(model, lost=Lost(before, _lost(data["lost"])))
+        if isinstance(before, TorchModel) and _answers_otherwise(before, data["given"]):
+            raise _OtherModelError
         given = Given(model, did, details, told)
         return Outcome(stage, given, seconds, reused=True, size_bytes=path.stat().st_size)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ToolkitError):  # not as it was written
         return None
+
+
+def _answers_otherwise(model: TorchModel, kept: Any) -> bool:
+    """Whether a model is not what a stage was given, whatever it is known by: code may do what none of it tells.
+
+    Raises:
+        KeyError, TypeError: what is kept are no answers.
+    """
+    now = answers_of(model)
+    if now is None or kept is None:
+        return now is not kept
+    return apart(now, [[None if value is None else _number(value) for value in output] for output in kept])
 
 
 def _said(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], tuple[str, ...], float]:

@@ -23,7 +23,8 @@ __all__ = ["INDEX", "Images", "is_image_folder", "write_index"]
 INDEX = "images.json"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # others are told by their content, and some by programs of their own
-LARGEST = 1 << 28  # pixels of an image
+LARGEST = 1 << 26  # pixels of an image, as its header has them: a small file may have any number of one colour
+ROWS = 64  # brought to 8 bits at a time
 
 
 def is_image_folder(path: Path) -> bool:
@@ -131,11 +132,14 @@ class Images:
                 with open_file(file) as opened, Image.open(opened, formats=FORMATS) as image:
                     if image.width * image.height > LARGEST:
                         many = f"it has {image.width:,} × {image.height:,} pixels"
-                        raise DatasetError(f"can't read the image {file}", why=many, mend=mend)
-                    turned = ImageOps.exif_transpose(image)
-                    if turned.mode.startswith("I"):  # 16 bits, which Pillow would cut at 255
-                        values = np.clip(np.asarray(turned, np.float64) / 257, 0, 255)
-                        turned = Image.fromarray(np.rint(values).astype(np.uint8))
+                        raise DatasetError(
+                            f"can't read the image {file}",
+                            why=f"{many}, and none may have more than {LARGEST:,}",
+                            mend="make it smaller, or take it away",
+                        )
+                    ImageOps.exif_transpose(image, in_place=True)
+                    deep = image.mode.startswith("I")  # 16 bits, which Pillow would cut at 255
+                    turned = Image.fromarray(_in_8_bits(np.asarray(image))) if deep else image
                     pixels = np.asarray(turned.convert("L" if self._channels == 1 else "RGB"))
         except MemoryError:
             raise
@@ -144,6 +148,14 @@ class Images:
                 raise
             raise DatasetError(f"can't read the image {file}", why=first_line(err)[:300], mend=mend) from err
         return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _in_8_bits(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """uint8 [height, width] of 16 bits a value, some rows at a time: fractions of all of them take 8 times the room."""
+    found = np.empty(values.shape, np.uint8)
+    for at in range(0, len(values), ROWS):
+        found[at : at + ROWS] = np.rint(np.clip(values[at : at + ROWS] / 257, 0, 255))
+    return found
 
 
 def _processor(folder: Path) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 from compress.data.dataset import Dataset
 from compress.evaluate.compare import max_abs_error
-from compress.evaluate.metrics import cosine_similarity
+from compress.evaluate.metrics import cosine_similarity, not_finite
 from compress.model import Arrays
 
 __all__ = ["Likeness", "likeness"]
@@ -27,11 +27,15 @@ class Likeness:
         samples: that both answered; 0 where these were random inputs, or the data has not as many as a batch takes.
         cosine_similarity: the least of any sample and output.
         max_abs_error: the largest of any sample and output.
+        not_finite: of `looked_at` samples, those for which an output holds NaN or infinity.
+        looked_at: samples that it answered, random ones, too.
     """
 
     samples: int
     cosine_similarity: float
     max_abs_error: float
+    not_finite: int = 0
+    looked_at: int = 0
 
 
 def likeness(
@@ -48,6 +52,7 @@ def likeness(
     """
     first = next(iter(run))
     cosines, errors, samples = dict.fromkeys(run, 1.0), dict.fromkeys(run, 0.0), 0
+    looked_at, odd = 0, dict.fromkeys(run, 0)
     begun = time.perf_counter()
     for answered, inputs in _batches(timed, data, batch):
         expected = run[first](inputs)
@@ -59,10 +64,12 @@ def likeness(
             ]
             cosines[name] = min([cosines[name], *alike])
             errors[name] = max(errors[name], max_abs_error(expected, got))
+            odd[name] += not_finite(got)
         samples += answered
+        looked_at += len(next(iter(inputs.values())))
         if time.perf_counter() - begun > SECONDS:
             break
-    return {name: Likeness(samples, cosines[name], errors[name]) for name in run}
+    return {name: Likeness(samples, cosines[name], errors[name], odd[name], looked_at) for name in run}
 
 
 def _batches(timed: Arrays, data: Dataset | None, batch: int) -> Iterator[tuple[int, Arrays]]:

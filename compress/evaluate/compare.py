@@ -12,7 +12,7 @@ import numpy as np
 from compress.artifact import TensorSpec
 from compress.data.dataset import Dataset
 from compress.evaluate.intervals import CONFIDENCE
-from compress.evaluate.metrics import BY_LABELS, METRICS, Metric, cosine_similarity
+from compress.evaluate.metrics import BY_LABELS, METRICS, Metric, cosine_similarity, not_finite
 from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds
 from compress.evaluate.scoring import Answers, Scores, batch_for, for_each
 from compress.model import Arrays
@@ -36,6 +36,7 @@ class Comparison:
         cosine_similarity: mean over samples and outputs, against the reference.
         max_abs_error: the largest over all outputs, against the reference.
         not_numbers: samples whose judged outputs hold NaN; they have the worst score.
+        not_finite: samples for which any output holds NaN or infinity.
         doubts: of the reference: why a difference to it would mean nothing, in sentences.
     """
 
@@ -47,6 +48,7 @@ class Comparison:
     cosine_similarity: float
     max_abs_error: float
     not_numbers: int = 0
+    not_finite: int = 0
     doubts: tuple[str, ...] = ()
 
 
@@ -96,12 +98,13 @@ class _Tally:
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self.scores = {name: Scores(metric) for name, metric in metrics.items()}
-        self.worst = 0.0
+        self.worst, self.not_finite = 0.0, 0
 
     def add(self, outputs: Arrays, expected: Arrays, labels: np.ndarray[Any, Any] | None) -> None:
         for scores in self.scores.values():
             scores.add(outputs, expected, labels)
         self.worst = max(self.worst, max_abs_error(expected, outputs))
+        self.not_finite += not_finite(outputs)
 
 
 def compare(
@@ -190,4 +193,5 @@ def _comparison(tally: _Tally, samples: int) -> Comparison:
         cosine_similarity=means["cosine"],
         max_abs_error=tally.worst,
         not_numbers=tally.scores["metric"].not_numbers,
+        not_finite=tally.not_finite,
     )

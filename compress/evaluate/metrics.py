@@ -24,7 +24,17 @@ from compress.evaluate.users_metric import Accumulator
 from compress.model import Arrays
 from compress.model.apart import without_fills
 
-__all__ = ["BATCH", "BY_LABELS", "METRICS", "PLACES", "SETS", "Metric", "cosine_similarity", "without_nan"]
+__all__ = [
+    "BATCH",
+    "BY_LABELS",
+    "METRICS",
+    "PLACES",
+    "SETS",
+    "Metric",
+    "cosine_similarity",
+    "not_finite",
+    "without_nan",
+]
 
 Array = np.ndarray[Any, Any]
 BATCH = 64
@@ -115,6 +125,15 @@ def without_nan(outputs: Arrays) -> Array:
     """Which samples [n] have only numbers in every output; infinite ones are for masks."""
     found = [~np.isnan(values.reshape(len(values), -1)).any(axis=1) for values in outputs.values()]
     return np.asarray(np.logical_and.reduce(found))
+
+
+def not_finite(outputs: Arrays) -> int:
+    """How many samples have NaN or infinity in an output: as vectors, no other is like them, not even themselves."""
+    found = [
+        np.asarray(~np.isfinite(_rows(values)).all(axis=1)) for values in outputs.values() if values.dtype.kind in "fc"
+    ]
+    lengths = {each.size for each in found}
+    return int(np.logical_or.reduce(found).sum()) if len(lengths) == 1 else sum(int(each.sum()) for each in found)
 
 
 def cosine_similarity(a: Array, b: Array) -> Array:

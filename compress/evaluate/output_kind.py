@@ -15,6 +15,7 @@ import numpy as np
 from compress.artifact import TensorSpec
 from compress.data.sources import Fetched
 from compress.data.spread import spread_over
+from compress.evaluate.distributions import distribution_axis
 from compress.evaluate.endings import Ending, ending_of
 from compress.evaluate.label_values import LabelValues, values_of
 from compress.evaluate.layout import lies_alike
@@ -92,8 +93,12 @@ def form_of(model: TorchModel, name: str, labels: Any | None = None) -> OutputFo
         return told
     dims = len(spec.shape)
     if ending in ("softmax", "log_softmax"):
+        axis = distribution_axis(model, names.index(name), class_axis(spec.shape), logarithms=ending == "log_softmax")
+        if axis is None:
+            why = f"the network ends in {ending}, and no dimension of this output sums to one: none holds its classes"
+            return OutputForm(OutputKind.REGRESSION, 1, None, why)
         kind = OutputKind.SOFTMAX if dims == 2 else OutputKind.DENSE
-        return OutputForm(kind, class_axis(spec.shape), ending, f"the network ends in {ending}")
+        return OutputForm(kind, axis, ending, f"the network ends in {ending}")
     if ending is not None:
         kind = OutputKind.SIGMOID if ending == "sigmoid" else OutputKind.EMBEDDING
         return OutputForm(kind, 1, ending, f"the network ends in {ending}")

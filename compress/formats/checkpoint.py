@@ -5,12 +5,9 @@ A checkpoint is untrusted: no code in one is run unless the user says so. What e
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import hashlib
-import inspect
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,16 +21,15 @@ from compress.formats.exported.read import load_exported_program
 from compress.formats.file_kind import FileKind, file_kind
 from compress.formats.hub.load import load_hub_folder
 from compress.formats.hub.tensors import read_safetensors
+from compress.formats.identity import fingerprint_of_module
 from compress.formats.native.file import is_native, read, write
 from compress.formats.native.folded_norms import fold_norms, folded
-from compress.formats.native.graph import GraphError, to_data
 from compress.formats.pickles.read import unpickle
 from compress.formats.torchscript import load_torchscript
 from compress.formats.weights import module_of
 from compress.model import OnnxModel, TorchModel
 from compress.model.infer import infer_signature, proven
 from compress.signature import parse_sizes
-from compress.storage.hashing import digest_of_code, place, plainly
 
 __all__ = ["fingerprint", "fingerprint_of_module", "load", "save", "signed", "write"]
 
@@ -139,7 +135,7 @@ def load(
         else:
             module, assumed = module_of(content, path, model)
             loaded = _with_signature(module, path, inputs, given, layered=True)
-            loaded = dataclasses.replace(loaded, assumed=assumed)
+            loaded = dataclasses.replace(loaded, assumed=assumed, factory=model or "")
     _refuse_nan(loaded.module, path)
     if kind not in (FileKind.EXPORTED_PROGRAM, FileKind.HUB_FOLDER):  # whose mode was fixed when it was exported
         loaded.module.eval()
@@ -154,50 +150,6 @@ def fingerprint(model: TorchModel) -> str:
 def signed(module: str, model: TorchModel | OnnxModel) -> str:
     """The fingerprint of a module together with names, shapes and sizes of inputs and outputs."""
     return hashlib.sha256(f"{module}\n{model.signature.identity}".encode()).hexdigest()
-
-
-def fingerprint_of_module(model: TorchModel) -> str:
-    """Hex SHA-256 of graph and layers (or their code) and weights; which tensors are one and the same is a part."""
-    module = model.module
-    digest = hashlib.sha256(f"{_code(model)}\n".encode())
-    first: dict[int, str] = {}
-    tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    for name, tensor in tensors:
-        shared = first.setdefault(id(tensor), name)
-        digest.update(f"\n{name} {shared} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        if shared == name:
-            numbers = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(numbers.numpy())  # type: ignore[arg-type]  # a buffer, not a copy
-    return digest.hexdigest()
-
-
-def _code(model: TorchModel) -> str:
-    module = model.module
-    if isinstance(module, torch.jit.ScriptModule):
-        # Its constants are in the file alone, whose entries carry no times.
-        return hashlib.sha256(module.save_to_buffer()).hexdigest()
-    try:  # what a layer was made with need not be in its repr: an attention's heads, what a pool counts
-        hashed = {
-            place(tensor): name
-            for name, tensor in module.named_buffers()
-            if type(tensor) is torch.Tensor and tensor.layout is torch.strided
-        }
-        return json.dumps(plainly(to_data(module, inputs=len(model.signature.inputs)), hashed))
-    except GraphError:
-        code = str(getattr(module, "code", ""))
-        for kind in dict.fromkeys(type(layer) for layer in module.modules()):
-            if not kind.__module__.startswith("torch."):
-                with contextlib.suppress(OSError, TypeError):  # no source: built in, or made in a shell
-                    code += inspect.getsource(kind)
-                with contextlib.suppress(Exception):  # it was imported once; what it imports may be gone
-                    code += digest_of_code(f"{kind.__module__}:{kind.__qualname__}")
-        for name, layer in module.named_modules():
-            own = {key: value for key, value in vars(layer).items() if key not in _OF_ANY_MODULE}
-            code += f"\n{name} {json.dumps(plainly(own))}"
-        return f"{code}\n{module!r}"
-
-
-_OF_ANY_MODULE = vars(nn.Module()).keys()
 
 
 def _specs(inputs: Mapping[str, torch.Tensor] | Sequence[str | TensorSpec] | str) -> tuple[TensorSpec, ...]:

@@ -54,6 +54,7 @@ class Figure:
         throughput: samples a second, from the median.
         over_first: how many times as fast as the first model at the same batch.
         cosine_similarity, max_abs_error: against the first model's outputs; the least, and the largest.
+        not_finite: of `looked_at` samples, those for which an output holds NaN or infinity: as unlike as can be.
         compared: samples of the data that these are over; 0 for the timed inputs, where these are random.
         p50_low_ms, p50_high_ms, over_first_low, over_first_high: ends of 95% intervals; None with too few rounds.
         cpu_nodes: of an ONNX file on a GPU: how many nodes of each kind the CPU runs all the same.
@@ -74,6 +75,8 @@ class Figure:
     over_first_low: float | None = None
     over_first_high: float | None = None
     compared: int = 0
+    not_finite: int = 0
+    looked_at: int = 0
 
 
 @dataclass(frozen=True)
@@ -237,6 +240,8 @@ def _figures(
             cosine_similarity=alike[name].cosine_similarity,
             max_abs_error=alike[name].max_abs_error,
             compared=alike[name].samples,
+            not_finite=alike[name].not_finite,
+            looked_at=alike[name].looked_at,
             cpu_nodes=backend.cpu_nodes if isinstance(backend, OnnxDeviceBackend) else {},
         )
 

@@ -24,7 +24,18 @@ def measure_table(found: Measurement) -> Table:
             str(row.batch), escape(row.model), row.runtime, f"{row.p50_ms:.3f} ms", f"{row.p99_ms:.3f} ms",
             f"{row.throughput:,.0f}", _over(row), f"{row.cosine_similarity:.6f}",
         )  # fmt: skip
+    table.caption, table.caption_justify = escape("\n".join(_not_finite(found))) or None, "left"
     return table
+
+
+def _not_finite(found: Measurement) -> list[str]:
+    """Models whose answers hold what is no number, a line each."""
+    return [
+        f"{row.model}, batch {row.batch}: outputs for {row.not_finite} of {counted(row.looked_at, 'samples')} hold NaN "
+        "or infinity; the cosine to these counts as -1, whatever the first gives"
+        for row in found.figures
+        if row.not_finite
+    ]
 
 
 def _compared(found: Measurement) -> str:

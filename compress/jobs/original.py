@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from compress.errors import RecipeError, StageError
-from compress.formats.checkpoint import fingerprint_of_module
+from compress.formats.identity import fingerprint_of_module, unknown_of
 from compress.formats.onnx.load import fingerprint_of_file, is_onnx, load_onnx
 from compress.jobs.source import load_source
 from compress.model import OnnxModel, TorchModel
@@ -14,7 +14,7 @@ from compress.onnx_export.torch_from_onnx import taken_back
 from compress.options import OptimizeOptions, SourceOptions
 from compress.signature import parse_sizes
 
-__all__ = ["Original", "fingerprint_of", "original", "tried"]
+__all__ = ["Original", "fingerprint_of", "known_by", "original", "tried"]
 
 Original = TorchModel | OnnxModel
 
@@ -50,6 +50,11 @@ def tried(options: OptimizeOptions, model: Original) -> OptimizeOptions:
 def fingerprint_of(model: Original) -> str:
     """Hex SHA-256 of what is in the file: weights and graph."""
     return fingerprint_of_file(model.path) if isinstance(model, OnnxModel) else fingerprint_of_module(model)
+
+
+def known_by(model: Original) -> str:
+    """`fingerprint_of` a model that a file can name; "" where it has none that lasts."""
+    return "" if not isinstance(model, OnnxModel) and unknown_of(model) else fingerprint_of(model)
 
 
 def _refuse(checkpoint: Path, options: SourceOptions) -> None:

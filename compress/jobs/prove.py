@@ -226,6 +226,9 @@ def _warnings(name: str, found: Found) -> tuple[str, ...]:
     if here.not_numbers:
         held = f"outputs for {here.not_numbers} of {counted(here.samples, 'samples')} hold NaN"
         words += (f"{name}: {held}: the worst score counts.",)
+    elif here.not_finite:  # of an output that is not judged, or a mask's
+        held = f"outputs for {here.not_finite} of {counted(here.samples, 'samples')} hold NaN or infinity"
+        words += (Note(f"{name}: {held}, which no cosine counts as alike."),)
     if not math.isfinite(here.max_abs_error):
         words += (f"{name}: its outputs hold NaN, or infinities that the original's don't: no error is larger.",)
     if not math.isfinite(here.value):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from compress.console.wording import assumed_of
+from compress.console.wording import assumed_of, counted
 from compress.data.dataset import Dataset
 from compress.errors import CheckpointError, SignatureError
 from compress.evaluate.compare import compare
@@ -181,6 +181,12 @@ def _finetune(
         reference = "before" if teacher is None else "original"
         found = compare(reference, backends, judged, metric, progress=lambda d, t: progress(d, t, "samples"))
         first = found[reference]
+        odd = tuple(
+            f"{name}: outputs for {each.not_finite} of {counted(each.samples, 'samples')} hold NaN or infinity."
+            for name, each in found.items()
+            if each.not_finite
+        )
+        given, findings = dataclasses.replace(given, warnings=(*given.warnings, *odd)), findings + odd
         for name in [reference, *(name for name in ("before", "after") if name != reference)]:
             row = Row(name, found[name].value)
             scores = found[name].scores

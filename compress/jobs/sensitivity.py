@@ -9,7 +9,7 @@ from compress.console.wording import Note, assumed_of
 from compress.data.dataset import Dataset
 from compress.evaluate.evaluation import halves, judged
 from compress.jobs.export import Silent
-from compress.jobs.original import fingerprint_of, original
+from compress.jobs.original import known_by, original
 from compress.jobs.output import claimed
 from compress.jobs.recipe import data_at, inputs_of, with_sizes
 from compress.model import OnnxModel
@@ -65,7 +65,7 @@ def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher
     found = dataclasses.replace(
         found,
         data=data.sha256,
-        model=fingerprint_of(file),
+        model=known_by(file),
         notes=(*assumed_of(model.assumed), *(each for each in told if isinstance(each, Note))),
         warnings=(*(each for each in told if not isinstance(each, Note)), *found.warnings),
     )

@@ -53,6 +53,7 @@ class TorchModel:
             out, in words; "" for nothing.
         lost: what it was before it lost channels; None where the stage before did not prune it.
         processor: what makes its inputs, of a Hugging Face folder.
+        factory: 'package.module:name', what made the module, where a user named it.
     """
 
     module: nn.Module
@@ -62,6 +63,7 @@ class TorchModel:
     assumed: str = field(default="", compare=False)
     lost: Lost | None = field(default=None, compare=False)
     processor: Processor | None = field(default=None, compare=False)
+    factory: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

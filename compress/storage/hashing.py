@@ -5,22 +5,23 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import sys
 import sysconfig
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from compress.options.user_code import user_code
 
-__all__ = ["digest_of_arrays", "digest_of_code", "digest_of_samples", "heard", "listener", "place", "plainly"]
+__all__ = [
+    "digest_of_arrays", "digest_of_code", "digest_of_files", "digest_of_samples", "heard", "is_users", "listener",
+]  # fmt: skip
 
 CHUNK = 256
 """Samples in memory at a time."""
@@ -29,6 +30,7 @@ INSTALLED = frozenset(("site-packages", "dist-packages"))
 OWN = frozenset(Path(folder).resolve() for folder in (sysconfig.get_path("stdlib"), Path(__file__).parents[1]))
 
 Array = np.ndarray[Any, Any]
+_KNOWN = frozenset((*sys.stdlib_module_names, "torch", "numpy", "compress")) - {"__main__"}
 Heard = Callable[[int, int], None]
 # A hash is asked for deep inside, wherever something first needs it: who shows how it goes on is far from there.
 _listener: ContextVar[Heard | None] = ContextVar("listener", default=None)
@@ -65,12 +67,27 @@ def digest_of_code(source: str) -> str:
     Raises:
         Exception: whatever the import raises.
     """
-    name = source.partition(":")[0]
-    digest = hashlib.sha256(source.encode())
     with user_code(source):
-        for module, path in sorted(_files_of(name).items()):
-            digest.update(f"\n{module}\n".encode() + path.read_bytes())
+        return hashlib.sha256(f"{source} {digest_of_files(source.partition(':')[0])}".encode()).hexdigest()
+
+
+def digest_of_files(module: str) -> str:
+    """Of the file of a module and of those that it imports, as in `digest_of_code`; of one without a file, of none."""
+    digest = hashlib.sha256()
+    for name, path in sorted(_files_of(module).items()):
+        digest.update(f"\n{name}\n".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def is_users(module: str) -> bool:
+    """Whether a module that was imported is neither installed, nor Python's own, nor of this package."""
+    if module.partition(".")[0] in _KNOWN:
+        return False
+    path = getattr(sys.modules.get(module), "__file__", None)
+    if path is None:
+        return True
+    found = Path(path).resolve()
+    return not INSTALLED.intersection(found.parts) and not OWN.intersection(found.parents)
 
 
 def _files_of(name: str) -> dict[str, Path]:
@@ -89,7 +106,7 @@ def _files_of(name: str) -> dict[str, Path]:
 def _file_of(module: str) -> Path | None:
     try:
         spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):  # an attribute of a module, or one that was made in memory
+    except (ImportError, ValueError, AttributeError):  # an attribute of a module, or one that was made in memory
         return None
     origin = None if spec is None else spec.origin
     return Path(origin).resolve() if origin is not None and origin.endswith(".py") else None
@@ -104,49 +121,6 @@ def _imported(path: Path, package: str) -> Iterator[str]:
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
             yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
-
-
-def plainly(value: Any, known: Mapping[Hashable, str] = MappingProxyType({})) -> Any:
-    """What JSON can hold of attributes, arguments and graphs: arrays and tensors by their hash, code by its name.
-
-    Parameters are known by a module's weights; here they only have a shape.
-
-    Args:
-        value: what is to be identified.
-        known: names of tensors by their `place`, whose numbers are hashed elsewhere under these.
-    """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return [[plainly(key, known), plainly(held, known)] for key, held in value.items()]
-    if isinstance(value, (list, tuple)):
-        return [type(value).__name__, *(plainly(item, known) for item in value)]
-    if isinstance(value, (set, frozenset)):
-        return sorted(map(repr, value))
-    if isinstance(value, nn.Parameter):
-        return [str(value.dtype), list(value.shape)]
-    if isinstance(value, torch.Tensor):
-        if known and (name := known.get(place(value))) is not None:
-            return ["tensor", name]
-        held = value.detach().cpu().contiguous()
-        return [str(held.dtype), list(held.shape), digest_of_arrays({"": held.reshape(-1).view(torch.uint8).numpy()})]
-    if isinstance(value, np.ndarray):
-        return digest_of_arrays({"": value})
-    if isinstance(value, nn.Module):
-        return repr(value)
-    name = getattr(value, "__qualname__", None)
-    return f"{value.__module__}.{name}" if isinstance(name, str) else str(type(value)) + _without_place(value)
-
-
-def place(tensor: torch.Tensor) -> Hashable:
-    """Where a tensor's numbers lie, and how: two of one place hold the same."""
-    return tensor.data_ptr(), tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride()
-
-
-def _without_place(value: Any) -> str:
-    """An object's words, unless these say where in memory it lies."""
-    text = repr(value)
-    return "" if " at 0x" in text else text
 
 
 def digest_of_samples(samples: Any, rows: Callable[[Array], Mapping[str, Array]]) -> str:

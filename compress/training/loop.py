@@ -44,6 +44,11 @@ __all__ = ["STATE_FILE", "TRACE_FILE", "train"]
 STATE_FILE, TRACE_FILE = "training.state", "trace.json"
 AGREE_EVERY = 20  # steps between two questions to the first process whether it is time to keep the state
 LOOK_EVERY = {"cpu": 1, "cuda": 20}  # steps between looks at the loss: on a GPU each is a wait
+IDLE = (
+    "Nothing was learned: in every step that was looked at the loss was 0, or the gradient of every weight exactly 0. "
+    "The model answers as the original does already, or what is compared (`outputs` in the figures) does not hang on "
+    "its weights: --loss says what an output is."
+)
 
 Progress = Callable[[int, int, str], None]
 
@@ -148,6 +153,7 @@ class _Training:
         self.journal = Journal(self.steps, self.device, self.options.tensorboard if first else None)
         stack.callback(self.journal.close)
         self.step = 0
+        self.idle: bool | None = None  # whether no step that was looked at had anything to learn
         self.best: dict[str, Any] | None = None
         self.rollback = Rollback(self._position(), self.options.learning_rate)
         self.resumed_at = None
@@ -253,6 +259,8 @@ class _Training:
             torch.manual_seed(seed_of(self.task.seed, self.step, self.fabric.global_rank))
             loss = self.stepper.gradients(batch, len(index))
             look = (self.step + 1) % LOOK_EVERY[self.device.type] == 0 or self.step + 1 == self.steps
+            if self.idle is None or (self.idle and look):
+                self.idle = float(loss) == 0 or self.stepper.pulls_nowhere()
             if look and not torch.isfinite(loss):
                 self._go_back(f"the loss became {float(loss)}", self.step + 1)
                 return False
@@ -378,6 +386,8 @@ class _Training:
             }
         )
         notes = [*self.warnings]
+        if self.idle:
+            notes.append(IDLE)
         outputs = self.task.signature.outputs
         if self.labels_teach and len(outputs) > 1:
             notes.append(

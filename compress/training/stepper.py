@@ -136,6 +136,11 @@ class Stepper:
             whole = fabric.all_reduce(whole, reduce_op="mean")
         return whole
 
+    def pulls_nowhere(self) -> bool:
+        """Whether the gradient of every weight is exactly 0, or there is none."""
+        gradients = [weight.grad for weight in self.module.parameters() if weight.grad is not None]
+        return not any(bool(gradient.any()) for gradient in gradients)
+
     def _taught(self, batch: Batch) -> dict[str, torch.Tensor]:
         if self.answers is not None:
             return self.answers.of(batch.places, self._fabric.device)

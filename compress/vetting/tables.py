@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,19 +72,38 @@ def _lines(path: Path) -> Iterator[Row]:
 
 def _texts(path: Path) -> Iterator[str]:
     with io.TextIOWrapper(open_file(path), "utf-8-sig") as file:
-        while line := file.readline(LONGEST_LINE):
-            if len(line) >= LONGEST_LINE:
-                raise ValueError(f"a line of it has over {LONGEST_LINE:,} letters")
+        for line in _Lines(file):
             yield line.rstrip("\r\n")
+
+
+class _Lines:
+    """Lines of a file with their ends, each bounded; and so is what they are together until `began` says otherwise."""
+
+    def __init__(self, file: io.TextIOWrapper, *, rows: bool = False) -> None:
+        self._file, self._rows, self._letters = file, rows, 0
+
+    def began(self) -> None:
+        """A row ended with the line before: in quotes, one may be of many lines."""
+        self._letters = 0
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._file.readline(LONGEST_LINE):
+            self._letters += len(line)
+            if max(len(line), self._letters * self._rows) >= LONGEST_LINE:
+                raise ValueError(f"a {'row' if self._rows else 'line'} of it has over {LONGEST_LINE:,} letters")
+            yield line
 
 
 def _csv(path: Path) -> Iterator[Row]:
     with io.TextIOWrapper(open_file(path), "utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
-        columns = [name for name in rows.fieldnames or () if name]
-        if twice := next((name for name in columns if columns.count(name) > 1), None):
+        lines = _Lines(file, rows=True)
+        rows = csv.DictReader(lines, delimiter="\t" if path.suffix == ".tsv" else ",")
+        columns = Counter(name for name in rows.fieldnames or () if name)
+        if twice := next((name for name, times in columns.items() if times > 1), None):
             raise ValueError(f"its first line has the column {twice[:60]!r} twice")
+        lines.began()
         for number, row in enumerate(rows, 2):
+            lines.began()
             if None in row or None in row.values():
                 raise ValueError(f"row {number} has another number of columns than the first line")
             yield row

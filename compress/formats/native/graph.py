@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from compress.formats.native.layers import LayerError, clean, layer_of, plain_name, record_of
+from compress.formats.native.layers import LayerError, clean, layer_of, plain_name, record_of, refuse_changed
 from compress.formats.native.words import Decoder, GraphError, encode, function_of, methods, name_of
 from compress.formats.pickles.names import Instance
 from compress.vetting.calls.growth import Growth, GrowthError
@@ -63,7 +63,9 @@ def to_data(module: nn.Module, *, inputs: int) -> dict[str, Any]:
         target = node.target
         try:
             if node.op == "call_module":
-                modules[target] = record_of(traced.get_submodule(target), met)
+                layer = traced.get_submodule(target)
+                refuse_changed(layer, inside=True)
+                modules[target] = record_of(layer, met)
             elif node.op == "get_attr":
                 tensor = operator.attrgetter(target)(traced)
                 if not isinstance(tensor, torch.Tensor):
@@ -89,10 +91,14 @@ def traced_of(module: nn.Module, inputs: int) -> fx.GraphModule:
         inputs: how many positional arguments its forward is called with.
 
     Raises:
-        GraphError: its forward can't be traced.
+        GraphError: its forward can't be traced, or is not all that it does.
     """
     if isinstance(module, torch.jit.ScriptModule):
         raise GraphError("TorchScript has no forward in Python to be traced")
+    try:
+        refuse_changed(module)
+    except LayerError as err:
+        raise GraphError(f"its graph is not all of it: {err}") from err
     return module if isinstance(module, fx.GraphModule) else _trace(module, inputs)
 
 

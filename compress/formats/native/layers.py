@@ -7,6 +7,7 @@ same attributes as what was described is checked.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import numbers
 import re
@@ -23,7 +24,7 @@ from compress.formats.native.layer_classes import CLASSES, CONTAINERS
 from compress.formats.native.plain_values import plain, shown
 from compress.formats.pickles.names import Global, Instance
 
-__all__ = ["LayerError", "clean", "layer_of", "plain_name", "record_of"]
+__all__ = ["LayerError", "clean", "layer_of", "plain_name", "record_of", "refuse_changed"]
 
 Record = dict[str, Any]
 
@@ -94,6 +95,36 @@ def record_of(layer: Any, met: dict[int, Any], depth: int = 0) -> Record:
                 raise LayerError(f"the {shown(key)} of a {name} of it is {shown(value)}, not {shown(want)}")
     met[id(layer)] = record
     return record
+
+
+def refuse_changed(layer: nn.Module, *, inside: bool = False) -> None:
+    """Refuse a module that does more than its class says, whose description would leave that out.
+
+    Hooks of torch itself are left: they hold sizes against what was exported, or weights that are folded elsewhere.
+
+    Args:
+        layer: whose description it is.
+        inside: whether the layers in it are described with it, and not followed.
+
+    Raises:
+        LayerError: it has hooks around its forward, or a forward of its own.
+    """
+    kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
+    if "forward" in vars(layer):
+        raise LayerError(f"someone gave this {kind} another forward")
+    for inner in layer.modules() if inside else [layer]:
+        hooks = (*inner._forward_hooks.values(), *inner._forward_pre_hooks.values())
+        if any(not _torchs(hook) for hook in hooks):
+            raise LayerError(f"a {type(inner).__qualname__} of it has a hook around its forward, which is code")
+    forward = getattr(type(layer).forward, "__module__", None) or kind
+    if kind.startswith("torch.nn.") and forward.partition(".")[0] != "torch":
+        raise LayerError(f"someone gave all {kind} another forward")
+
+
+def _torchs(hook: Any) -> bool:
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    return str(getattr(hook, "__module__", "")).partition(".")[0] in ("torch", "compress")
 
 
 def layer_of(record: Any, made: dict[int, nn.Module] | None = None, depth: int = 0) -> nn.Module:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import struct
+import tracemalloc
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from PIL import Image
 from compress.artifact import TensorSpec
 from compress.console.wording import AssumedWarning
 from compress.data.dataset import Dataset
+from compress.data.images import _in_8_bits
 from compress.data.reading import arrays_of
 from compress.errors import DatasetError
 from compress.formats.hub.config import offline
@@ -132,3 +136,35 @@ def test_a_damaged_image_is_named(tmp_path: Path, maker: Path, content: bytes | 
         opened(file.parent, maker)
     assert str(file) in caught.value.what
     assert "take it away" in caught.value.mend
+
+
+def png_of(width: int, height: int, *, depth: int) -> bytes:
+    """Gray, all 0, whatever its size in a few bytes."""
+    packed = zlib.compressobj(9)
+    row = bytes(1 + width * depth // 8)
+    content = b"".join(packed.compress(row) for _ in range(height)) + packed.flush()
+    parts = ((b"IHDR", struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0)), (b"IDAT", content), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def test_an_image_of_more_pixels_than_any_may_have_is_refused_before_it_is_decoded(tmp_path: Path, maker: Path) -> None:
+    side = 8200
+    content = png_of(8, 8, depth=16)
+    header = b"IHDR" + struct.pack(">IIBBBBB", side, side, 16, 0, 0, 0, 0)
+    (tmp_path / "1.png").write_bytes(content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:])
+    with pytest.raises(DatasetError, match="can't read the image") as caught:
+        opened(tmp_path, maker)
+    assert "8,200 × 8,200 pixels, and none may have more than 67,108,864" in caught.value.why
+
+
+def test_16_bits_of_many_pixels_are_scaled_a_part_at_a_time() -> None:
+    values = np.random.default_rng(0).integers(0, 1 << 16, (3000, 2000), dtype=np.uint16)
+    tracemalloc.start()
+    found = _in_8_bits(values)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert np.array_equal(found, np.rint(values / 257).astype(np.uint8))
+    assert most < 2 * found.nbytes

@@ -15,7 +15,9 @@ from compress.artifact import Signature, TensorSpec
 from compress.evaluate.endings import ending_of
 from compress.evaluate.output_kind import OutputForm, OutputKind, by_labels, class_axis, form_of, kind_of
 from compress.model import TorchModel
+from compress.model.infer import infer_signature
 from compress.training.labels import counts, refuse_labels
+from compress.training.losses import distance
 
 N = 12
 IDS, MAP = np.arange(N) % 4, np.zeros((N, 5, 5), np.int64)
@@ -66,6 +68,55 @@ def test_the_last_operation_is_found_in_the_graph(end: Any, found: str | None) -
         assert ending_of(program) == found
 
 
+class Map(nn.Module):
+    """One map, or four."""
+
+    def __init__(self, end: Callable[[torch.Tensor], torch.Tensor], channels: int = 4) -> None:
+        super().__init__()
+        self.layer, self.end = nn.Conv2d(1, channels, 1), end
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(self.layer(x))
+
+
+AXES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int, int | None]] = {
+    "over all places, as a map": (lambda z: (8 * z).flatten(1).softmax(-1).view(-1, 1, 5, 6), 1, None),
+    "over all places, flat": (lambda z: (8 * z).flatten(1).softmax(-1), 1, 1),
+    "over places of each channel": (lambda z: (8 * z).flatten(2).softmax(-1).view(-1, 4, 5, 6), 4, None),
+    "over places of each channel, flat": (lambda z: (8 * z).flatten(2).softmax(-1), 4, 2),
+    "over channels": (lambda z: z.softmax(1), 4, 1),
+    "over channels, logarithms": (lambda z: z.log_softmax(1), 4, 1),
+    "over channels that lie last": (lambda z: z.permute(0, 2, 3, 1).softmax(-1), 4, 3),
+    "over channels, and then moved": (lambda z: z.softmax(1).permute(0, 2, 3, 1), 4, 3),
+    "over rows": (lambda z: (8 * z).softmax(2), 4, 2),
+    "over the batch": (lambda z: (8 * z).softmax(0), 4, None),
+    "over channels of a sequence": (lambda z: z.flatten(2).softmax(1), 4, 1),
+}
+
+
+@pytest.mark.parametrize("case", AXES)
+def test_what_sums_to_one_is_a_distribution_and_nothing_else_is(case: str) -> None:
+    end, channels, axis = AXES[case]
+    torch.manual_seed(0)
+    module = Map(end, channels).eval()
+    found = TorchModel(module, infer_signature(module, (TensorSpec.parse("x:float32[batch,1,5,6]"),)))
+    form = form_of(found, found.signature.outputs[0].name)
+    if axis is None:
+        assert (form.kind, form.ending) == (OutputKind.REGRESSION, None)
+        assert "no dimension" in form.because
+    else:
+        dims = len(found.signature.outputs[0].shape)
+        assert form.kind is (OutputKind.SOFTMAX if dims == 2 else OutputKind.DENSE)
+        assert form.axis % dims == axis
+    taught = module(torch.randn(4, 1, 5, 6)).detach()
+    got = module(torch.randn(4, 1, 5, 6)).detach().requires_grad_()
+    loss = distance(form, got, taught, 4.0, taught.var())
+    torch.autograd.backward(loss)
+    assert float(loss.detach()) > 1e-6
+    assert got.grad is not None
+    assert bool(got.grad.any())
+
+
 def test_each_of_several_outputs_has_its_own() -> None:
     both = Ending(lambda x: {"classes": x.softmax(1), "labels": x.sigmoid()})
     two = model(both, ("batch", 4), ("batch", 4))
@@ -91,7 +142,6 @@ def test_each_of_several_outputs_has_its_own() -> None:
         (("batch", 4, "height", "width"), nn.Identity(), MAP, "dense"),
         (("batch", 5, 5, 4), nn.Identity(), MAP, "dense"),
         (("batch", 4, 5, 5), nn.Identity(), None, "regression"),
-        (("batch", 4, 5, 5), nn.Softmax(1), None, "dense"),
         (("batch", 1, 5, 5), nn.Sigmoid(), None, "sigmoid"),
     ],
 )

@@ -22,9 +22,10 @@ from compress.model import Model, OnnxModel, TorchModel
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.options import ExportOptions
-from compress.pipeline import Outcome, _digest, _take, check, kept_from_before, run
+from compress.pipeline import OTHER, Outcome, _digest, _folders, _take, check, kept_from_before, run
 from compress.prune.prune_channels import PruneChannels
 from compress.stage import Given, Progress
+from compress.storage.stage_cache import StageCache
 from tests.unit.compress.prune.test_prune_channels import loaded
 
 
@@ -112,6 +113,31 @@ def test_a_changed_option_runs_that_stage_and_all_after_it(tmp_path: Path) -> No
     again = go([Scale(2.0), Scale(4.0), Scale(5.0)], tmp_path)
     assert [outcome.reused for outcome in again] == [True, False, False]
     assert len(list(tmp_path.iterdir())) == 3, "outputs that nothing needs any more are gone"
+
+
+def test_a_model_that_answers_otherwise_gets_nothing_of_another_whatever_it_is_known_by(tmp_path: Path) -> None:
+    cache = StageCache(tmp_path / "cache", 1 << 30)
+
+    def go_with(gain: float, work: str) -> list[Outcome]:
+        model = loaded("mlp")
+        model.module.get_parameter("2.bias").data.mul_(gain)
+        stages = [Scale(2.0), Scale(3.0)]
+        return run(stages, model, work=tmp_path / work, source="s", watcher=Silent(), cache=cache)
+
+    first = go_with(1.0, "work")
+    for work in ("elsewhere", "work"):  # from the cache, and from the folder
+        for stage, folder, key in _folders([Scale(2.0), Scale(3.0)], tmp_path / "work", "s"):
+            cache.keep(stage.name, key, folder)
+        assert [outcome.reused for outcome in go_with(1.0, work)] == [True, True]
+        other = go_with(5.0, work)
+        assert [outcome.reused for outcome in other] == [False, False], work
+        assert OTHER in other[0].given.warnings
+        assert torch.allclose(bias(other[1]), bias(first[1]) * 5)
+        again = go_with(5.0, work)
+        assert [outcome.reused for outcome in again] == [True, True], "and that is kept"
+        assert OTHER not in again[0].given.warnings
+        assert kept_from_before([Scale(2.0)], tmp_path / work, "s", model=loaded("mlp"))[0][0] is None
+        go_with(1.0, work)
 
 
 def test_another_source_runs_everything(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from compress.model import TorchModel
 from compress.options.training import TrainingOptions
 from compress.quantize.quantize_onnx import QuantizeOnnx
 from compress.quantize.quantize_within import QuantizeWithin
-from compress.storage import hashing
+from compress.storage import plain_form
 from compress.storage.hashing import digest_of_arrays, digest_of_samples
 from compress.training.finetune import Finetune
 
@@ -257,7 +257,7 @@ def test_numbers_of_buffers_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> 
         hashed.extend(array.nbytes for array in arrays.values())
         return real(arrays)
 
-    monkeypatch.setattr(hashing, "digest_of_arrays", spy)
+    monkeypatch.setattr(plain_form, "digest_of_arrays", spy)
     found = []
     for at, value in ((0, 0.0), (0, 1.0), (5, 1.0)):
         table = torch.zeros(2, 3)

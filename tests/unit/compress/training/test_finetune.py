@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+from compress.artifact import TensorSpec
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
 from compress.model import TorchModel
+from compress.model.infer import infer_signature
 from compress.options.training import TrainingOptions
 from compress.prune.prune_channels import PruneChannels
 from compress.training.finetune import Finetune
@@ -116,3 +121,23 @@ def test_options_out_of_range_are_refused_before_any_work(tmp_path: Path, option
     teacher = loaded("mlp")
     with pytest.raises(RecipeError, match="can't finetune"):
         Finetune(data_for(teacher, tmp_path), teacher, TrainingOptions(**options)).check(teacher)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("loss", "learns"), [("auto", True), ("dense", False)])
+def test_a_training_that_has_nothing_to_learn_is_said_to_have(tmp_path: Path, loss: Any, learns: bool) -> None:
+    """A softmax over the one channel of a heatmap gives 1 everywhere, whatever the network answers."""
+    torch.manual_seed(0)
+    heat = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.Flatten(), torch.nn.Softmax(1)).eval()
+    heat.append(torch.nn.Unflatten(1, (1, 4, 4)))
+    model = TorchModel(heat, infer_signature(heat, (TensorSpec.parse("x:float32[batch,1,4,4]"),)))
+    np.savez(tmp_path / "train.npz", x=np.random.default_rng(0).standard_normal((40, 1, 4, 4)).astype(np.float32))
+    teacher = copy.deepcopy(heat)
+    with torch.no_grad():
+        next(teacher.parameters()).mul_(2)
+    data = Dataset.open(str(tmp_path / "train.npz"), model.signature)
+    stage = Finetune(data, dataclasses.replace(model, module=teacher), TrainingOptions(epochs=2, loss=loss))
+    given = stage.run(model, tmp_path, quiet)
+    assert ("Nothing was learned" in " ".join(given.warnings)) is not learns
+    assert isinstance(given.model, TorchModel)
+    moved = [not torch.equal(a, b) for a, b in zip(given.model.module.parameters(), heat.parameters(), strict=True)]
+    assert any(moved) or not learns

@@ -1,0 +1,32 @@
+"""Labels in tables are numbers of classes, or names, or an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compress.data.texts import _numbers
+from compress.errors import DatasetError
+from compress.processor import Processor
+
+NAMED = Processor("text", "sequence-classification", {}, ("no", "yes"), 8, Path())
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        10**309, -(10**309), 10**400, "1" * 310, "-" + "9" * 400, "1" * 5000, 1 << 63, -(1 << 63), float("nan"),
+        float("inf"), "nan", "-inf", "1e999", "1_0", "٣", "", [], {},
+    ],
+    ids=lambda label: repr(label)[:12],
+)  # fmt: skip
+def test_a_label_that_is_no_number_of_a_class_is_named_with_its_row(label: object) -> None:
+    with pytest.raises(DatasetError, match=r"row 2 of .* has the label"):
+        _numbers([1, label], Path("data.jsonl"), NAMED)
+
+
+def test_numbers_and_names_are_labels() -> None:
+    assert _numbers([0, "1", "yes", "no"], Path("data.csv"), NAMED).tolist() == [0, 1, 1, 0]
+    assert _numbers([0.5, "2e3", (1 << 53)], Path("data.csv"), NAMED).dtype == np.float32
