@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -123,7 +123,11 @@ def create_app(
     contracts = Contracts(
         upstream, settings.max_elements, reader_bytes(settings.memory_bytes), validate=settings.validate
     )
-    contracts.works = lambda model, instances: gate.works(model, instances * max(1, len(upstream.balancer.nodes)))
+
+    def works(model: str, instances: int, asks: Sequence[str]) -> None:
+        gate.works(model, instances * max(1, len(upstream.balancer.nodes)), asks)
+
+    contracts.works = works
     loading = loading or Loading()
     nobody = settings.anonymous and settings.keys is None  # anybody who reaches it could end a release
     answers = Answers(0 if nobody else settings.feedback_answers, settings.feedback_s, memory)

@@ -222,12 +222,12 @@ class TritonServer:
         Raises:
             ServerError: as `start` does.
         """
-        if self.log.exists():
-            self.log.replace(self.log.with_name(f"{self.log.name}.previous"))
         self._stop(keep_log=True)
         self._wanted = self._ports
         if self._served is not None:
-            self._served.renew()
+            self._served.renew(self._options.only)  # what comes later is checked then
+        if self.log.exists():
+            self.log.replace(self.log.with_name(f"{self.log.name}.previous"))
         return self.start()
 
     def give_up(self) -> None:

@@ -132,7 +132,7 @@ async def _started(triton: TritonServer, on_event: Callable[[str], None]) -> str
         await asyncio.gather(starting, return_exceptions=True)
         raise
     except Exception as err:  # whatever it is, the gateway and the other models go on
-        on_event(f"Triton did not start: {err.why if isinstance(err, ToolkitError) else err}")
+        on_event(f"Triton did not start: {f'{err.why} ({err.what})' if isinstance(err, ToolkitError) else err}")
         return SCARCE if _scarce(err) else START
     on_event(f"Triton is ready again after {time.monotonic() - began:.1f} s")
     return None

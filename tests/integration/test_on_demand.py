@@ -368,6 +368,21 @@ def test_of_a_signed_repository_only_what_was_signed_is_loaded(tmp_path: Path, f
             assert server.infer(model)[0] == 200  # what was verified at the start
 
 
+def test_a_damaged_file_of_a_model_that_rests_keeps_no_other_from_coming_back(tmp_path: Path, few: Path) -> None:
+    with served(tmp_path, few, "--pin", "a") as server:
+        (few / "b" / "1" / "model.onnx").write_bytes(b"torn")
+        os.kill(triton_of(server.running.process), signal.SIGKILL)
+        server.running.until(lambda: "ready again" in server.running.said)
+        server.running.until(lambda: server.infer("a")[0] == 200)
+        assert server.infer("c")[0] == 200
+        assert server.infer("b")[0] == 503
+        assert "b can't be loaded" in server.running.said
+        (few / "a" / "1" / "model.onnx").write_bytes(b"torn, too")
+        os.kill(triton_of(server.running.process), signal.SIGKILL)
+        server.running.until(lambda: "did not start" in server.running.said)
+        assert str(few / "a" / "1" / "model.onnx") in server.running.said  # which file it is
+
+
 def test_what_turns_out_too_large_is_refused_from_then_on_and_others_go_on(tmp_path: Path, few: Path) -> None:
     write_files_model(few, LARGE, "large")
     with served(tmp_path, few) as server:

@@ -96,6 +96,7 @@ class Admission:
         model: its name, for messages.
         bounds: what is set.
         clock: seconds that never go back; the event loop's time.
+        fairness: between the keys, where these are not the only places of the model; one of their own by default.
 
     Attributes:
         limit: requests in flight at most, now.
@@ -106,7 +107,9 @@ class Admission:
         fairness: between the keys.
     """
 
-    def __init__(self, model: str, bounds: Bounds, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, model: str, bounds: Bounds, clock: Callable[[], float], fairness: Fairness | None = None
+    ) -> None:
         self.model = model
         self.bounds = bounds
         self.in_flight = 0
@@ -114,11 +117,12 @@ class Admission:
         self.latency = 0.0
         self.beside: Beside | None = None
         self.limit = float(min(bounds.most, max(bounds.least, 32)))
-        self.fairness = Fairness(bounds.target_s)
+        self.fairness = Fairness(bounds.target_s) if fairness is None else fairness
+        self.fairness.sharers.append(self._wake)
         self._clock = clock
         self._later: asyncio.TimerHandle | None = None  # when a key may have its turn by time alone
         self._queues = Queues()
-        self._fastest: dict[int, tuple[float, float]] = {}  # by kind: seconds, and since when
+        self._fastest: dict[int, tuple[float, float, str]] = {}  # by kind: seconds, since when, and whose it was
         self._target = math.inf  # of the requests of the last window
         self._lowest_from = math.inf  # since when the limit is as low as it gets
         self._slowest = 0.0  # of the answers of late
@@ -128,7 +132,7 @@ class Admission:
         self._from = now
         self._answers = 0
         self._seconds = self._longest = 0.0
-        self._kinds: dict[int, tuple[int, float]] = {}  # answers, and the fastest of them
+        self._kinds: dict[int, tuple[int, float, str]] = {}  # answers, the fastest of them, and whose it was
         self._peak = self.in_flight
         if self.beside is not None:
             self.beside.met = False
@@ -137,6 +141,13 @@ class Admission:
     def waiting(self) -> int:
         """Requests that wait for a place."""
         return self._queues.waiting
+
+    def join(self, fairness: Fairness) -> None:
+        """Share what the keys have used with other places of the same servers; not while any of these is taken."""
+        if self.fairness is not fairness and not self.in_flight and not self.waiting:
+            self.fairness.sharers.remove(self._wake)
+            self.fairness = fairness
+            fairness.sharers.append(self._wake)
 
     @property
     def free(self) -> bool:
@@ -175,7 +186,7 @@ class Admission:
     def _target_of(self, kind: int) -> float:
         if self.bounds.target_s is not None:
             return self.bounds.target_s
-        fastest = min((seconds for each, (seconds, _) in self._fastest.items() if each >= kind), default=math.inf)
+        fastest = min((found[0] for each, found in self._fastest.items() if each >= kind), default=math.inf)
         return max(SHORTEST_TARGET_S, self.bounds.factor * fastest)
 
     @property
@@ -276,8 +287,8 @@ class Admission:
                 nothing of its load.
             size: of the request, in bytes.
         """
-        if seconds is not None and not (who and self.fairness.is_heavy(who)):
-            self._learn(seconds, size.bit_length())
+        if seconds is not None and (not who or self.fairness.is_usual(who)):
+            self._learn(seconds, size.bit_length(), who)
         self._pass_on(who, size)
 
     def leave_after(
@@ -354,8 +365,10 @@ class Admission:
         self.in_flight -= 1
         if who:
             self.fairness.end(who, size, self._clock())
-        if self.beside is not None:  # first, so that the two take turns where `most` is what both wait for
-            self.beside.places._wake()
+        # The others first, so that they take turns where `most`, or a key's part, is what all wait for.
+        for wake in self.fairness.sharers:
+            if wake != self._wake:
+                wake()
         self._wake()
 
     def _wake(self) -> None:
@@ -418,12 +431,12 @@ class Admission:
             retry_after_s=min(retry_after_s, 60.0),
         )
 
-    def _learn(self, seconds: float, kind: int) -> None:
+    def _learn(self, seconds: float, kind: int, who: str) -> None:
         self._answers += 1
         self._seconds += seconds
         self._longest = max(self._longest, seconds)
-        count, shortest = self._kinds.get(kind, (0, math.inf))
-        self._kinds[kind] = count + 1, seconds if seconds < shortest else shortest
+        count, shortest, whose = self._kinds.get(kind, (0, math.inf, who))
+        self._kinds[kind] = (count + 1, seconds, who) if seconds < shortest else (count + 1, shortest, whose)
         if self._answers < WINDOW_ANSWERS or (now := self._clock()) - self._from < WINDOW_S:
             return
         mean = self._seconds / self._answers
@@ -432,13 +445,15 @@ class Admission:
         bounds = self.bounds
         # The fastest answer is an idle server's: under load it may only fall, or the target would follow the load.
         quiet = self._peak <= 2 * bounds.least
-        for each, (_, shortest) in self._kinds.items():
-            fastest, since = self._fastest.get(each, (math.inf, -math.inf))
+        for each, (_, shortest, whose) in self._kinds.items():
+            fastest, since, of = self._fastest.get(each, (math.inf, -math.inf, ""))
             # Where the limit is as low as it gets, and answers stay slow, it is not their number that makes them so.
             slow = now - self._lowest_from > LOWEST_FOR_S and shortest > self._target_of(each)
-            if shortest < fastest or (quiet and (now - since > FASTEST_FOR_S or slow)):
-                self._fastest[each] = shortest, now
-        self._target = sum(count * self._target_of(each) for each, (count, _) in self._kinds.items()) / self._answers
+            # One whose requests are lighter than most others' may have asked before them.
+            strange = bool(of) and not self.fairness.is_usual(of)
+            if shortest < fastest or strange or (quiet and (now - since > FASTEST_FOR_S or slow)):
+                self._fastest[each] = shortest, now, whose
+        self._target = sum(found[0] * self._target_of(each) for each, found in self._kinds.items()) / self._answers
         excuse_s = self.fairness.excuse_s()
         if self.beside is not None:
             excuse_s += self.beside.excuse_s()

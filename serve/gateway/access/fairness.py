@@ -13,23 +13,24 @@ answered the one before, until its answer. What is answered in one moment was on
 
 from __future__ import annotations
 
-import heapq
+import bisect
 import itertools
 import math
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 __all__ = ["Account", "Fairness"]
 
-BESIDE_S = 60.0  # after its last request, a key counts as one that is beside others
-KEEPS_S = 3.0  # after its last request, time is kept for it
+BESIDE_S = 5.0  # after its last request, a key counts as one that is beside others
+KNOWN_S = 300.0  # after its last request, what a key's requests take is remembered
 LOOK_S = 0.1
 BATCH_S = 0.001  # between answers of one batch
 LEAST_S = 0.0001  # that any request takes
 RISES, FALLS = 0.3, 0.05  # smoothing of what a request takes: who sends heavy ones now and then is not soon believed
 FEWEST = 4  # answers, before which nothing is heavy; the fastest of as many tells how long the server works on one
-FACTOR = 8  # times what the lightest take, as a model's answers may, too
+FACTOR = 8  # times what requests of most others take, as a model's answers may, too
+HALF_LIFE_S = 20.0  # of what is remembered of heavy requests among light ones
 SHORTEST_TARGET_S = 0.05
 HEAVY_SHARE = 0.25  # of the time, that all heavy requests have at least
 MOST = 4096
@@ -42,12 +43,15 @@ class Account:
     Attributes:
         in_flight: requests with the model server; `begun` is when each was sent.
         used: seconds of the model's time, where they count from the least that is served.
-        cost: seconds of the model's time that one request takes.
+        cost: seconds of the model's time that one request takes, on the whole.
+        bulk_s, bulk_s2: sums of what its requests took and of the squares, which fade with time; their quotient is what
+            one takes that others meet, where they come at any time.
         answers: so far.
         seen: when it last asked, or was answered.
         priority: of its last request.
         target_s: what an answer to the others may take; infinite where there are none.
         heavy: whether one of its requests takes longer than that; the next may be sent from `not_before` on.
+        light: whether they take so much less than those of most others that these are no standard for them.
     """
 
     in_flight: int = 0
@@ -59,8 +63,24 @@ class Account:
     priority: int = 5
     target_s: float = math.inf
     heavy: bool = False
+    light: bool = False
     not_before: float = -math.inf
     took: deque[float] = field(default_factory=lambda: deque(maxlen=FEWEST))
+    bulk_s: float = 0.0
+    bulk_s2: float = 0.0
+    bulk_at: float = 0.0
+
+    def saw(self, seconds: float, now: float) -> None:
+        """One request took so long, and was alone in it."""
+        fades = 0.5 ** ((now - self.bulk_at) / HALF_LIFE_S)
+        self.bulk_s = fades * self.bulk_s + seconds
+        self.bulk_s2 = fades * self.bulk_s2 + seconds * seconds
+        self.bulk_at = now
+
+    @property
+    def met_s(self) -> float:
+        """What one of its requests takes of the model's time, where others meet it."""
+        return max(self.cost, self.bulk_s2 / self.bulk_s if self.bulk_s else 0.0)
 
     def charge(self, seconds: float) -> None:
         """One request has taken so much of the model's time."""
@@ -70,19 +90,22 @@ class Account:
 
 
 class Fairness:
-    """The keys of one model.
+    """The keys of one model, by whatever way they ask it: alone, with lists, or through an ensemble.
 
     Args:
         target_s: what an answer may take, where it is set.
 
     Attributes:
-        instances: of the model, that work at the same time.
+        instances: of the model, that work at the same time; of several, of that which has fewest.
         heavy: requests of heavy keys that are with the server.
+        sharers: those who are to look at who waits with them, when an answer has come.
     """
 
     def __init__(self, target_s: float | None = None) -> None:
         self.instances = 1
         self.heavy = 0
+        self.sharers: list[Callable[[], None]] = []
+        self._instances: dict[str, int] = {}
         self._set_target_s = target_s
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._least = 0.0  # used by whom was served last
@@ -93,13 +116,18 @@ class Fairness:
         self._share = 1.0  # of the time, for each heavy key
         self._met_s = 0.0  # what a heavy request takes that was with the server lately
 
+    def works(self, model: str, instances: int) -> None:
+        """So many of a model work at the same time."""
+        self._instances[model] = instances
+        self.instances = max(1, min(self._instances.values()))
+
     def of(self, who: str, priority: int, now: float) -> Account:
         """The account of a key that asks."""
         found = self._accounts.get(who)
         if found is None:
             found = self._accounts[who] = Account()
             self._looked_at = -math.inf
-        elif now - found.seen > KEEPS_S:
+        elif now - found.seen > BESIDE_S:
             self._looked_at = -math.inf
         self._accounts.move_to_end(who)
         found.seen, found.priority = now, priority
@@ -123,7 +151,7 @@ class Fairness:
             return True
         if held + 1 > max(1.0, limit - 1.0):  # never the last place
             return False
-        return account.answers > 0 and (held + 1) * account.cost <= account.target_s
+        return account.answers > 0 and account.met_s <= account.target_s >= (held + 1) * account.cost
 
     def next_s(self, now: float) -> float:
         """In how many seconds those who wait are to be looked at again, whatever is answered by then."""
@@ -138,10 +166,10 @@ class Fairness:
         )
         return max(excuse_s, self._met_s)
 
-    def is_heavy(self, who: str) -> bool:
-        """Whether the requests of a key are such as take longer than an answer to the others may."""
+    def is_usual(self, who: str) -> bool:
+        """Whether the requests of a key are such as most others': only those tell how busy the model is."""
         account = self._accounts.get(who)
-        return account is not None and account.heavy
+        return account is None or not (account.heavy or account.light)
 
     def turn_s(self, account: Account) -> float:
         """How long one request of a heavy key waits for its turn, at least."""
@@ -178,6 +206,8 @@ class Fairness:
     def _settle(self) -> None:
         """Charge what was answered together: each for what it is known to take, and by its size."""
         seconds = self._batch_s
+        if len(self._batch) == 1:
+            self._batch[0][0].saw(seconds, self._answered_at)
         shares = [size * max(each.cost if each.answers else seconds, LEAST_S) for each, size in self._batch]
         whole = sum(shares)
         for (account, _), share in zip(self._batch, shares, strict=True):
@@ -188,40 +218,53 @@ class Fairness:
     def _takes_s(self, account: Account) -> float:
         """What one request of a key takes of the model's time, as far as is known."""
         if self.instances > 1 and len(account.took) == FEWEST:
-            return max(account.cost, min(account.took) / self.instances)
-        return account.cost
+            return max(account.met_s, min(account.took) / self.instances)
+        return account.met_s
 
     def _look(self, now: float) -> None:
         """Who is beside whom."""
         self._looked_at = now
         while self._accounts:
             who, oldest = next(iter(self._accounts.items()))
-            if oldest.in_flight or (now - oldest.seen < BESIDE_S and len(self._accounts) <= MOST):
+            if oldest.in_flight or (now - oldest.seen < KNOWN_S and len(self._accounts) <= MOST):
                 break
             del self._accounts[who]
-        lately = [each for each in self._accounts.values() if each.in_flight or now - each.seen < BESIDE_S]
-        lately.sort(key=lambda each: each.priority)
-        heavies = keys = 0
-        for target_s, each in self._targets(lately):
+        beside = [each for each in self._accounts.values() if each.in_flight or now - each.seen < BESIDE_S]
+        beside.sort(key=lambda each: each.priority)
+        heavies = 0
+        for target_s, each in self._targets(beside):
             each.target_s = target_s
             was, each.heavy = each.heavy, each.answers >= FEWEST and self._takes_s(each) > target_s
             if was is not each.heavy:
                 self.heavy += each.in_flight if each.heavy else -each.in_flight
-            if each.in_flight or now - each.seen < KEEPS_S:
-                keys += 1
-                heavies += each.heavy
+            heavies += each.heavy
+        keys = len(beside)
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
 
     def _targets(self, accounts: list[Account]) -> Iterator[tuple[float, Account]]:
-        """Each with what an answer to the others may take: to those of its priority, and of better ones."""
-        lowest: list[tuple[float, Account]] = []  # the two lightest so far
+        """Each with what an answer to the others may take: to most of those of its priority, and of better ones."""
+        costs: list[float] = []
         count = 0
         for _, group in itertools.groupby(accounts, key=lambda each: each.priority):
             alike = list(group)
             count += len(alike)
-            known = [(each.cost, each) for each in alike if each.answers]
-            lowest = heapq.nsmallest(2, lowest + known, key=lambda each: each[0])
             for account in alike:
-                lightest = next((cost for cost, each in lowest if each is not account), account.cost)
-                target_s = self._set_target_s or max(SHORTEST_TARGET_S, FACTOR * lightest)
+                if account.answers:
+                    bisect.insort(costs, account.cost)
+            for account in alike:
+                usual = _lower_median(costs, account.cost if account.answers else None)
+                account.light = usual is not None and account.answers > 0 and FACTOR * account.cost < usual
+                target_s = self._set_target_s or max(
+                    SHORTEST_TARGET_S, FACTOR * (account.cost if usual is None else usual)
+                )
                 yield (target_s if count > 1 else math.inf), account
+
+
+def _lower_median(ascending: list[float], without: float | None) -> float | None:
+    """Of numbers, one of which may be left out; None for none."""
+    if without is None:
+        return ascending[(len(ascending) - 1) // 2] if ascending else None
+    if len(ascending) < 2:
+        return None
+    middle = (len(ascending) - 2) // 2
+    return ascending[middle + (bisect.bisect_left(ascending, without) <= middle)]

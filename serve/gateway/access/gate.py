@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from compress.errors import ServerError
 from serve.gateway.access.admission import Admission, Bounds
@@ -114,10 +114,20 @@ class Gate:
         if model not in self._places and len(self._places) < MAX_MODELS:
             self._add(model)
 
-    def works(self, model: str, instances: int) -> None:
-        """So many instances of a model work at the same time, on all servers."""
-        self.known(model)
-        self.places(model).fairness.instances = instances
+    def works(self, model: str, instances: int, asks: Sequence[str] = ()) -> None:
+        """So many instances of a model work at the same time, on all servers.
+
+        Args:
+            asks: other models that answer for it; what keys have used of the one, they have used of the others.
+        """
+        for each in (*asks, model):
+            self.known(each)
+        family = [places for each in (*asks, model) if (places := self._places.get(each)) is not None]
+        fairness = max(family, key=lambda each: each.in_flight).fairness if family else self.places(model).fairness
+        for places in family:
+            for kind in places.kinds:
+                kind.join(fairness)
+        fairness.works(model, instances)
 
     def __iter__(self) -> Iterator[Admission]:
         yield from self._places.values()

@@ -38,7 +38,7 @@ class Lists:
     """
 
     def __init__(self, places: Admission, clock: Callable[[], float] = time.monotonic) -> None:
-        self.places = Admission(places.model, replace(places.bounds, factor=FACTOR), clock)
+        self.places = Admission(places.model, replace(places.bounds, factor=FACTOR), clock, places.fairness)
         self.places.limit = min(self.places.limit, BEGIN)
         places.beside, self.places.beside = Beside(self.places, excused=True), Beside(places, yields=YIELDS)
         self._rate = 0.0  # bytes a second of one part, of the fastest lately

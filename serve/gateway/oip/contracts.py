@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
@@ -67,7 +67,8 @@ class Contracts:
 
     Attributes:
         apart: the process that reads long JSON.
-        works: is told how many instances of a model work at the same time, whenever one is looked at.
+        works: is told how many instances of a model work at the same time, and what other models it asks, whenever it
+            is looked at anew.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Contracts:
         self._looked: dict[str, float] = {}
         self._fits: dict[tuple[bytes, int, bool], tuple[Contract, Request, bytes]] = {}
         self.apart = Apart()
-        self.works: Callable[[str, int], None] = _nothing
+        self.works: Callable[[str, int, Sequence[str]], None] = _nothing
 
     async def of(self, target: Target) -> Contract:
         """The contract of a model, or of one version of it.
@@ -124,7 +125,8 @@ class Contracts:
                 contract = made[1]  # what was read by it still holds
             made = metadata, contract
             self._made.put(target.path, made)
-            self.works(target.model, await self._instances(metadata))
+            asks: list[str] = []
+            self.works(target.model, await self._instances(metadata, asks), asks)
         if len(self._holding) >= MODELS:
             self._holding.clear()
         self._holding[target.model, target.version] = time.monotonic() + HOLDS_S, made[1]
@@ -153,13 +155,14 @@ class Contracts:
                     return found
         return None
 
-    async def _instances(self, metadata: ModelMetadata, depth: int = 0) -> int:
-        """That work at the same time: of the model, or of that among those that it asks which has fewest."""
+    async def _instances(self, metadata: ModelMetadata, asks: list[str], depth: int = 0) -> int:
+        """That work at the same time: of the model, or of that among those that it `asks` which has fewest."""
         counts = [metadata.instances] if metadata.instances else []
         asked = metadata.steps if not metadata.network else (*metadata.steps, (metadata.network, None))
         with contextlib.suppress(GatewayError):  # a step that is not known
             for model, version in asked if depth <= DEEPEST else ():
-                counts.append(await self._instances(await self._source.metadata(model, version), depth + 1))
+                counts.append(await self._instances(await self._source.metadata(model, version), asks, depth + 1))
+                asks.append(model)
         return min(counts, default=1)
 
     async def last_request(self, target: Target, sequence: int | str) -> bytes | None:
@@ -405,5 +408,5 @@ async def _unless_long(check: Callable[[memoryview], None], tail: memoryview) ->
         check(tail)
 
 
-def _nothing(_model: str, _instances: int) -> None:
+def _nothing(_model: str, _instances: int, _asks: Sequence[str]) -> None:
     """Nobody is to be told."""

@@ -25,8 +25,8 @@ FIRST_S, LONGEST_S = 5.0, 300.0  # before a load that has failed is tried again
 class LoadingError(OverloadedError):
     """The model is not loaded, and the request can't wait for it."""
 
-    def __init__(self, model: str, why: str, seconds: float) -> None:
-        mend = "ask again when Retry-After says: that is how long it takes to load"
+    def __init__(self, model: str, why: str, seconds: float, mend: str = "") -> None:
+        mend = mend or "ask again when Retry-After says: that is how long it takes to load"
         super().__init__(f"the model {model!r} is not loaded yet", why=why, mend=mend, retry_after_s=seconds)
 
 

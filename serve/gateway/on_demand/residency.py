@@ -21,7 +21,7 @@ from serve.gateway.on_demand.estimates import MIB, Estimates
 from serve.gateway.on_demand.host import Host, HostDownError
 from serve.gateway.on_demand.lease import Lease
 from serve.gateway.on_demand.loads import Failures, Load, LoadFailedError, LoadingError, Loads
-from serve.gateway.on_demand.resident import Resident, victim_of
+from serve.gateway.on_demand.resident import TURN_S, Resident, victim_of
 from serve.gateway.on_demand.units import Units
 from serve.repository.read import ModelInfo
 
@@ -239,7 +239,7 @@ class Residency:
                 self.units.keep(sizes)
                 return list(sizes)
             if time.monotonic() > until:
-                raise LoadingError(model.name, IN_USE, load.seconds)
+                raise LoadingError(model.name, IN_USE, self._turn_s(), "ask again: whoever has no model gets a turn")
             await asyncio.sleep(POLL_S)
 
     def _sizes(self, units: Collection[str]) -> dict[str, int]:
@@ -288,8 +288,13 @@ class Residency:
 
     def _is_free(self, each: Resident, now: float) -> bool:
         known = self.known.get(each.name)
-        rest_s = max(SETTLE_S, known.idle_s if known is not None else 0.0)
-        return not each.leases and now - each.used >= rest_s and not self.held(each.name)
+        rests = known is None or now - each.used >= known.idle_s
+        return not each.leases and now - each.loaded >= SETTLE_S and rests and not self.held(each.name)
+
+    def _turn_s(self) -> float:
+        """In how many seconds one of the models has had its turn."""
+        now = time.monotonic()
+        return max(1.0, min((each.loaded + TURN_S - now for each in self._unpinned()), default=TURN_S))
 
     def _only_of(self, name: str, going: Collection[str], spared: Collection[str] = ()) -> list[str]:
         """The models that go with one: those that no other needs, ensembles before their steps."""

@@ -2,17 +2,20 @@
 
 By last use (least recently used first), and so that no key empties the memory of the others' models: what only one key
 has used lately counts as that key's, and is taken for another's sake only as far as both then have as much (max-min
-fairness); what several have used lately is not taken for one's sake at all.
+fairness); what several have used lately is not taken for one's sake at all. But a key that has nothing of its own gets
+a turn: what has been there for longest goes for it, once it has had its time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-__all__ = ["LATELY_S", "Resident", "victim_of"]
+__all__ = ["LATELY_S", "TURN_S", "Resident", "victim_of"]
 
 LATELY_S = 30.0
+TURN_S = 30.0
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +28,7 @@ class Resident:
         who: by which key.
         before: when another key than that used it last; what one key uses alone, that key alone has a say in.
         leases: requests that need it, and are not counted elsewhere.
+        loaded: when it was; when it was used first, where nothing is said.
     """
 
     name: str
@@ -32,6 +36,11 @@ class Resident:
     who: str
     before: float = -1e9
     leases: int = 0
+    loaded: float = math.nan
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.loaded):
+            self.loaded = self.used
 
     def touch(self, who: str, now: float) -> None:
         """A request of a key's uses it."""
@@ -42,6 +51,10 @@ class Resident:
     def idle(self, now: float) -> bool:
         """Whether nobody has used it lately."""
         return now - self.used > LATELY_S
+
+    def has_had_its_turn(self, now: float) -> bool:
+        """Whether it has been there for as long as a key with nothing waits for another's."""
+        return now - self.loaded > TURN_S
 
     def owner(self, now: float) -> str | None:
         """The one key that has used it lately; None where several have."""
@@ -76,4 +89,7 @@ def victim_of(
         owner = each.owner(now)
         if owner not in (None, who) and held[owner] - size_of(each.name) >= held.get(who, 0) + size:
             return each
-    return next((each for each in by_age if each.owner(now) == who), None)
+    mine = next((each for each in by_age if each.owner(now) == who), None)
+    if mine is not None or held.get(who):
+        return mine
+    return next((each for each in sorted(free, key=lambda each: each.loaded) if each.has_had_its_turn(now)), None)

@@ -21,7 +21,10 @@ from hypothesis import strategies as st
 
 from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.fairness import Fairness
+from serve.gateway.access.gate import Gate
+from serve.gateway.access.lists import Lists
 from serve.gateway.errors import OverloadedError
+from serve.gateway.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
 simulated: Callable[[Coroutine[Any, Any, Any]], Any] = importlib.import_module("simulated_time").simulated
@@ -92,10 +95,20 @@ class World:
         self.chance = random.Random(0)
 
     async def client(
-        self, who: str, cost_s: Callable[[], float], pause_s: float, until: float, priority: int = 5
+        self,
+        who: str,
+        cost_s: Callable[[], float],
+        pause_s: float,
+        until: float,
+        priority: int = 5,
+        door: Admission | None = None,
     ) -> None:
-        """Asks again and again, one request at a time."""
-        places = self.places
+        """Asks again and again, one request at a time.
+
+        Args:
+            door: other places of the same server.
+        """
+        places = door or self.places
         await asyncio.sleep(self.chance.random() * 0.3)
         while time.monotonic() < until:
             begun = time.monotonic()
@@ -196,6 +209,60 @@ def test_heavy_ones_among_light_ones_are_seen(every: int) -> None:
     assert np.median(took) < 3 * LIGHT_S
 
 
+@pytest.mark.parametrize("instances", [1, 2])
+def test_a_burst_of_heavy_ones_after_many_light_ones_is_not_taken_for_light_ones(instances: int) -> None:
+    sent = iter(range(10**6))
+
+    def cost_s() -> float:
+        return 0.005 if next(sent) % 240 < 200 else HEAVY_S
+
+    world = run(lambda: World(instances), lambda w: [*lights(w, TIME_S), *many(w, "bursts", 40, cost_s, TIME_S)])
+    took, refused = of_lights(world)
+    assert not refused
+    assert np.percentile(took, 99) < (2 * HEAVY_S if instances == 1 else 8 * LIGHT_S)
+
+
+@pytest.mark.parametrize("door", ["a list", "an ensemble"])
+def test_another_way_to_the_same_server_is_no_way_around(door: str) -> None:
+    def clients(world: World) -> list[Coroutine[Any, Any, None]]:
+        if door == "a list":
+            other = Lists(world.places, time.monotonic).places
+        else:
+            other = Admission("ens", Bounds(wait_s=0.5), time.monotonic)
+            other.join(world.places.fairness)
+        heavy = [world.client("heavy", lambda: HEAVY_S, 0.0, TIME_S, door=other) for _ in range(8)]
+        return [*lights(world, TIME_S), *heavy]
+
+    world = run(World, clients)
+    took, refused = of_lights(world)
+    assert not refused
+    assert np.median(took) < 2 * LIGHT_S  # it was seconds
+    assert max(took) < 2 * HEAVY_S
+    assert len(world.took["heavy"]) * HEAVY_S > 0.15 * TIME_S
+
+
+def test_models_that_ask_each_other_share_what_keys_have_used() -> None:
+    gate = Gate(Settings())
+    apart = gate.places("other").fairness
+    gate.works("network", 2, [])
+    gate.works("ens", 1, ["before", "network", "network"])
+    ours = {gate.places(each).fairness for each in ("before", "network", "ens")}
+    assert len(ours) == 1
+    assert apart not in ours
+    assert gate.lists("ens").places.fairness in ours
+    assert ours.pop().instances == 1
+
+
+def test_places_that_are_taken_keep_to_what_they_began_with() -> None:
+    gate = Gate(Settings())
+    for model in ("a", "b"):
+        gate.known(model)
+    assert gate.places("b").try_enter("k")
+    gate.works("a", 1, ["b"])
+    assert gate.places("a").fairness is gate.places("b").fairness
+    gate.places("b").leave(0.1, who="k")
+
+
 def test_what_ends_in_an_error_or_without_its_client_counts_as_much() -> None:
     world = run(
         lambda: World(ends_well=False), lambda w: [*lights(w, TIME_S), *many(w, "heavy", 8, lambda: HEAVY_S, TIME_S)]
@@ -258,6 +325,21 @@ def test_very_light_requests_of_one_key_take_no_more_than_its_share_from_others(
     assert answered(1) > 0.95 * 4 / 5 * answered(0)
 
 
+@pytest.mark.parametrize(("instances", "largest"), [(2, 1), (1, 8)])
+def test_keys_that_ask_alike_lose_nothing_by_one_whose_requests_are_lighter(instances: int, largest: int) -> None:
+    def answered(others: int) -> int:
+        world = run(
+            lambda: World(instances, largest),
+            lambda w: [
+                *[each for n in range(10) for each in many(w, f"normal{n}", 4, lambda: 0.3, TIME_S)],
+                *[w.client("tiny", lambda: 0.001, 2.0, TIME_S) for _ in range(others)],
+            ],
+        )
+        return sum(len(times) for who, times in world.took.items() if who.startswith("normal"))
+
+    assert answered(1) > 0.9 * answered(0)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     costs=st.lists(st.sampled_from([0.0, 0.003, 0.01, 0.1, 1.0]), min_size=1, max_size=5),
@@ -285,6 +367,6 @@ def test_whatever_they_take_all_who_wait_are_answered_or_refused(
 def test_keys_that_have_gone_are_forgotten() -> None:
     fairness = Fairness()
     for number in range(1000):
-        fairness.begin(fairness.of(f"k{number}", 5, float(number)), float(number))
-        fairness.end(f"k{number}", 1, float(number))
+        fairness.begin(fairness.of(f"k{number}", 5, 10.0 * number), 10.0 * number)
+        fairness.end(f"k{number}", 1, 10.0 * number)
     assert len(fairness) < 100

@@ -17,7 +17,7 @@ from serve.gateway.on_demand.host import HostDownError, Used
 from serve.gateway.on_demand.lease import Lease
 from serve.gateway.on_demand.loads import MOST_IN_WINDOW, LoadFailedError, LoadingError
 from serve.gateway.on_demand.residency import Residency
-from serve.gateway.on_demand.resident import LATELY_S, Resident, victim_of
+from serve.gateway.on_demand.resident import LATELY_S, TURN_S, Resident, victim_of
 from tests.serve_http import in_loop
 
 MIB = 1 << 20
@@ -317,3 +317,46 @@ def test_what_several_have_used_lately_is_not_taken_for_ones_sake() -> None:
     shared.touch("y", now - 1)
     assert victim_of([shared], [shared], "x", 1, now, lambda _: 1) is None
     assert victim_of([shared], [shared], None, 1, now, lambda _: 1) is shared
+
+
+def test_a_key_with_nothing_gets_its_turn_at_what_has_been_there_for_long() -> None:
+    now = 1000.0
+    theirs = Resident("theirs", now - 1, "x", loaded=now - 2 * TURN_S)
+    newer = Resident("newer", now - 2, "x", loaded=now - 1.5 * TURN_S)
+    rows = [newer, theirs]
+    assert victim_of(rows, rows, "y", 3, now, lambda _: 1) is theirs  # both would not then have as much
+    fresh = [Resident("fresh", now - 1, "x", loaded=now - TURN_S / 2)]
+    assert victim_of(fresh, fresh, "y", 3, now, lambda _: 1) is None
+    has = Resident("has", now - 1, "y")
+    assert victim_of([*rows, has], rows, "y", 3, now, lambda _: 1) is None  # one at a time
+
+
+def test_what_several_use_goes_for_a_key_with_nothing_too() -> None:
+    now = 1000.0
+    shared = Resident("shared", now - 2, "x", loaded=now - 2 * TURN_S)
+    shared.touch("y", now - 1)
+    assert victim_of([shared], [shared], "z", 1, now, lambda _: 1) is shared
+
+
+@in_loop
+async def test_a_key_that_touches_its_models_again_and_again_does_not_keep_them_for_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(residency_module, "SETTLE_S", 0.1)
+    monkeypatch.setattr(residency_module, "ROOM_S", 2.0)
+    residency = served(Host())
+    for model in "ab":
+        (await ask(residency, model, who="x")).close()
+
+    async def touch() -> None:
+        while True:
+            for model in "ab":
+                residency.at_hand(model, "x")
+            await asyncio.sleep(0.02)
+
+    touching = asyncio.ensure_future(touch())
+    try:
+        (await ask(residency, "c", who="y")).close()
+    finally:
+        touching.cancel()
+    assert "c" in residency.resident
