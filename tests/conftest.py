@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(folder)
         if folder in ("integration", "e2e") or item.get_closest_marker("clock") or _waits(item):
             item.add_marker(pytest.mark.flaky(reruns=2))
+
+
+@pytest.fixture(autouse=True)
+def imports_from_here() -> Iterator[None]:
+    """Commands that run in this process set it for those that they start; a test's own processes import tests."""
+    os.environ.pop("PYTHONSAFEPATH", None)
+    yield
+    os.environ.pop("PYTHONSAFEPATH", None)
 
 
 def _waits(item: pytest.Item) -> bool:
