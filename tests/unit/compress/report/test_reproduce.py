@@ -171,7 +171,7 @@ def test_in_its_own_place_it_runs_each_stage_again(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("sys.argv", ["compress", *arguments])
     with pytest.raises(SystemExit):
         main(arguments)
-    stages = sorted(Path("out.work").glob("*/stage.json"))
+    stages = sorted(Path("out.work").rglob("stage.json"))
     for path in stages:  # as of an earlier day
         os.utime(path, (1e9, 1e9))
     (tmp_path / "bin").mkdir()
