@@ -662,7 +662,7 @@ def test_a_sensitivity_is_read_once_and_the_model_traced_once_to_know_it(
         return trace(module, inputs=inputs)
 
     monkeypatch.setattr(Sensitivity, "load", loading)
-    monkeypatch.setattr("compress.formats.checkpoint.to_data", tracing)
+    monkeypatch.setattr("compress.formats.identity.to_data", tracing)
     asked = ExportOptions(output=tmp_path / "o", eval="eval.npz", prune=0.3, sensitivity=tmp_path / "s")
     prepared = prepare(task / "model.pt", asked)
     assert len(read) == 1
