@@ -131,7 +131,7 @@ def test_a_connection_that_closes_before_its_turn_is_no_failure(
             assert (await ask(address, b"/healthz")).status == 200
 
     noting_connections(monkeypatch, connection_made=made.append)
-    monkeypatch.setattr(Admission, "try_enter", lambda _: False)
+    monkeypatch.setattr(Admission, "try_enter", lambda *_: False)
     monkeypatch.setattr(Admission, "enter", enter)
     in_loop(main)()
     assert not [record.message for record in caplog.records if record.levelno >= logging.ERROR]
