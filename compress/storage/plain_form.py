@@ -82,7 +82,7 @@ class PlainForms:
         """Of a layer, without its tensors and the layers in it: class, attributes, hooks."""
         apart = _OF_ANY_MODULE | (_OF_ANY_GRAPH if isinstance(layer, torch.fx.GraphModule) else set())
         own = {key: value for key, value in vars(layer).items() if key not in apart}
-        return [self._class(type(layer)), self.of(own), self._changes(layer)]
+        return [self.of(type(layer)), self.of(own), self._changes(layer)]
 
     def _changes(self, layer: nn.Module) -> Any:
         """What is done before and after its forward, and a forward that someone put in the place of a library's."""
@@ -100,12 +100,10 @@ class PlainForms:
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, Enum):
-            return [self._class(type(value)), value.name]
+            return [self.of(type(value)), value.name]
         if isinstance(value, (bytes, bytearray)):
             return ["bytes", hashlib.sha256(value).hexdigest()]
-        if isinstance(
-            value, (torch.dtype, torch.device, torch.layout, torch.memory_format, types.EllipsisType, complex)
-        ):
+        if isinstance(value, _BY_REPR):
             return repr(value)
         if type(value) in (tuple, list, torch.Size):
             return [type(value).__name__, *(self.of(item) for item in value)]
@@ -141,7 +139,7 @@ class PlainForms:
         if isinstance(value, nn.Module):
             return [self.layer(value), self.of(value._parameters), self.of(value._buffers), self.of(value._modules)]
         if isinstance(value, type):
-            return self._class_met(value)
+            return self._class(value)
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.MethodType):
@@ -165,9 +163,6 @@ class PlainForms:
         return self._object(value)
 
     def _class(self, kind: type) -> Any:
-        return self.of(kind)
-
-    def _class_met(self, kind: type) -> Any:
         name = f"{kind.__module__}.{kind.__qualname__}"
         if not is_users(kind.__module__):
             return name
@@ -212,19 +207,19 @@ class PlainForms:
         kind = type(value)
         try:
             if kind.__module__.partition(".")[0] in ("torch", "sympy") and " at 0x" not in (text := repr(value)):
-                return [self._class(kind), text]
+                return [self.of(kind), text]
             if is_users(kind.__module__) and hasattr(value, "__dict__"):
                 slots = {name: getattr(value, name) for name in _slots(kind) if hasattr(value, name)}
                 items = list(value.items()) if isinstance(value, Mapping) else None
                 items = list(value) if isinstance(value, (tuple, list)) else items
-                return [self._class(kind), self.of(vars(value)), self.of(slots), self.of(items)]
+                return [self.of(kind), self.of(vars(value)), self.of(slots), self.of(items)]
             reduced = value.__reduce_ex__(4)
         except NoPlainFormError:
             raise
         except Exception as err:  # whatever an object's own code says
             raise NoPlainFormError(f"a {kind.__module__}.{kind.__qualname__}") from err
         if isinstance(reduced, str):
-            return [self._class(kind), reduced]
+            return [self.of(kind), reduced]
         return [self.of(list(part) if isinstance(part, Iterator) else part) for part in reduced]
 
 

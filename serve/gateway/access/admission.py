@@ -156,10 +156,8 @@ class Admission:
 
     def free_for(self, who: str, priority: int = 5) -> bool:
         """Whether a place is free for a key, and nobody waits who could have it."""
-        if not self._room:
-            return False
-        if not who:
-            return not self.waiting
+        if not who or not self._room:
+            return self.free
         now = self._clock()
         account = self.fairness.of(who, priority, now)
         return self.fairness.may(account, self._limit_now, now) and (not self.waiting or self._whose(now) is None)
@@ -282,10 +280,10 @@ class Admission:
         """Give a place back.
 
         Args:
-            who: the key that had it.
             seconds: that the model server took for its answer (or until it was given up); None where that says
                 nothing of its load.
             size: of the request, in bytes.
+            who: the key that had it.
         """
         if seconds is not None and (not who or self.fairness.is_usual(who)):
             self._learn(seconds, size.bit_length(), who)

@@ -160,11 +160,9 @@ class Fairness:
 
     def excuse_s(self) -> float:
         """How much longer answers of the last moments may have taken, as they may have waited behind heavy ones."""
-        excuse_s, self._met_s = (
-            self._met_s,
-            max((each.cost for each in self._accounts.values() if each.heavy and each.in_flight), default=0.0),
-        )
-        return max(excuse_s, self._met_s)
+        met_s, there = self._met_s, (each.cost for each in self._accounts.values() if each.heavy and each.in_flight)
+        self._met_s = max(there, default=0.0)
+        return max(met_s, self._met_s)
 
     def is_usual(self, who: str) -> bool:
         """Whether the requests of a key are such as most others': only those tell how busy the model is."""

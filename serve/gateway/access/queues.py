@@ -7,9 +7,9 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["LOWEST", "Queues", "Waiter"]
+from serve.gateway.access.keys import LOWEST
 
-LOWEST = 9
+__all__ = ["Queues", "Waiter"]
 
 
 @dataclass(eq=False)
