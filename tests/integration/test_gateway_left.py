@@ -59,11 +59,16 @@ def tiny() -> Any:
 
 
 def pending(triton: TritonServer, model: str) -> int:
-    """Requests of a model that Triton holds, at work or waiting."""
+    """Requests of a model that wait in Triton's queue; those at work are not among them."""
+    return counted(triton, "nv_inference_pending_request_count", model)
+
+
+def counted(triton: TritonServer, name: str, model: str) -> int:
+    """What Triton's metrics say of a model."""
     with urllib.request.urlopen(f"http://{triton.metrics_address}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
-    name = f'nv_inference_pending_request_count{{model="{model}"'
-    return sum(round(float(line.rpartition(" ")[2])) for line in lines if line.startswith(name))
+    start = f'{name}{{model="{model}"'
+    return sum(round(float(line.rpartition(" ")[2])) for line in lines if line.startswith(start))
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancelled"])
