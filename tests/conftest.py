@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.long import LISTED, left_out, listed
+
 HERE = Path(__file__).parent
 # No test takes what another one did, and nothing is left with the user: of the commands that are started, too.
 os.environ["COMPRESS_CACHE_GB"] = "0"
@@ -28,7 +30,15 @@ settings.register_profile("project", settings.get_profile("hunt"), derandomize=T
 settings.load_profile("project")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--short", action="store_true", help="of tests that take long, the cases that tests/long.txt says")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--short"):
+        out = left_out([item.nodeid for item in items], listed(LISTED.read_text(encoding="utf-8")))
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
+        items[:] = [item for item in items if item.nodeid not in out]
     for item in items:
         folder = item.path.relative_to(HERE).parts[0]
         if folder in ("integration", "e2e", "gpu"):

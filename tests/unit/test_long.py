@@ -1,0 +1,31 @@
+"""What `make test` leaves to `make test-all`: cases of tests that are there, by a list that can be read."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.e2e.conftest import ROOT
+from tests.long import LISTED, left_out, listed
+
+
+def test_of_a_listed_test_the_first_cases_are_tried_and_of_others_all() -> None:
+    tests = ["a.py::one[1]", "a.py::one[2]", "a.py::two", "b.py::one[1]", "b.py::one[2]", "a.py::one[3]"]
+    assert left_out(tests, {"a.py::one": 1, "a.py::two": 0}) == {"a.py::one[2]", "a.py::one[3]", "a.py::two"}
+
+
+def test_words_behind_a_hash_are_for_those_who_read() -> None:
+    assert listed("# tests\n\na.py::one 2  # 30 s each\n") == {"a.py::one": 2}
+
+
+@pytest.mark.parametrize("text", ["a.py::one", "a.py::one few", "a.py::one 1 2", "a.py::one 1\na.py::one 2"])
+def test_a_line_that_says_no_number_or_something_twice_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"twice|unpack|invalid literal"):
+        listed(text)
+
+
+@pytest.mark.parametrize("test", listed(LISTED.read_text(encoding="utf-8")))
+def test_what_is_listed_is_there(test: str) -> None:
+    path, _, name = test.partition("::")
+    assert re.search(rf"^def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
