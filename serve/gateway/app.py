@@ -128,6 +128,7 @@ def create_app(
         gate.works(model, instances * max(1, len(upstream.balancer.nodes)), asks)
 
     contracts.works = works
+    releases.bound = gate.answer_for
     loading = loading or Loading()
     nobody = settings.anonymous and settings.keys is None  # anybody who reaches it could end a release
     answers = Answers(0 if nobody else settings.feedback_answers, settings.feedback_s, memory)

@@ -56,12 +56,17 @@ class Left(Protocol):
 
 
 class Leaving:
-    """Gets a request's exchanges that are given up, each as `Connection.leave` leaves it, until it is `over`."""
+    """Gets a request's exchanges that are given up, each as `Connection.leave` leaves it, until it is `over`.
 
-    __slots__ = ("connections", "over")
+    Attributes:
+        aside: of exchanges inside that keep none of its connections, when the server is through with each.
+    """
+
+    __slots__ = ("aside", "connections", "over")
 
     def __init__(self) -> None:
         self.connections: list[Left] = []
+        self.aside: list[asyncio.Future[bool]] = []
         self.over = False
 
 

@@ -18,11 +18,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serve.gateway.access.fairness import Fairness
+from serve.gateway.access.fairness import Fairness, Work
 from serve.gateway.access.memory import Share
 from serve.gateway.access.queues import Queues, Waiter
 from serve.gateway.errors import OverloadedError
@@ -38,6 +39,7 @@ SMOOTHING = 0.3
 FADING = 0.9  # of what the slowest answer took, with each window
 FASTEST_FACTOR = 8
 SHORTEST_TARGET_S = 0.05
+LEFT_S = 10.0  # that a request which was given up keeps its key from others, where such are not known to take long
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ class Admission:
         self.fairness = Fairness(bounds.target_s) if fairness is None else fairness
         self.fairness.sharers.append(self._wake)
         self._clock = clock
+        self._works: dict[str, deque[Work]] = {}  # of each key, those that have places
         self._later: asyncio.TimerHandle | None = None  # when a key may have its turn by time alone
         self._queues = Queues()
         self._fastest: dict[int, tuple[float, float, str]] = {}  # by kind: seconds, since when, and whose it was
@@ -143,8 +146,8 @@ class Admission:
         return self._queues.waiting
 
     def join(self, fairness: Fairness) -> None:
-        """Share what the keys have used with other places of the same servers; not while any of these is taken."""
-        if self.fairness is not fairness and not self.in_flight and not self.waiting:
+        """Share what the keys use from here on with other places of the same servers."""
+        if self.fairness is not fairness:
             self.fairness.sharers.remove(self._wake)
             self.fairness = fairness
             fairness.sharers.append(self._wake)
@@ -268,7 +271,7 @@ class Admission:
             await waiter.place
         except asyncio.CancelledError:
             if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
-                self._pass_on(who)  # the place came too late for us
+                self._take_back(who)  # the place came too late for us
             elif waiter.place.cancelled():
                 self._queues.drop(waiter)
             raise
@@ -287,7 +290,10 @@ class Admission:
         """
         if seconds is not None and (not who or self.fairness.is_usual(who)):
             self._learn(seconds, size.bit_length(), who)
-        self._pass_on(who, size)
+        self.in_flight -= 1
+        if who and (work := self._work_of(who)) is not None:
+            work.fairness.end(work, size, self._clock())
+        self._wake_all()
 
     def leave_after(
         self,
@@ -326,14 +332,53 @@ class Admission:
         for each in ended:
             each.add_done_callback(over)
 
-    def abandon(self, seconds: float, who: str = "") -> None:
-        """The same after so many seconds where nothing tells when the server is through: once the answer would have
-        come."""
+    def abandon(self, seconds: float, who: str = "", ended: Sequence[asyncio.Future[Any]] = (), size: int = 0) -> None:
+        """Give a place back, whose client gave up after so many seconds, once its answer would have come.
+
+        Of its key's share of the model it goes on to count, as the server may be at work on it: until that is through,
+        or, where nothing tells, for as long as one of the key's takes.
+
+        Args:
+            seconds: since the server was asked.
+            who: the key that had it.
+            ended: each is done when the server is through, where it keeps no place meanwhile.
+            size: of the request, in bytes.
+        """
+        loop = asyncio.get_running_loop()
+        work = self._work_of(who, self._clock() - seconds) if who else None
         left = self.latency - seconds
+        if work is not None and not ended:
+            loop.call_later(max(0.0, left, work.account.met_s - seconds), self._is_over, work, size)
+        elif work is not None:
+            self._follow(work, ended, size)
         if left > 0:
-            asyncio.get_running_loop().call_later(left, self._pass_on, who)
+            loop.call_later(left, self._free)
         else:
-            self._pass_on(who)
+            self._free()
+
+    def _follow(self, work: Work, ended: Sequence[asyncio.Future[Any]], size: int) -> None:
+        """End what was given up when its server is through, or soon where it only hangs."""
+        left = len(ended)
+
+        def over(_: asyncio.Future[Any]) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                late.cancel()
+                self._is_over(work, size)
+
+        def hangs() -> None:
+            if not work.account.heavy:
+                self._is_over(work, size)
+
+        late = asyncio.get_running_loop().call_later(LEFT_S, hangs)
+        for each in ended:
+            each.add_done_callback(over)
+
+    def _is_over(self, work: Work, size: int) -> None:
+        if not work.over:
+            work.fairness.end(work, size, self._clock())
+            self._wake_all()
 
     def opens(self) -> None:
         """The time of this model's answers does not tell how busy it is: there are as many places as may be."""
@@ -353,16 +398,43 @@ class Admission:
         self.in_flight += 1
         if who:
             now = self._clock()
-            self.fairness.begin(self.fairness.of(who, priority, now), now)
+            work = self.fairness.begin(self.fairness.of(who, priority, now), now)
+            works = self._works.get(who)
+            if works is None:
+                self._works[who] = deque((work,))
+            else:
+                works.append(work)
         if self.beside is not None and self.beside.places.in_flight:
             self.beside.met = True
         if self.in_flight > self._peak:
             self._peak = self.in_flight
 
-    def _pass_on(self, who: str = "", size: int = 0) -> None:
+    def _work_of(self, who: str, begun: float = -math.inf) -> Work | None:
+        """One of a key's that have places, which is over with it: of those begun by then the last, else the oldest."""
+        works = self._works.get(who)
+        if works is None:
+            return None
+        found = works[0]
+        for each in works:
+            if each.begun > begun:
+                break
+            found = each
+        works.remove(found)
+        if not works:
+            del self._works[who]
+        return found
+
+    def _take_back(self, who: str) -> None:
+        """Of what a key has just begun, nothing was sent."""
+        if who and (work := self._work_of(who, math.inf)) is not None:
+            work.fairness.undo(work)
+        self._free()
+
+    def _free(self) -> None:
         self.in_flight -= 1
-        if who:
-            self.fairness.end(who, size, self._clock())
+        self._wake_all()
+
+    def _wake_all(self) -> None:
         # The others first, so that they take turns where `most`, or a key's part, is what all wait for.
         for wake in self.fairness.sharers:
             if wake != self._wake:

@@ -20,7 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["Account", "Fairness"]
+__all__ = ["Account", "Fairness", "Work"]
 
 BESIDE_S = 5.0  # after its last request, a key counts as one that is beside others
 KNOWN_S = 300.0  # after its last request, what a key's requests take is remembered
@@ -41,7 +41,7 @@ class Account:
     """One key's.
 
     Attributes:
-        in_flight: requests with the model server; `begun` is when each was sent.
+        in_flight: requests with the model server, those that were given up among them.
         used: seconds of the model's time, where they count from the least that is served.
         cost: seconds of the model's time that one request takes, on the whole.
         bulk_s, bulk_s2: sums of what its requests took and of the squares, which fade with time; their quotient is what
@@ -55,7 +55,6 @@ class Account:
     """
 
     in_flight: int = 0
-    begun: deque[float] = field(default_factory=deque)
     used: float = 0.0
     cost: float = 0.0
     answers: int = 0
@@ -89,8 +88,25 @@ class Account:
         self.cost += (seconds - self.cost) * max(RISES if seconds > self.cost else FALLS, 1.0 / self.answers)
 
 
+@dataclass(eq=False, slots=True)
+class Work:
+    """One request with the model server; to be told to those who began it when it is over.
+
+    Attributes:
+        fairness: that counts it, whatever its model shares its keys with by the time that it is over.
+        account: of its key.
+        begun: when it was sent.
+        over: whether that was told.
+    """
+
+    fairness: Fairness
+    account: Account
+    begun: float
+    over: bool = False
+
+
 class Fairness:
-    """The keys of one model, by whatever way they ask it: alone, with lists, or through an ensemble.
+    """The keys of one model, by whatever way they ask it: alone, with lists, through an ensemble, or by another's name.
 
     Args:
         target_s: what an answer may take, where it is set.
@@ -105,7 +121,6 @@ class Fairness:
         self.instances = 1
         self.heavy = 0
         self.sharers: list[Callable[[], None]] = []
-        self._instances: dict[str, int] = {}
         self._set_target_s = target_s
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._least = 0.0  # used by whom was served last
@@ -115,11 +130,6 @@ class Fairness:
         self._looked_at = -math.inf
         self._share = 1.0  # of the time, for each heavy key
         self._met_s = 0.0  # what a heavy request takes that was with the server lately
-
-    def works(self, model: str, instances: int) -> None:
-        """So many of a model work at the same time."""
-        self._instances[model] = instances
-        self.instances = max(1, min(self._instances.values()))
 
     def of(self, who: str, priority: int, now: float) -> Account:
         """The account of a key that asks."""
@@ -173,21 +183,30 @@ class Fairness:
         """How long one request of a heavy key waits for its turn, at least."""
         return account.cost / self._share if account.heavy else 0.0
 
-    def begin(self, account: Account, now: float) -> None:
+    def begin(self, account: Account, now: float) -> Work:
         """A request is sent to the server."""
         account.in_flight += 1
-        account.begun.append(now)
         self._least = account.used = max(account.used, self._least)
         account.used += account.cost
         if account.heavy:
             self.heavy += 1
             self._met_s = max(self._met_s, account.cost)
+        return Work(self, account, now)
 
-    def end(self, who: str, size: int, now: float) -> None:
-        """The server is through with a request of a key, however it ended."""
-        account = self._accounts[who]
+    def undo(self, work: Work) -> None:
+        """It was not sent after all."""
+        account = work.account
+        work.over = True
         account.in_flight -= 1
-        begun = account.begun.popleft()
+        account.used -= account.cost
+        if account.heavy:
+            self.heavy -= 1
+
+    def end(self, work: Work, size: int, now: float) -> None:
+        """The server is through with a request, however it ended."""
+        account, begun = work.account, work.begun
+        work.over = True
+        account.in_flight -= 1
         if now - self._answered_at > BATCH_S:
             self._settle()
             self._before = self._answered_at

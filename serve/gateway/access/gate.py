@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from compress.errors import ServerError
 from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.asides import Asides
+from serve.gateway.access.families import Families
 from serve.gateway.access.identity import KeyRing
 from serve.gateway.access.lists import Lists
 from serve.gateway.access.memory import Memory
@@ -60,6 +61,7 @@ class Gate:
         self._places: dict[str, Admission] = {}
         self._others: Admission | None = None
         self._lists: dict[Admission, Lists] = {}
+        self._families = Families()
 
     def places(self, model: str) -> Admission:
         """The places of a model; names that Triton has not answered for yet share theirs."""
@@ -122,12 +124,13 @@ class Gate:
         """
         for each in (*asks, model):
             self.known(each)
-        family = [places for each in (*asks, model) if (places := self._places.get(each)) is not None]
-        fairness = max(family, key=lambda each: each.in_flight).fairness if family else self.places(model).fairness
-        for places in family:
-            for kind in places.kinds:
-                kind.join(fairness)
-        fairness.works(model, instances)
+        self._families.works(model, instances, asks)
+        self._families.settle(self._places)
+
+    def answer_for(self, groups: Collection[frozenset[str]]) -> None:
+        """Models of one group answer for each other by a release: what keys have used of one, they have of all."""
+        if self._families.answer_for(groups):
+            self._families.settle(self._places)
 
     def __iter__(self) -> Iterator[Admission]:
         yield from self._places.values()
@@ -150,6 +153,7 @@ class Gate:
 
     def _add(self, model: str) -> Admission:
         self._places[model] = self._new(model)
+        self._families.settle(self._places)
         return self._places[model]
 
     def _new(self, model: str) -> Admission:

@@ -116,6 +116,6 @@ class ListPart:
         """See `Admission`."""
         self._places.leave_after(ended, started, size, held, who)
 
-    def abandon(self, seconds: float, who: str = "") -> None:
+    def abandon(self, seconds: float, who: str = "", ended: Sequence[asyncio.Future[Any]] = (), size: int = 0) -> None:
         """See `Admission`."""
-        self._places.abandon(seconds, who)
+        self._places.abandon(seconds, who, ended, size)

@@ -85,6 +85,8 @@ class Slotless:
         for each in ended:
             each.add_done_callback(over)
 
-    def abandon(self, _seconds: float, _who: str = "") -> None:
+    def abandon(
+        self, _seconds: float, _who: str = "", _ended: Sequence[asyncio.Future[Any]] = (), _size: int = 0
+    ) -> None:
         """Nothing tells when the server is through: it counts where it was left (`Asides`), or nowhere."""
         self.leave(None)

@@ -113,6 +113,7 @@ class _Sequence:
         begun: whether that one was sent, so that it may have a slot, or get one yet.
         ending: whether it is being ended.
         lacks: whether it was begun while all slots were taken, and its key had less than its share.
+        has_slot: whether a slot was free as it was begun, which Triton gives it at once.
     """
 
     who: str
@@ -125,6 +126,7 @@ class _Sequence:
     begun: bool = False
     ending: bool = False
     lacks: bool = False
+    has_slot: bool = False
 
 
 @dataclass(slots=True)
@@ -160,8 +162,9 @@ class _Shared:
             )
         if who in self.kept:
             self.keep(who, now, self.kept[who][1])
-        lacks = len(self.sequences) >= self.batcher.slots and held[who] < share
-        found = self.sequences[id_] = _Sequence(who, id_, target, now, now, lacks=lacks)
+        free = len(self.sequences) < self.batcher.slots
+        lacks = not free and held[who] < share
+        found = self.sequences[id_] = _Sequence(who, id_, target, now, now, lacks=lacks, has_slot=free)
         return found
 
     def keep(self, who: str, now: float, seconds: float) -> None:
@@ -204,7 +207,7 @@ class Turn:
     @property
     def waits(self) -> bool:
         """Whether its sequence has no slot yet, as far as is known."""
-        return self._sequence is not None and self._sequence.waits
+        return self._sequence is not None and self._sequence.waits and not self._sequence.has_slot
 
     def sends(self) -> None:
         """From here on Triton may know of it."""

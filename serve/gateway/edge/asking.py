@@ -134,7 +134,7 @@ async def ask_model(
             elif ended:
                 places.leave_after(ended, started, size, Share(gate.memory, identity.id), identity.id)
             else:
-                places.abandon(time.monotonic() - started, identity.id)
+                places.abandon(time.monotonic() - started, identity.id, leaving.aside, size)
             if beside is not None:
                 beside.leave(ended if given_up else ())
             if trace is not None:

@@ -281,7 +281,7 @@ class _Call(Observed):
         self._flight.left = True
         self._let_go(answered=False)
         if ended is None:
-            self._places.abandon(time.monotonic() - self.started, self._identity.id)
+            self._places.abandon(time.monotonic() - self.started, self._identity.id, (), self.received)
         else:
             self._places.leave_after([ended], self.started, self.received, who=self._identity.id)
         self._direct.telemetry.observe(self, CLIENT_LEFT)

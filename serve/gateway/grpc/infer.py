@@ -123,6 +123,7 @@ class Inference:
         answered = entered = given_up = False
         sent = True
         left: list[asyncio.Task[bytes]] = []  # calls that Triton is still at work on
+        aside: list[asyncio.Task[bytes]] = []  # the same, of those that keep no place
         asked, turn, stays, batcher = asked_of(request), None, None, None
         if sequence is not None:
             stays, batcher = await self._incoming.who(request, sequence)
@@ -164,10 +165,10 @@ class Inference:
                 else:
                     path, of_model = asked_of(request).path, self._gate.places(model)
                     self._gate.asides.check(of_model, path, identity.id, waits=waits)
-                    answer = await self._aside(identity, request, body, deadline, counted, waits=waits)
+                    answer = await self._aside(identity, request, body, deadline, counted, aside, waits=waits)
             else:
                 answer = await self._released(
-                    release, identity, request, context, patience, deadline, stays, counted, waits=waits
+                    release, identity, request, context, patience, deadline, stays, counted, aside, waits=waits
                 )
             seconds = time.monotonic() - started
             answered = True
@@ -206,7 +207,7 @@ class Inference:
                 if given_up and left:
                     places.leave_after(left, started, len(body), Share(self._gate.memory, share.key), identity.id)
                 elif given_up:
-                    places.abandon(time.monotonic() - started, identity.id)
+                    places.abandon(time.monotonic() - started, identity.id, aside, len(body))
                 else:
                     places.leave(seconds, len(body), identity.id)
             if entered and seen.trace is not None:
@@ -222,6 +223,7 @@ class Inference:
         deadline: float,
         stays: Target | None,
         counted: Share | None,
+        aside: list[asyncio.Task[bytes]],
         *,
         waits: bool,
     ) -> bytes:
@@ -240,9 +242,9 @@ class Inference:
                 return down
             try:
                 if target.model == release.model:
-                    return Grade.GOOD, await self._aside(identity, request, body, deadline, counted, waits=waits)
+                    return Grade.GOOD, await self._aside(identity, request, body, deadline, counted, aside, waits=waits)
                 with self._gate.incidents.suspects.beside(identity.id, target.model, body):
-                    return Grade.GOOD, await self._aside(identity, request, body, deadline, counted, waits=waits)
+                    return Grade.GOOD, await self._aside(identity, request, body, deadline, counted, aside, waits=waits)
             except grpc.aio.AioRpcError as err:
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err
@@ -259,8 +261,21 @@ class Inference:
         return answer
 
     async def _aside(
-        self, identity: Identity, request: Any, body: bytes, deadline: float, counted: Share | None, *, waits: bool
+        self,
+        identity: Identity,
+        request: Any,
+        body: bytes,
+        deadline: float,
+        counted: Share | None,
+        aside: list[asyncio.Task[bytes]],
+        *,
+        waits: bool,
     ) -> bytes:
-        """Ask where a request that is left keeps no place."""
-        with self._gate.asides.call(asked_of(request).path, identity.id, len(body), waits=waits) as on_left:
+        """Ask where a request that is left keeps no place; what is at work on it still goes to `aside`."""
+        with self._gate.asides.call(asked_of(request).path, identity.id, len(body), waits=waits) as keep:
+
+            def on_left(call: asyncio.Task[bytes]) -> None:
+                keep(call)
+                aside.append(call)
+
             return await self._calls.infer(body, *about(request), deadline, counted, on_left)

@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from serve.gateway.release.aborts import Aborts
 from serve.gateway.release.agreement import misfit, unlike
 from serve.gateway.release.begun import Begun
 from serve.gateway.release.beside import Besides
-from serve.gateway.release.release import Release
+from serve.gateway.release.release import Release, models_of
 from serve.gateway.upstream.upstream import Upstream, model_path
 from serve.http.client import ExchangeError
 from serve.rollout.course import Course, Event
@@ -56,6 +56,7 @@ class Releases:
 
     Attributes:
         begun: which version has which sequence.
+        bound: is told, by groups, of the models that answer for each other's names.
     """
 
     def __init__(self, path: Path, upstream: Upstream, functions: Collection[str] = ()) -> None:
@@ -71,6 +72,7 @@ class Releases:
         self._broken = False
         self._started = False
         self._looked = False
+        self.bound: Callable[[Collection[frozenset[str]]], None] | None = None
         upstream.answers_for_name = self._answers_for_name
 
     def _answers_for_name(self, model: str, version: str) -> bool:
@@ -200,6 +202,8 @@ class Releases:
         self._rows = {row.model: row for row in rows}
         for model in self._by_model.keys() - self._rows.keys() - unread.keys():
             del self._by_model[model]
+        if self.bound is not None:
+            self.bound({frozenset((model, *models_of(model, each))) for model, each in self._by_model.items()})
         if failure is not None:
             raise failure
 

@@ -32,9 +32,12 @@ def exchange(asides: Asides, asked: str, who: str, size: int, *, waits: bool = F
     finally:
         leaving.over = True
         LEFT.reset(above)
+        above_it = LEFT.get()
         if given_up:
             ended = [one.ended for one in leaving.connections if one.ended is not None]
             asides.keep(asked, who, ended, size, waits=waits)
+            if above_it is not None:
+                above_it.aside += ended
         else:
             for connection in leaving.connections:
                 connection.close()

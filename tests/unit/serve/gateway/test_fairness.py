@@ -127,6 +127,25 @@ class World:
             self.since[who].append(begun)
             await asyncio.sleep(pause_s * (0.5 + self.chance.random()))
 
+    async def hurried(self, who: str, cost_s: float, until: float, patience_s: float = 0.04) -> None:
+        """Gives up what is not answered in a moment, where its place is not kept until the server is through.
+
+        Others have asked before: what a key that is alone begins with is with the server already.
+        """
+        await asyncio.sleep(1)
+        while time.monotonic() < until:
+            try:
+                self.places.check(5, patience_s, who)
+                if not self.places.try_enter(who):
+                    await self.places.enter(5, patience_s, who)
+            except OverloadedError:
+                await asyncio.sleep(patience_s)
+                continue
+            sent = time.monotonic()
+            answered = asyncio.ensure_future(self.server.answer(cost_s))
+            await asyncio.wait([answered], timeout=patience_s)
+            self.places.abandon(time.monotonic() - sent, who, [answered])
+
 
 def lights(world: World, until: float, count: int = 10) -> list[Coroutine[Any, Any, None]]:
     return [world.client(f"light{n}", lambda: LIGHT_S, 0.3, until) for n in range(count)]
@@ -253,14 +272,70 @@ def test_models_that_ask_each_other_share_what_keys_have_used() -> None:
     assert ours.pop().instances == 1
 
 
-def test_places_that_are_taken_keep_to_what_they_began_with() -> None:
+@pytest.mark.parametrize("taken", ["a", "b", ""])
+def test_what_is_with_the_server_as_models_are_bound_is_counted_to_its_end(taken: str) -> None:
     gate = Gate(Settings())
     for model in ("a", "b"):
         gate.known(model)
-    assert gate.places("b").try_enter("k")
+    before = [gate.places(each).fairness for each in ("a", "b")]
+    if taken:
+        assert gate.places(taken).try_enter("k")
     gate.works("a", 1, ["b"])
     assert gate.places("a").fairness is gate.places("b").fairness
-    gate.places("b").leave(0.1, who="k")
+    if taken:
+        gate.places(taken).leave(0.1, who="k")
+    accounts = [each.of("k", 5, time.monotonic()) for each in before]
+    assert sum(len(each.took) for each in accounts) == bool(taken)
+    assert not any(each.in_flight for each in accounts)
+
+
+def test_models_that_answer_for_each_other_by_a_release_share_what_keys_have_used_until_it_is_over() -> None:
+    gate = Gate(Settings())
+    gate.works("base", 2)
+    gate.answer_for({frozenset(("base", "next")), frozenset(("alone",))})  # next is not known yet
+    gate.works("next", 3, ["step"])
+    shared = gate.places("base").fairness
+    assert {gate.places(each).fairness for each in ("next", "step")} == {shared}
+    assert shared.instances == 2
+    gate.answer_for(set())
+    assert gate.places("base").fairness is not gate.places("next").fairness
+    assert gate.places("step").fairness is gate.places("next").fairness
+    assert (gate.places("base").fairness.instances, gate.places("next").fairness.instances) == (2, 3)
+
+
+@pytest.mark.parametrize("connections", [8, 40])
+def test_heavy_requests_that_are_given_up_count_until_the_server_is_through(connections: int) -> None:
+    world = run(
+        World,
+        lambda w: [*lights(w, TIME_S), *(w.hurried("heavy", HEAVY_S, TIME_S) for _ in range(connections))],
+    )
+    took, refused = of_lights(world)
+    assert not refused
+    assert np.median(took) < 2 * LIGHT_S  # it was seconds where they counted until they were given up
+    assert max(took) < 2 * HEAVY_S
+
+
+def test_what_hangs_and_was_given_up_keeps_its_key_from_others_for_a_while_only() -> None:
+    async def main() -> tuple[bool, bool]:
+        places = Admission("m", Bounds(), time.monotonic)
+        for who in ("hung", "other"):
+            for _ in range(8):
+                assert places.try_enter(who)
+                await asyncio.sleep(LIGHT_S)
+                places.leave(LIGHT_S, who=who)
+        hangs = [asyncio.get_running_loop().create_future() for _ in range(16)]
+        for each in hangs:
+            if places.try_enter("hung"):
+                places.abandon(0.0, "hung", [each])
+        at_once = places.try_enter("hung")
+        await asyncio.sleep(11)
+        assert places.try_enter("other")
+        later = places.try_enter("hung")
+        for each in hangs:
+            each.set_result(None)
+        return at_once, later
+
+    assert simulated(main()) == (False, True)
 
 
 def test_what_ends_in_an_error_or_without_its_client_counts_as_much() -> None:
@@ -367,6 +442,6 @@ def test_whatever_they_take_all_who_wait_are_answered_or_refused(
 def test_keys_that_have_gone_are_forgotten() -> None:
     fairness = Fairness()
     for number in range(1000):
-        fairness.begin(fairness.of(f"k{number}", 5, 10.0 * number), 10.0 * number)
-        fairness.end(f"k{number}", 1, 10.0 * number)
+        work = fairness.begin(fairness.of(f"k{number}", 5, 10.0 * number), 10.0 * number)
+        fairness.end(work, 1, 10.0 * number)
     assert len(fairness) < 100
