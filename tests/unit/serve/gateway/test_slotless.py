@@ -42,6 +42,11 @@ class World:
         turn.sends()
         return turn
 
+    def fill(self) -> None:
+        """All slots that are free have sequences of another key."""
+        for number in range(self.batcher.slots - len(self.gate.slots._shared[self.batcher.target].sequences)):
+            self.turn("holder", 1000 + number, start=True).leave(200)
+
     def stand(self, who: str, turn: Turn | None) -> Any:
         found = self.gate.among("m", who, turn)
         return found if found.try_enter() else None
@@ -69,6 +74,7 @@ async def test_sequences_that_wait_for_slots_leave_the_limit_where_it_is() -> No
     world = World()
     running = world.turn("bob", 1, start=True)
     world.passes("bob", running, 0.002)
+    world.fill()
     for sequence in range(10, 210):
         waiting = world.turn("alice", sequence, start=True)
         world.passes("alice", waiting, 5.0)
@@ -82,6 +88,7 @@ async def test_they_take_no_place_from_a_sequence_that_runs() -> None:
     world = World(slots=64)
     world.places.limit = 2.0
     world.passes("bob", world.turn("bob", 1, start=True), 0.002)
+    world.fill()
     for sequence in range(10, 10 + MOST_WAITING):
         assert world.stand("alice", world.turn("alice", sequence, start=True)) is not None
     for _ in range(20):
@@ -92,6 +99,8 @@ async def test_they_take_no_place_from_a_sequence_that_runs() -> None:
 @in_loop
 async def test_a_key_has_a_bounded_number_of_them_whatever_sequences_they_are_of() -> None:
     world = World(slots=64)
+    world.passes("holder", world.turn("holder", 1, start=True), 0.002)
+    world.fill()
     standing = [world.stand("alice", world.turn("alice", 10, start=number == 0)) for number in range(MOST_WAITING - 1)]
     last = world.turn("alice", 10, start=True)
     standing.append(world.stand("alice", last))
@@ -106,6 +115,8 @@ async def test_a_key_has_a_bounded_number_of_them_whatever_sequences_they_are_of
 async def test_over_http_one_waits_beside_the_places_and_one_that_runs_in_one_of_them() -> None:
     world = World()
     answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+    world.passes("holder", world.turn("holder", 2, start=True), 0.002)
+    world.fill()
     first = world.turn("", 1, start=True)
     waiting = asyncio.ensure_future(world.asks(first, answer))
     await asyncio.sleep(0)
@@ -121,6 +132,15 @@ async def test_over_http_one_waits_beside_the_places_and_one_that_runs_in_one_of
     await runs
     assert world.places.in_flight == 0
     assert not world.gate.waiting.counts
+
+
+@in_loop
+async def test_one_that_begins_while_a_slot_is_free_has_a_place_as_any_other() -> None:
+    world = World()
+    for number in range(4):
+        assert world.stand("alice", world.turn("alice", number, start=True)) is world.places
+    assert world.places.in_flight == 4
+    assert world.stand("alice", world.turn("alice", 4, start=True)) is not world.places
 
 
 @in_loop

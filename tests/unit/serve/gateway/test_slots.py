@@ -274,7 +274,8 @@ async def test_versions_have_slots_and_sequences_of_their_own() -> None:
     def begun(who: str, sequence: int) -> Turn:
         turn = server.slots.asked(two, MODEL, Named(sequence, sequence, start=True), who)
         assert turn is not None
-        assert turn.waits, "the same id is another sequence"
+        assert turn._sequence is not None
+        assert turn._sequence.waits, "the same id is another sequence"
         turn.sends()
         return turn
 
