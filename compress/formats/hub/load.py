@@ -67,8 +67,9 @@ def load_hub_folder(
     labels = labels_of(built.config) if built.task.endswith("classification") else ()
     pad = getattr(built.config, "pad_token_id", None)
     processor = processor_of(folder, built.kind, built.task, labels, built.longest, pad)
-    if processor is not None and getattr(built.config, "problem_type", None) == "multi_label_classification":
-        processor = replace(processor, multi_label=True)
+    if processor is not None and built.kind == "text":
+        several = getattr(built.config, "problem_type", None) == "multi_label_classification"
+        processor = replace(processor, multi_label=several, type_ids=built.type_ids)
     return TorchModel(module, signature, has_layers, processor=processor)
 
 

@@ -23,6 +23,8 @@ from compress.formats.hub.config import architecture_of
 from compress.formats.hub.fit import refuse_lack, refuse_leftovers, refuse_misfits, refuse_no_numbers, refuse_types
 from compress.formats.hub.folder import WHOLE, HubFolder
 from compress.formats.hub.pooling import tail_of
+from compress.formats.hub.type_ids import type_ids_of
+from compress.tokenizer.type_ids import NAME
 
 __all__ = ["Built", "build"]
 
@@ -59,6 +61,7 @@ class Built:
         missing: names of weights, as the module has them, that the folder lacks.
         config: transformers' own.
         longest: tokens that it has positions for; None where nothing says.
+        type_ids: whether its tokenizer passes token_type_ids; None where that can't be known.
     """
 
     module: nn.Module
@@ -68,6 +71,7 @@ class Built:
     missing: frozenset[str]
     config: Any
     longest: int | None
+    type_ids: bool | None = None
 
 
 class Network(nn.Module):
@@ -164,9 +168,10 @@ def build(
         missing = frozenset(f"model.{key.removeprefix(path)}" for key in missing if key.startswith(path))
     tail = tail_of(folder) if folder.modules else None
     task = "embeddings" if tail is not None else _task(kind.__name__)
-    inputs, sort = _inputs(model, config, task, folder)
+    types = type_ids_of(transformers, folder, config)
+    inputs, sort = _inputs(model, config, task, folder, types)
     module = Network(model, tuple(spec.name for spec in inputs), tail).eval()
-    return Built(module, inputs, sort, task, missing, config, _longest(config) if sort == "text" else None)
+    return Built(module, inputs, sort, task, missing, config, _longest(config) if sort == "text" else None, types)
 
 
 def _class(transformers: Any, name: str, config: Any, folder: HubFolder) -> Any:
@@ -216,19 +221,25 @@ def _task(name: str) -> str:
     return next((task for end, task in _TASKS.items() if name.endswith(end)), "features")
 
 
-def _inputs(model: Any, config: Any, task: str, folder: HubFolder) -> tuple[tuple[TensorSpec, ...], str]:
-    """What the network is given, and of what kind that is."""
+def _inputs(
+    model: Any, config: Any, task: str, folder: HubFolder, types: bool | None
+) -> tuple[tuple[TensorSpec, ...], str]:
+    """What the network is given, and of what kind that is.
+
+    Args:
+        model, config, task, folder: of the network.
+        types: whether its tokenizer passes token_type_ids.
+    """
     taken = inspect.signature(model.forward).parameters
     main = next((name for name in ("input_ids", "pixel_values", "input_features") if name in taken), "")
     if main == "input_ids":
         names = ["input_ids", "attention_mask"]
-        # Of a single text they are all 0, which a network assumes where they are not given.
-        if (
-            task == "sequence-classification"
-            and "token_type_ids" in taken
-            and getattr(config, "type_vocab_size", 0) > 1
-        ):
-            names.append("token_type_ids")
+        kinds = getattr(config, "type_vocab_size", None)
+        # Of a single text they are all 0, which a network with a table of kinds assumes where they are not given. One
+        # without such a table (GPT-2, XLNet) does something else with zeros than with none.
+        used = task == "sequence-classification" and kinds > 1 if isinstance(kinds, int) else types is True
+        if used and NAME in taken:
+            names.append(NAME)
         return tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in names), "text"
     if main == "pixel_values":
         from compress.formats.hub.processor import image_size
