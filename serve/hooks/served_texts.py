@@ -15,7 +15,7 @@ from compress.tokenizer.type_ids import NAME as TYPES
 from serve.hooks.halves import list_of
 from serve.hooks.types import item_shape, outputs_of
 
-__all__ = ["EMBEDDINGS", "NAME", "NoTextsError", "served_texts"]
+__all__ = ["ARRAYS", "EMBEDDINGS", "NAME", "NoTextsError", "served_texts"]
 
 EMBEDDINGS, CLASSES = "embeddings", "sequence-classification"
 NAME = "text_hooks.py"
@@ -238,7 +238,10 @@ def _back(source: Artifact) -> str:
         shape = item_shape(spec, batched=True)
         if not all(isinstance(side, int) for side in shape):
             why = f"it gives {spec}: something for each token, and a client that sends texts sees no tokens"
-            raise _refused(source, why, "write a postprocess for it (serve hooks new --task text)")
+            mend = "write a postprocess for it (serve hooks new --task text)"
+            if processor is not None and processor.task in ("features", "logits"):
+                mend = f"for embeddings, export the Hugging Face folder with --pooling mean, cls or max; or {mend}"
+            raise _refused(source, why, mend)
     if processor is None or processor.task != CLASSES or len(signature.outputs) != 1:
         return ""
     (spec,), (tensor,) = signature.outputs, outputs_of(signature)
