@@ -51,6 +51,7 @@ class Processor:
         columns: that texts are read from.
         pad_token_id: with which the model's configuration says texts are filled up; None where it does not say.
         multi_label: whether each class is a question of its own, so that a text may have several labels, or none.
+        type_ids: whether its tokenizer passes token_type_ids; None where nobody has said.
     """
 
     kind: str
@@ -62,13 +63,15 @@ class Processor:
     columns: Columns = field(default=Columns(), compare=False)
     pad_token_id: int | None = None
     multi_label: bool = False
+    type_ids: bool | None = None
 
     @property
     def digest(self) -> str:
         """Of all files: what was made by it is kept under this."""
         told = "\n".join(f"{name} {sha256}" for name, sha256 in sorted(self.files.items()))
         filler = "" if self.pad_token_id is None else f" {self.pad_token_id}"
-        return hashlib.sha256(f"{told}\n{self.max_length}{filler}".encode()).hexdigest()
+        types = " no type ids" if self.type_ids is False else ""
+        return hashlib.sha256(f"{told}\n{self.max_length}{filler}{types}".encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -80,6 +83,7 @@ class Processor:
             **({} if self.pad_token_id is None else {"pad_token_id": self.pad_token_id}),
             **({"multi_label": True} if self.multi_label else {}),
             **({"pair": True} if self.columns.pair else {}),
+            **({} if self.type_ids is None else {"token_type_ids": self.type_ids}),
         }
 
     @classmethod
@@ -104,10 +108,10 @@ class Processor:
         pad = data.get("pad_token_id")
         if pad is not None and (type(pad) is not int or not 0 <= pad < 1 << 31):
             raise ValueError("its processor's pad_token_id is no token's number")
-        several, pair = data.get("multi_label", False), data.get("pair", False)
-        if type(several) is not bool or type(pair) is not bool:
-            raise TypeError("its processor's multi_label or pair is neither true nor false")
+        several, pair, types = data.get("multi_label", False), data.get("pair", False), data.get("token_type_ids")
+        if type(several) is not bool or type(pair) is not bool or (types is not None and type(types) is not bool):
+            raise TypeError("its processor's multi_label, pair or token_type_ids is neither true nor false")
         columns = Columns(pair=PAIR if pair else None)
         return cls(
-            data["kind"], data["task"], dict(files), tuple(labels), longest, folder, columns, pad, multi_label=several
+            data["kind"], data["task"], dict(files), tuple(labels), longest, folder, columns, pad, several, types
         )

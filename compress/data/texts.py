@@ -28,7 +28,7 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
     """Write a folder of arrays: input_ids, attention_mask, token_type_ids int64 [n, length], and label [n].
 
     Rows are read, made and written in pieces. All are as long as the longest, up to a multiple of 8 and the
-    processor's `max_length`, which longer ones are cut to.
+    processor's `max_length`, which longer ones are cut to. token_type_ids are zeros where the tokenizer passes none.
 
     Args:
         source: a file of `compress.vetting.tables`.
@@ -65,8 +65,9 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
                     why=f"its tokenizer made {counted(lengths[at], 'tokens')} of it, and then {len(found.ids):,}",
                     mend="leave what is random out of tokenizer.json",
                 )
-            for name, values in zip(names, (found.ids, found.attention_mask, found.type_ids), strict=True):
-                arrays[name][at, : len(values)] = values
+            types = 0 if tokenizer.type_ids is False else found.type_ids
+            for name, values in zip(names, (found.ids, found.attention_mask, types), strict=True):
+                arrays[name][at, : len(found.ids)] = values
     for array in arrays.values():
         array.flush()
     if _all_labelled(labels, source):

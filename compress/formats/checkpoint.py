@@ -92,6 +92,7 @@ def load(
     trust_pickle: bool | None = None,
     sizes: Mapping[str, int] | Sequence[str] = (),
     part: str | None = None,
+    pooling: str | None = None,
 ) -> TorchModel:
     """Load a model file of any kind, in eval mode and on the CPU.
 
@@ -105,6 +106,7 @@ def load(
         trust_pickle: the former name of `trust`.
         sizes: what is usual for dimensions that vary, {"seq": 128} or 'seq=128' each, in place of what the file says.
         part: "text" or "image", of a folder that holds two networks.
+        pooling: "mean", "cls" or "max", of a folder that says none itself: embeddings in place of its own outputs.
 
     Raises:
         CheckpointError: the file can't be read, or needs one of the arguments above.
@@ -121,8 +123,14 @@ def load(
         trust = trust or trust_pickle
     kind = file_kind(path)
     given = dict(sizes) if isinstance(sizes, Mapping) else parse_sizes(sizes)
+    if pooling is not None and kind is not FileKind.HUB_FOLDER:
+        raise CheckpointError(
+            f"can't put a pooling behind {path}",
+            why="it is no Hugging Face folder, and what its outputs are is not known",
+            mend="leave --pooling out, and pool in the module's own forward",
+        )
     if kind is FileKind.HUB_FOLDER:
-        loaded = load_hub_folder(path, trust=trust, part=part, sizes=given)
+        loaded = load_hub_folder(path, trust=trust, part=part, pooling=pooling, sizes=given)
     elif kind is FileKind.EXPORTED_PROGRAM:
         loaded = load_exported_program(path, trust=trust, sizes=given)
     elif kind is FileKind.TORCHSCRIPT:

@@ -34,11 +34,12 @@ def load_source(path: Path, options: SourceOptions, *, as_it_is: bool = False) -
         ToolkitError: it can't be read.
     """
     refuse_folder(path)
-    if onnx_files.is_onnx(path):
+    if onnx_files.is_onnx(path) and options.pooling is None:
         return taken_back(onnx_files.load_onnx(path, parse_sizes(options.size)))
     model = load(
-        path, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size, part=options.part
-    )
+        path, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size, part=options.part,
+        pooling=options.pooling,
+    )  # fmt: skip
     model = model if as_it_is else in_float32(model)
     return dataclasses.replace(model, processor=read_by(model, options))
 

@@ -56,6 +56,9 @@ class SourceOptions:
     part: Annotated[Literal["text", "image"] | None, Parameter(group=_SOURCE)] = None
     """Of a Hugging Face folder that holds two networks, as CLIP's does: the one to take."""
 
+    pooling: Annotated[Literal["mean", "cls", "max"] | None, Parameter(group=_SOURCE)] = None
+    """Of a Hugging Face folder that says no pooling itself: how its tokens become one embedding of each text."""
+
     text_column: Annotated[str, Parameter(group=DATA)] = "text"
     """In data of texts (.jsonl, .csv, .tsv, .parquet), the column that holds them."""
 

@@ -17,6 +17,7 @@ from compress.errors import DatasetError, MissingExtraError, first_line
 from compress.processor import Processor
 from compress.tokenizer.keys import contradicted, padding_of, side_of
 from compress.tokenizer.parts import dropped, growth_of, refuse_parts, spread_of
+from compress.tokenizer.type_ids import passes_type_ids
 from compress.vetting.texts import read_bytes, read_json
 
 __all__ = ["LONGEST_TEXT", "Tokens", "open_tokenizer"]
@@ -42,6 +43,8 @@ class Tokens:
         notes: what its user should know of keys that are not followed.
         growth, spread: letters that it makes of one, see `compress.tokenizer.parts`.
         drops: whether the file asks for dropout, which is turned off here.
+        type_ids: whether the model is given the token_type_ids that `tokenizer` makes, and no zeros; None where the
+            files don't say.
     """
 
     tokenizer: Any
@@ -53,6 +56,7 @@ class Tokens:
     growth: float = 1.0
     spread: float = 1.0
     drops: bool = False
+    type_ids: bool | None = None
 
     def encoded(self, texts: Sequence[Any]) -> Iterator[Any]:
         """What `tokenizers` makes of texts, or of pairs, a few at a time: what is cut off takes memory, too.
@@ -145,9 +149,10 @@ def open_tokenizer(processor: Processor, extra: str = "hf") -> Tokens:
             mend=f"mend model_max_length in its {_CONFIG}, or max_seq_length in its {_SENTENCES}",
         )
     notes = tuple(_notes(place, padded, cut, own, dropped(told)))
+    types = processor.type_ids if processor.type_ids is not None else passes_type_ids(config)
     return Tokens(
         tokenizer, longest, _agreed(processor, pad, named), cut, place, notes, growth_of(told), spread_of(told),
-        dropped(told) > 0,
+        dropped(told) > 0, types,
     )  # fmt: skip
 
 

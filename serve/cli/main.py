@@ -238,6 +238,9 @@ def up(repository: Path | None = None, *, options: Annotated[UpOptions | None, F
     out.print("stopped")
 
 
+CLOSED = "none: grpc_port in --gateway's file or SERVE_GATEWAY_GRPC_PORT=8081 opens one"
+
+
 def _show(started: Started) -> None:
     if started.seconds:
         out.print(f"Triton is ready after {started.seconds:.1f} s")
@@ -252,14 +255,15 @@ def _show(started: Started) -> None:
         table.add_row(row.name, kind, row.version, row.state, str(count) if count else "", url)
     Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(table)
     for name, address in (("Triton", started.triton), *started.endpoints):
-        out.print(f"{name:<8} {address}   (this machine only)")
+        out.print(f"{name:<13} {address}   (this machine only, past the gateway)")
     if started.cores:
-        out.print(f"cores    {started.cores}", markup=False)
+        out.print(f"{'cores':<13} {started.cores}", markup=False)
     if started.log is not None:
-        out.print(f"log      {started.log}")
+        out.print(f"{'log':<13} {started.log}")
     for text in started.warnings:
         out.print(f"[yellow]![/] {escape(text)}")
-    out.print(f"gateway  {started.gateway}   try it: {started.gateway}/docs")
+    out.print(f"{'gateway':<13} {started.gateway}   try it: {started.gateway}/docs")
+    out.print(f"{'gateway gRPC':<13} {started.grpc or CLOSED}")
     out.print("Ctrl-C stops both" if started.seconds else "Ctrl-C stops the gateway")
 
 

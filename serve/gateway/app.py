@@ -164,6 +164,7 @@ def create_app(
     gate.slots.follow(end_sequence)
     if residency is not None:
         _follow(residency, gate, releases, upstream)
+        telemetry.catalogued = lambda model: model in residency.known
     if incidents is None:  # nobody else tells when a Triton dies
         upstream.balancer.follow_deaths(gate.incidents)
     telemetry.follow(

@@ -167,9 +167,10 @@ def _text(source: Artifact, path: Path, tokenizer: Path | None, *, alone: bool) 
     # long a text may be, one length for all shows at the first try whether the network takes it.
     varies = isinstance(length, str) and known is not None and IDS[1] in names and not alone
     longest = length if isinstance(length, int) else known or LENGTH
+    types = source.processor is None or source.processor.type_ids is not False
     return partial(
         text_halves.token_ids, names=names, dtype=dtypes.pop(), length=longest, varies=varies, tokenizer=TOKENIZER,
-        alone=alone,
+        alone=alone, types=types,
     )  # fmt: skip
 
 

@@ -11,16 +11,17 @@ from compress.artifact import Artifact
 from compress.errors import HookError
 from compress.processor import PAIR, Columns
 from compress.tokenizer.open import LONGEST_TEXT, Tokens, open_tokenizer
+from compress.tokenizer.type_ids import NAME as TYPES
 from serve.hooks.halves import list_of
 from serve.hooks.types import item_shape, outputs_of
 
-__all__ = ["EMBEDDINGS", "NAME", "NoTextsError", "served_texts"]
+__all__ = ["ARRAYS", "EMBEDDINGS", "NAME", "NoTextsError", "served_texts"]
 
 EMBEDDINGS, CLASSES = "embeddings", "sequence-classification"
 NAME = "text_hooks.py"
 TOKENIZER = "tokenizer.json"
 IDS, MASK = "input_ids", "attention_mask"
-FIELDS = {IDS: "ids", MASK: "attention_mask", "token_type_ids": "type_ids"}
+FIELDS = {IDS: "ids", MASK: "attention_mask", TYPES: "type_ids"}
 MULTIPLE = 8  # of a batch's length, as `compress` fills up
 MOST_LETTERS = 200_000  # of a text: 800 times what a model of 256 tokens reads of it
 MOST_CLASSES = 10_000
@@ -86,7 +87,8 @@ from tokenizers import Tokenizer
 REQUIREMENTS = ["numpy", "tokenizers>=0.22"]
 FILES = ["{TOKENIZER}"]
 '''
-    return head + "\n" + "\n\n\n".join(part.strip("\n") for part in parts) + "\n", front.tokens.notes
+    notes = (*front.tokens.notes, *_told_of_types(source, front))
+    return head + "\n" + "\n\n\n".join(part.strip("\n") for part in parts) + "\n", notes
 
 
 def _front(source: Artifact, pair: bool | None) -> _Front:
@@ -111,7 +113,7 @@ def _front(source: Artifact, pair: bool | None) -> _Front:
         why = f"it takes no {MASK}: what fills a text up to its neighbours' length would change its answer"
         raise _refused(source, why, f"export it with {MASK}")
     pair = bool(processor.columns.pair) if pair is None else pair
-    if pair and "token_type_ids" not in names and processor.task != CLASSES:
+    if pair and TYPES not in names and processor.task != CLASSES:
         raise _refused(source, "it takes one text at a time", "leave --text-pair out")
     tokens = open_tokenizer(replace(processor, columns=Columns(pair=PAIR if pair else None)), extra="text")
     fixed = None if isinstance(length, str) else length
@@ -120,6 +122,29 @@ def _front(source: Artifact, pair: bool | None) -> _Front:
         why = f"it takes {longest} tokens, and the special ones alone are as many"
         raise _refused(source, why, "export it with a free length, or a larger one")
     return _Front(tokens, names, dtypes.pop(), longest, fixed, pair, processor.files[TOKENIZER])
+
+
+def _told_of_types(source: Artifact, front: _Front) -> tuple[str, ...]:
+    """What to know of token_type_ids, where the tokenizer makes other numbers than zeros."""
+    passed, sample = front.tokens.type_ids, ("a", "a") if front.pair else "a"
+    if passed or TYPES not in front.names:
+        return ()
+    (made,) = front.tokens.encoded([sample])
+    if not any(made.type_ids):
+        return ()
+    if passed is None:
+        told = (
+            f"{source.folder} does not say whether its tokenizer passes {TYPES}: the network is given those that "
+            f"{TOKENIZER} makes. Hold some answers against the original's, or export the Hugging Face folder again, "
+            "which asks transformers"
+        )
+    else:
+        told = (
+            f"the network takes {TYPES}, and its tokenizer passes none (model_input_names of tokenizer_config.json, or "
+            "else the default of its class): it is given zeros, as in transformers. If it was trained with them, name "
+            "them there and export again"
+        )
+    return (told,)
 
 
 def _preprocess(front: _Front) -> str:
@@ -135,7 +160,9 @@ def _preprocess(front: _Front) -> str:
     )
     arrays = [f"    {name} = np.zeros((len(found), width), np.{front.dtype})" for name in front.names]
     arrays[front.names.index(IDS)] = f"    {IDS} = np.full((len(found), width), PAD, np.{front.dtype})"
-    rows = [f"        {name}[at, : len(each)] = each.{FIELDS[name]}" for name in front.names]
+    # Zeros stay where the tokenizer passes no token_type_ids, as a network has it that is given none.
+    filled = [name for name in front.names if name != TYPES or front.tokens.type_ids is not False]
+    rows = [f"        {name}[at, : len(each)] = each.{FIELDS[name]}" for name in filled]
     example = ", ".join(f'"{name}": "The quick brown fox jumps over the lazy dog."' for name in texts)
     drops = (
         "TOKENIZER.model.dropout = None  # it would make other tokens of a text each time\n"
@@ -211,7 +238,10 @@ def _back(source: Artifact) -> str:
         shape = item_shape(spec, batched=True)
         if not all(isinstance(side, int) for side in shape):
             why = f"it gives {spec}: something for each token, and a client that sends texts sees no tokens"
-            raise _refused(source, why, "write a postprocess for it (serve hooks new --task text)")
+            mend = "write a postprocess for it (serve hooks new --task text)"
+            if processor is not None and processor.task in ("features", "logits"):
+                mend = f"for embeddings, export the Hugging Face folder with --pooling mean, cls or max; or {mend}"
+            raise _refused(source, why, mend)
     if processor is None or processor.task != CLASSES or len(signature.outputs) != 1:
         return ""
     (spec,), (tensor,) = signature.outputs, outputs_of(signature)

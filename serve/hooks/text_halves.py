@@ -51,8 +51,9 @@ def test_a_text_becomes_what_the_network_takes() -> None:
 
 
 def token_ids(
-    *, name: str, names: tuple[str, ...], dtype: str, length: int, varies: bool, tokenizer: str, alone: bool = False
-) -> Part:
+    *, name: str, names: tuple[str, ...], dtype: str, length: int, varies: bool, tokenizer: str, alone: bool = False,
+    types: bool = True,
+) -> Part:  # fmt: skip
     """Texts in, token ids and masks out, by a tokenizer.json.
 
     Args:
@@ -63,6 +64,7 @@ def token_ids(
         varies: whether a batch is as long as its longest text; otherwise every text has `length` tokens.
         tokenizer: the file's name.
         alone: whether the network takes one text a call, as a batch of 1.
+        types: whether the network is given the tokenizer's token_type_ids, and no zeros.
     """
     fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
     made = {each: f"tokens.{field}" for each, field in fields.items()}
@@ -77,6 +79,10 @@ def token_ids(
     elif alone:
         made = {each: f"[{tokens}]" for each, tokens in made.items()}
         shape = "1, LENGTH"
+    if not types:  # which transformers hands on for this tokenizer neither
+        row = "[0] * len({}.ids)"
+        every = f"[{row.format('each')} for each in tokens]" if varies else row.format("tokens")
+        made["token_type_ids"] = f"[{every}]" if alone and not varies else every
     result = "\n".join(
         ["    return {", *(f'        "{each}": np.array({made[each]}, np.{dtype}),' for each in names), "    }"]
     )

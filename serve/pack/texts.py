@@ -12,7 +12,7 @@ from pathlib import Path
 from compress.artifact import Artifact
 from compress.errors import RepositoryError
 from serve.hooks.load import Hooks, load_hooks
-from serve.hooks.served_texts import NAME, TOKENIZER, NoTextsError, served_texts
+from serve.hooks.served_texts import ARRAYS, NAME, TOKENIZER, NoTextsError, served_texts
 
 __all__ = ["Around", "around"]
 
@@ -67,7 +67,8 @@ def around(source: Artifact, hooks: Path | None, *, text: bool | None, pair: boo
     except NoTextsError as err:
         if text or pair:
             raise
-        yield Around(None, notes=(f"it takes tokens as arrays, no texts: {err.why}",))
+        mend = str(err.mend).removesuffix(f"; {ARRAYS}")
+        yield Around(None, notes=(f"it takes tokens as arrays, no texts: {err.why} ({mend})",))
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / NAME

@@ -62,6 +62,7 @@ class Started:
         models: those of the repository; empty for a Triton that ran already.
         seconds: how long Triton took to be ready.
         endpoints: its other addresses, by name.
+        grpc: the gateway's address for gRPC; "" where it listens to none.
         log: the file that it writes; None for a Triton elsewhere.
         warnings: what to mend.
         cores: how many there are, what says so, and how many threads each model computes with.
@@ -76,6 +77,7 @@ class Started:
     log: Path | None = None
     warnings: tuple[str, ...] = ()
     cores: str = ""
+    grpc: str = ""
 
 
 def up(
@@ -105,6 +107,12 @@ def up(
         )
     settings = _settings(options, options.triton or "http://127.0.0.1", "127.0.0.1:1")
     check_settings(settings)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    grpc = f"{host}:{settings.grpc_port}" if settings.grpc_port else ""
+
+    def ready(started: Started) -> None:
+        on_ready(replace(started, grpc=grpc))
+
     drain_s = float(settings.drain_timeout_s) if options.drain_timeout is None else options.drain_timeout
     # Until the event loop takes the signals over, they end the start as Ctrl-C does: Triton is stopped, not left.
     previous = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
@@ -115,7 +123,7 @@ def up(
         if options.triton is not None:
             loaded = tuple(list_models(options.triton))
             url = options.triton
-            _gateway(options, url, "", lambda at: on_ready(Started(at, url, loaded)))
+            _gateway(options, url, "", lambda at: ready(Started(at, url, loaded)))
         elif repository is not None:
             check_port(settings.host, settings.port)
             container = options.docker == "run"
@@ -123,7 +131,7 @@ def up(
             changes = options.trust_changes
             with claimed(repository), serving(repository, options.public_key, trust_changes=changes) as served:
                 check_models(repository, container=container, trust_changes=changes)
-                serve(served, options, drain_s, on_ready, on_event)
+                serve(served, options, drain_s, ready, on_event)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -160,7 +168,7 @@ def _embedded(
     with triton:
         seconds = time.perf_counter() - begun
         url = f"http://{triton.http_address}"
-        endpoints = (("gRPC", triton.grpc_address), ("metrics", f"http://{triton.metrics_address}/metrics"))
+        endpoints = (("Triton gRPC", triton.grpc_address), ("metrics", f"http://{triton.metrics_address}/metrics"))
         cores = cores_here(cpus)
         warnings = tuple(_advice(repository, cores))
         incidents = Incidents(control=triton.control)

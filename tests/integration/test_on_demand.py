@@ -271,6 +271,10 @@ def test_who_cannot_wait_is_told_when_to_come_back_and_it_is_loaded_meanwhile(se
         assert answer.code == 503, told
         assert "not loaded yet" in told["error"]
         assert 1 <= int(answer.headers["retry-after"]) <= 10
+    refused = 'gateway_requests_total{code="503",model="%s",route="/predict/{model}"}'
+    assert server.metrics().get(refused % "slow") == 1, "by its name, though it never answered"
+    assert server.file("made-up")[0] == 404
+    assert not [name for name in server.metrics() if "made-up" in name]
     server.running.until(lambda: server.of("loads_total", "slow") == 1, 30)
     assert server.file("slow")[0] == 200
     assert server.of("loads_total", "slow") == 1

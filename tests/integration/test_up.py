@@ -29,6 +29,7 @@ from serve.triton.launch import Ports, TritonServer
 from serve.triton.memory import FOLDER
 from serve.up.claim import claimed
 from tests.gateway_models import fetch
+from tests.integration.test_gateway_grpc import free_port
 from tests.serve_models import HOOKS, hook_file, tiny_artifact
 
 pytestmark = pytest.mark.integration
@@ -119,11 +120,24 @@ def test_it_shows_what_it_serves_and_ends_in_order(tmp_path: Path, repository: P
         assert label(url) == "b"
         assert os.sched_getaffinity(triton_of(running.process)) == {0}
         said = running.said
-    for text in ("tiny_network", "onnxruntime", "READY", f"{url}/predict/tiny", "gRPC", "metrics", str(log)):
+    for text in ("tiny_network", "onnxruntime", "READY", f"{url}/predict/tiny", "Triton gRPC", "metrics", str(log)):
         assert text in said
+    assert "gateway gRPC  none: grpc_port in" in said
     assert "Started" in log.read_text(encoding="utf-8")
     assert running.process.returncode == 0
     assert running.said.endswith("stopped\n")
+
+
+def test_the_address_for_grpc_that_it_shows_is_the_gateways(tmp_path: Path, repository: Path) -> None:
+    port = free_port()
+    (tmp_path / "gateway.toml").write_text(f"grpc_port = {port}\n")
+    with up(tmp_path, str(repository), *FREE, "--gateway", str(tmp_path / "gateway.toml")) as running:
+        running.until(lambda: re.search(r"^Ctrl-C stops", running.said, re.MULTILINE))
+        (address,) = re.findall(r"^gateway gRPC +(\S+)$", running.said, re.MULTILINE)
+        with tritonclient.grpc.InferenceServerClient(address) as client:
+            assert client.is_model_ready("tiny")
+    assert address == f"127.0.0.1:{port}"
+    assert re.search(r"^Triton gRPC +\S+ +\(this machine only, past the gateway\)$", running.said, re.MULTILINE)
 
 
 def test_a_triton_that_dies_is_started_again_behind_the_same_gateway(tmp_path: Path, repository: Path) -> None:

@@ -160,11 +160,13 @@ def refuse_made_up(program: ExportedProgram, network: nn.Module, missing: frozen
     """
     signature = program.graph_signature
     names = signature.inputs_to_parameters | signature.inputs_to_buffers
-    used = {
-        names[node.name]
-        for node in program.graph.nodes
-        if node.op == "placeholder" and node.name in names and node.users
-    }
+    needed, left = set(), [program.graph.output_node()]
+    while left:  # a pooler whose answer nobody takes is in the graph, and not behind its outputs
+        node = left.pop()
+        if node not in needed:
+            needed.add(node)
+            left += node.all_input_nodes
+    used = {names[node.name] for node in needed if node.op == "placeholder" and node.name in names}
     counts = {name for name, buffer in network.named_buffers() if not buffer.is_floating_point()}
     refuse_lack(used & missing - counts, network.get_submodule("model"), folder)
 

@@ -38,7 +38,12 @@ APART = 1e-4
 
 
 def load_hub_folder(
-    path: Path, *, trust: bool, part: str | None = None, sizes: Mapping[str, int] | None = None
+    path: Path,
+    *,
+    trust: bool,
+    part: str | None = None,
+    pooling: str | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> TorchModel:
     """Load a folder that `save_pretrained` wrote, of transformers or of sentence-transformers.
 
@@ -48,7 +53,7 @@ def load_hub_folder(
     Args:
         path: of the folder.
         trust: load pickled weights, too.
-        part: see `build`.
+        part, pooling: see `build`.
         sizes: representative ones.
 
     Raises:
@@ -59,7 +64,7 @@ def load_hub_folder(
     with offline() as transformers:
         state = state_of(folder, trust=trust)
         config = config_of(transformers, folder, state)
-        built = build(transformers, folder, config, state, part)
+        built = build(transformers, folder, config, state, part, pooling)
         program = _exported(built, folder)
         refuse_made_up(program, built.module, built.missing, folder)
         module, has_layers = _layered(program, built, folder)
@@ -67,8 +72,15 @@ def load_hub_folder(
     labels = labels_of(built.config) if built.task.endswith("classification") else ()
     pad = getattr(built.config, "pad_token_id", None)
     processor = processor_of(folder, built.kind, built.task, labels, built.longest, pad)
-    if processor is not None and getattr(built.config, "problem_type", None) == "multi_label_classification":
-        processor = replace(processor, multi_label=True)
+    if processor is not None and built.kind == "text":
+        several = getattr(built.config, "problem_type", None) == "multi_label_classification"
+        processor = replace(processor, multi_label=several, type_ids=built.type_ids)
+    if processor is not None and built.unpooled:
+        told = (
+            f"{path} says no pooling: it gives {signature.outputs[0]}, something for each token, and no embeddings of "
+            "texts; --pooling mean, cls or max puts one behind it, as the model was trained"
+        )
+        warnings.warn(told, AssumedWarning, stacklevel=3)
     return TorchModel(module, signature, has_layers, processor=processor)
 
 

@@ -22,7 +22,9 @@ from compress.formats.hub.bounds import TooMuchError, counted_building
 from compress.formats.hub.config import architecture_of
 from compress.formats.hub.fit import refuse_lack, refuse_leftovers, refuse_misfits, refuse_no_numbers, refuse_types
 from compress.formats.hub.folder import WHOLE, HubFolder
-from compress.formats.hub.pooling import tail_of
+from compress.formats.hub.pooling import Tail, refuse_pooling, tail_by, tail_of, unpoolable
+from compress.formats.hub.type_ids import type_ids_of
+from compress.tokenizer.type_ids import NAME
 
 __all__ = ["Built", "build"]
 
@@ -59,6 +61,8 @@ class Built:
         missing: names of weights, as the module has them, that the folder lacks.
         config: transformers' own.
         longest: tokens that it has positions for; None where nothing says.
+        type_ids: whether its tokenizer passes token_type_ids; None where that can't be known.
+        unpooled: whether it is an encoder of texts with something for each token, which a pooling may stand behind.
     """
 
     module: nn.Module
@@ -68,6 +72,8 @@ class Built:
     missing: frozenset[str]
     config: Any
     longest: int | None
+    type_ids: bool | None = None
+    unpooled: bool = False
 
 
 class Network(nn.Module):
@@ -93,8 +99,9 @@ class Network(nn.Module):
 
 
 def build(
-    transformers: Any, folder: HubFolder, config: Any, state: Mapping[str, torch.Tensor], part: str | None
-) -> Built:
+    transformers: Any, folder: HubFolder, config: Any, state: Mapping[str, torch.Tensor], part: str | None,
+    pooling: str | None = None,
+) -> Built:  # fmt: skip
     """The network with its weights.
 
     Args:
@@ -103,6 +110,7 @@ def build(
         config: of `config_of`.
         state: of `state_of`.
         part: "text" or "image", of a network of two towers.
+        pooling: of `POOLINGS`, behind the encoder of a folder that says none; a head is left out then.
 
     Raises:
         CheckpointError: no class of transformers is named, the weights don't fit, or it takes other inputs than
@@ -123,9 +131,11 @@ def build(
         raise CheckpointError(
             f"can't take a part of {folder.path}", why=f"a {name} is one network", mend="leave --part out"
         )
-    kind = _class(transformers, name, config, folder)
+    refuse_pooling(pooling, name, part, folder)
+    pooled = bool(folder.modules) or pooling is not None
+    kind = _class(transformers, name, config, folder, base=pooled)
     double = bool(getattr(config, "is_encoder_decoder", False))
-    if name.endswith("ForMultipleChoice") or (double and name.endswith("Classification") and not folder.modules):
+    if name.endswith("ForMultipleChoice") or (double and name.endswith("Classification") and not pooled):
         raise CheckpointError(
             f"can't take the network of {folder.path}",
             why=f"a {name} " + ("classifies by its decoder, and encoders alone are taken" if double else
@@ -138,7 +148,7 @@ def build(
             warnings.simplefilter("ignore")
             model, told = kind.from_pretrained(
                 None, config=config, state_dict=dict(state), dtype=torch.float32, attn_implementation="eager",
-                output_loading_info=True, ignore_mismatched_sizes=True,
+                output_loading_info=True, ignore_mismatched_sizes=True, **_without_pooler(kind, state),
             )  # fmt: skip
     except ToolkitError:
         raise
@@ -162,14 +172,29 @@ def build(
         model = model.get_encoder()
         path = f"model.{whole[id(model)]}."
         missing = frozenset(f"model.{key.removeprefix(path)}" for key in missing if key.startswith(path))
-    tail = tail_of(folder) if folder.modules else None
+    tail = tail_of(folder) if folder.modules else tail_by(pooling)
     task = "embeddings" if tail is not None else _task(kind.__name__)
-    inputs, sort = _inputs(model, config, task, folder)
+    types = type_ids_of(transformers, folder, config)
+    inputs, sort = _inputs(model, config, task, folder, types)
+    if pooling is not None and sort != "text":
+        raise unpoolable(folder, f"a {kind.__name__} takes no tokens of texts")
     module = Network(model, tuple(spec.name for spec in inputs), tail).eval()
-    return Built(module, inputs, sort, task, missing, config, _longest(config) if sort == "text" else None)
+    longest = _longest(config) if sort == "text" else None
+    unpooled = sort == "text" and _is_unpooled(kind.__name__, task, part, tail)
+    return Built(module, inputs, sort, task, missing, config, longest, types, unpooled)
 
 
-def _class(transformers: Any, name: str, config: Any, folder: HubFolder) -> Any:
+def _without_pooler(kind: Any, state: Mapping[str, torch.Tensor]) -> dict[str, bool]:
+    """No pooler of BERT's where the weights have none, as a language model's: it would be drawn at random."""
+    takes = "add_pooling_layer" in inspect.signature(kind).parameters
+    return {"add_pooling_layer": False} if takes and not any("pooler." in name for name in state) else {}
+
+
+def _is_unpooled(name: str, task: str, part: str | None, tail: Tail | None) -> bool:
+    return tail is None and part is None and (task == "features" or name.endswith("ForMaskedLM"))
+
+
+def _class(transformers: Any, name: str, config: Any, folder: HubFolder, *, base: bool) -> Any:
     found = getattr(transformers, name, None) if name else None
     if name and not (inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)):
         raise CheckpointError(
@@ -178,7 +203,7 @@ def _class(transformers: Any, name: str, config: Any, folder: HubFolder) -> Any:
             mend="install the release of transformers that has it; or save the model with "
             "compress.save(module, path, inputs=…)",
         )
-    if folder.modules or found is None:  # a sentence encoder's head is in its modules
+    if base or found is None:  # a sentence encoder's head is in its modules, or is its pooling
         found = transformers.MODEL_MAPPING.get(type(config), None)
         found = found[0] if isinstance(found, tuple) else found
     if found is None:
@@ -216,19 +241,25 @@ def _task(name: str) -> str:
     return next((task for end, task in _TASKS.items() if name.endswith(end)), "features")
 
 
-def _inputs(model: Any, config: Any, task: str, folder: HubFolder) -> tuple[tuple[TensorSpec, ...], str]:
-    """What the network is given, and of what kind that is."""
+def _inputs(
+    model: Any, config: Any, task: str, folder: HubFolder, types: bool | None
+) -> tuple[tuple[TensorSpec, ...], str]:
+    """What the network is given, and of what kind that is.
+
+    Args:
+        model, config, task, folder: of the network.
+        types: whether its tokenizer passes token_type_ids.
+    """
     taken = inspect.signature(model.forward).parameters
     main = next((name for name in ("input_ids", "pixel_values", "input_features") if name in taken), "")
     if main == "input_ids":
         names = ["input_ids", "attention_mask"]
-        # Of a single text they are all 0, which a network assumes where they are not given.
-        if (
-            task == "sequence-classification"
-            and "token_type_ids" in taken
-            and getattr(config, "type_vocab_size", 0) > 1
-        ):
-            names.append("token_type_ids")
+        kinds = getattr(config, "type_vocab_size", None)
+        # Of a single text they are all 0, which a network with a table of kinds assumes where they are not given. One
+        # without such a table (GPT-2, XLNet) does something else with zeros than with none.
+        used = task == "sequence-classification" and kinds > 1 if isinstance(kinds, int) else types is True
+        if used and NAME in taken:
+            names.append(NAME)
         return tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in names), "text"
     if main == "pixel_values":
         from compress.formats.hub.processor import image_size

@@ -14,10 +14,12 @@ from compress.formats.hub.fit import refuse_no_numbers, refuse_types
 from compress.formats.hub.folder import SINGLE, WHOLE, HubFolder, inside, json_of
 from compress.formats.hub.tensors import read_safetensors
 
-__all__ = ["Tail", "tail_of"]
+__all__ = ["POOLINGS", "Tail", "refuse_pooling", "tail_by", "tail_of", "unpoolable"]
 
 # In the order in which sentence-transformers' Pooling puts the vectors of several side by side.
 MODES = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
+"""What a user may ask for where a folder says nothing, as sentence-transformers' Pooling calls it."""
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = {
     f"torch.nn.modules.{path}": kind
     for path, kind in {
@@ -62,6 +64,49 @@ def _pooled(mode: str, tokens: torch.Tensor, mask: torch.Tensor, kept: torch.Ten
             kept = kept * (torch.arange(mask.shape[1], device=mask.device, dtype=tokens.dtype) + 1)[None, :, None]
     count = kept.sum(1).clamp(min=1e-9)
     return (tokens * kept).sum(1) / (count.sqrt() if mode == "mean_sqrt_len_tokens" else count)
+
+
+def tail_by(pooling: str | None) -> Tail | None:
+    """A pooling alone, as sentence-transformers puts it behind a folder without modules; None for none.
+
+    Args:
+        pooling: of `POOLINGS`.
+
+    Raises:
+        CheckpointError: it is another.
+    """
+    if pooling is None:
+        return None
+    if pooling not in POOLINGS:
+        raise CheckpointError(
+            f"can't pool tokens by {pooling!r}", why="there is no such pooling", mend=f"take {', '.join(POOLINGS)}"
+        )
+    return Tail((POOLINGS[pooling],), nn.Sequential(), normalized=False)
+
+
+def refuse_pooling(pooling: str | None, name: str, part: str | None, folder: HubFolder) -> None:
+    """Refuse a pooling that would stand behind another, or behind one vector for each text.
+
+    Args:
+        pooling: that is asked for; None where none is.
+        name: of the folder's class.
+        part: of a network of two towers.
+        folder: of the network.
+
+    Raises:
+        CheckpointError: it would.
+    """
+    if pooling is None:
+        return
+    if folder.modules:
+        raise unpoolable(folder, "its modules.json says how its tokens are pooled")
+    if part is not None or name.endswith("WithProjection"):
+        raise unpoolable(folder, f"a {name} gives one vector for each text by itself")
+
+
+def unpoolable(folder: HubFolder, why: str) -> CheckpointError:
+    """What is raised where a pooling has no place."""
+    return CheckpointError(f"can't put a pooling behind {folder.path}", why=why, mend="leave --pooling out")
 
 
 def tail_of(folder: HubFolder) -> Tail:

@@ -3,8 +3,8 @@
 Requests are counted in plain numbers, which become metrics when the page is asked for: a counter of the Prometheus
 client costs some microseconds each time.
 
-A model's name becomes a label value only after Triton answered for it with 200: names that clients make up all
-count as "unknown", so that nobody can fill the memory with them.
+A model's name becomes a label value only after Triton answered for it with 200, or where it is in the catalogue of
+models on demand: names that clients make up all count as "unknown", so that nobody can fill the memory with them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections import Counter as Count
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, generate_latest
@@ -76,6 +76,7 @@ class Telemetry:
 
     Attributes:
         in_flight: requests that are being answered.
+        catalogued: whether a name is one of the models that may be loaded: it counts by its name before it ever was.
     """
 
     def __init__(self, access: AccessLog | None = None, tracing: Tracing | None = None) -> None:
@@ -103,6 +104,7 @@ class Telemetry:
         self.requests: Count[tuple[str, str, int]] = Count()
         self.by_key: Count[tuple[str, int]] = Count()
         self.durations: dict[str, _Durations] = {}
+        self.catalogued: Callable[[str], bool] = lambda _: False
         self._models: set[str] = set()
         self.registry.register(_Requests(self))
 
@@ -165,7 +167,7 @@ class Telemetry:
     def _label(self, model: str | None, code: int) -> str:
         if model is None:
             return ""
-        if code == 200 and len(self._models) < MAX_MODELS:
+        if (code == 200 or self.catalogued(model)) and len(self._models) < MAX_MODELS:
             self._models.add(model)
             return model
         return "unknown"

@@ -22,12 +22,14 @@ from serve.gateway.upstream.upstream import model_path
 from serve.http.client import Address, ExchangeError, Pool, Response, encode_head
 from serve.load.ask.check import Check, Form, outputs_of_plain
 from serve.load.ask.inputs import Item, bodies, items_of_data
+from serve.load.ask.refused import refused
 from serve.load.ask.synthetic import synthetic
 from serve.load.options import LoadOptions
 from serve.load.send.job import Protocol, Request
 
 __all__ = ["Endpoint", "Target", "find_target", "is_loopback"]
 
+MOST_OF_ERROR = 10_000  # bytes of an error that are looked at
 REFUSED = (400, 422, 500)  # not what is about keys, rates or a server that is busy
 
 
@@ -316,11 +318,9 @@ async def _ask(pool: Pool, path: str, options: LoadOptions) -> tuple[ModelMetada
     """The model's metadata and an example request for it; no example where data is sent."""
     metadata = await _get(pool, path, options)
     if metadata.status != 200:
-        raise ServerError(
-            f"there is no model {options.model!r} at {options.url}",
-            why=f"it answers with status {metadata.status}: {metadata.body[:200].decode(errors='replace')}",
-            mend="look up the name in the model repository, and whether the model loaded",
-        )
+        said = metadata.body[:MOST_OF_ERROR].decode(errors="replace")
+        wait = (metadata.header(b"retry-after") or b"").decode(errors="replace")
+        raise refused(options, metadata.status, f"status {metadata.status}", said, wait)
     config = await _get(pool, f"{path}/config", options)
     parsed = ModelMetadata.parse(metadata.body, config.body if config.status == 200 else None)
     if options.data is not None:

@@ -11,13 +11,17 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc as services
 
 from compress.errors import ServerError
+from serve.gateway.grpc.status import STATUSES
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.http.message import Address
+from serve.load.ask.refused import refused
 from serve.load.options import LoadOptions
 
 __all__ = ["ask_metadata", "ask_statistics", "refusal"]
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
+MOST_OF_ERROR = 10_000  # letters of an error that are looked at
+OF_NO_SUCH_CALL = {grpc.StatusCode.UNIMPLEMENTED: 405}
 REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 
 
@@ -46,15 +50,17 @@ async def ask_metadata(address: Address, options: LoadOptions) -> ModelMetadata:
                 messages.ModelMetadataRequest(name=options.model), timeout=options.timeout, metadata=metadata
             )
         except grpc.aio.AioRpcError as err:
-            if err.code() is grpc.StatusCode.UNAVAILABLE:
+            # A server that answers leaves its connection ready, or at rest.
+            apart = channel.get_state() not in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.IDLE)
+            if err.code() is grpc.StatusCode.UNAVAILABLE and apart:
                 raise ServerError(
                     f"can't reach {options.url}", why=str(err.details()), mend="start it, or name its gRPC port"
                 ) from err
-            raise ServerError(
-                f"there is no model {options.model!r} at {options.url}",
-                why=f"it answers with {err.code().name}: {err.details()}",
-                mend="look up the name in the model repository, and whether the model loaded",
-            ) from err
+            trailing = {str(key): str(value) for key, value in err.trailing_metadata() or ()}
+            said, wait = str(err.details())[:MOST_OF_ERROR], trailing.get("retry-after", "")
+            # Of a model that it does not have, Triton says that it is unavailable.
+            status = 404 if "unknown model" in said else (STATUSES | OF_NO_SUCH_CALL).get(err.code(), 500)
+            raise refused(options, status, err.code().name, said, wait) from err
         try:
             config = await stub.ModelConfig(
                 messages.ModelConfigRequest(name=options.model), timeout=options.timeout, metadata=metadata

@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from compress.errors import ServerError
 from serve.gateway.access.keys import add_key
 from serve.gateway.observe.access_log import AccessLog
+from serve.gateway.observe.telemetry import MAX_MODELS, Telemetry
 from serve.gateway.observe.tracing import PARENT, Tracing
 from serve.gateway.settings import Settings
 from tests.serve_http import Scripted, gateway, scripted_server
@@ -178,3 +179,29 @@ def test_a_log_that_can_not_be_opened_is_told(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="can't write the access log"):
         AccessLog(tmp_path / "none" / "access.log")
     assert list(tmp_path.iterdir()) == []
+
+
+def counted(telemetry: Telemetry, model: str, code: int) -> str:
+    """The name that a request is counted under."""
+    before = telemetry.requests.copy()
+    telemetry.observe(telemetry.begin("/predict/{model}", model, "127.0.0.1"), code)
+    ((label, _, _),) = telemetry.requests - before
+    return label
+
+
+def test_a_model_of_the_catalogue_counts_by_its_name_before_it_was_loaded_and_no_other_does() -> None:
+    telemetry = Telemetry()
+    assert counted(telemetry, "cold", 503) == "unknown"
+    telemetry.catalogued = {"cold", "warm"}.__contains__
+    assert counted(telemetry, "cold", 503) == "cold"
+    assert counted(telemetry, "made-up", 404) == "unknown"
+    telemetry.catalogued = lambda _: False  # it has left the repository
+    assert counted(telemetry, "cold", 404) == "cold"
+
+
+def test_a_catalogue_without_an_end_gives_no_labels_without_an_end() -> None:
+    telemetry = Telemetry()
+    telemetry.catalogued = lambda _: True
+    names = {counted(telemetry, f"model{at}", 503) for at in range(MAX_MODELS + 10)}
+    assert len(names) == MAX_MODELS + 1
+    assert "unknown" in names

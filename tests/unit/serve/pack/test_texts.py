@@ -127,6 +127,22 @@ def test_answers_for_each_token_are_none_for_texts(tmp_path: Path) -> None:
     assert any("takes tokens as arrays" in warning for warning in found.warnings)
 
 
+def test_an_encoder_without_a_pooling_is_told_how_to_give_embeddings(tmp_path: Path) -> None:
+    specs = [f"{name}:int64[batch,length]" for name in TOKENS]
+    nodes = [
+        helper.make_node("Cast", ["input_ids"], ["real"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Mul", ["real", "mask"], ["kept"]),
+        helper.make_node("Unsqueeze", ["kept", "last"], ["last_hidden_state"]),
+    ]
+    outputs = ["last_hidden_state:float32[batch,length,1]"]
+    last = {"last": np.array([2], np.int64)}
+    artifact = with_tokenizer(artifact_of(tmp_path / "artifact", nodes, specs, outputs, last), "features")
+    (told,) = [warning for warning in packed(artifact).warnings if "takes tokens as arrays" in warning]
+    assert "--pooling mean, cls or max" in told
+    assert "--no-text" not in told
+
+
 def test_a_model_without_a_tokenizer_takes_no_texts(tmp_path: Path) -> None:
     artifact = ids(tmp_path / "artifact", TOKENS, "length")
     with pytest.raises(HookError, match="came with no tokenizer"):
