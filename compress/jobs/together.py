@@ -68,6 +68,12 @@ def refuse_together(options: ExportOptions, *, judged: bool) -> None:
             "add --finetune train.npz, or ask for --int8 static",
         ),
         (
+            options.tune_training is not None and options.finetune is None,
+            "can't search for settings of a training",
+            "there is no training data",
+            "add --finetune train.npz, or leave --tune-training out",
+        ),
+        (
             options.int8 == "auto" and options.target != "cpu",
             f"can't choose what to quantize for {options.target}",
             "--int8 auto measures with ONNX Runtime on this CPU, which says nothing of a GPU",

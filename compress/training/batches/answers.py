@@ -46,7 +46,9 @@ class Answers:
     def __init__(self, task: Task, shapes: Shapes, answer: Answer, fabric: Any, progress: Progress) -> None:
         start = time.perf_counter()
         self._count = len(task.data)
-        self._folder = task.folder if fabric.world_size == 1 else None
+        self._shared = task.among is not None
+        folder = task.folder if task.among is None else task.among.folder
+        self._folder = folder if fabric.world_size == 1 else None
         self._tables: dict[str, np.ndarray[Any, Any]] = {}
         noted = self._noted(shapes)
         for name, shape in shapes.items():
@@ -93,9 +95,9 @@ class Answers:
         return {name: torch.from_numpy(table[rows]).to(device) for name, table in self._tables.items()}
 
     def drop(self) -> None:
-        """The training is through."""
+        """The training is through; what others can use stays."""
         self._tables = {}
-        if self._folder is not None:
+        if self._folder is not None and not self._shared:
             for path in self._folder.glob("answers.*"):
                 path.unlink()
 
