@@ -32,6 +32,7 @@ __all__ = ["Found", "Search", "trainings_left"]
 
 QUARTERS = 4
 SHOWN = 1000  # of the bar, for a trial
+RIGHT_OR_WRONG = ("top1", "top5", "agreement")  # metrics whose scores of samples are 0 or 1
 
 
 class _Ended(BaseException):
@@ -255,8 +256,7 @@ class Search:
         The variance is that of two independent shares: of the same samples it is less, so that this says so too often.
         """
         trial, first = self.trials[best], self.trials[0]
-        metric = METRICS.get(trial.metric)
-        if best == 0 or trial.value is None or first.value is None or metric is None or metric.scale != 100:
+        if best == 0 or trial.value is None or first.value is None or trial.metric not in RIGHT_OR_WRONG:
             return ()
         lead = abs(trial.value - first.value)
         spread = sum(value * (1 - value) / held for value in (trial.value, first.value))
