@@ -104,7 +104,8 @@ def searched(
     search = Search(stage, model, work, quiet, method)
     found = search.run()
     seconds = time.perf_counter() - begun
-    trials, spent, took = [], 0.0, 0.0
+    trials: list[dict[str, Any]] = []
+    spent = took = 0.0
     for trial in search.trials:
         share = 1.0 if trial.pruned_at is None else trial.pruned_at / QUARTERS
         spent += share * float(trial.settings["epochs"])

@@ -78,7 +78,7 @@ def test_the_network_of_the_best_trial_is_that_of_a_training_with_the_flags_that
         name.removeprefix("--").replace("-", "_"): float(value)
         for name, value in zip(words[::2], words[1::2], strict=True)
     }
-    settings = {name: value if name == "learning_rate" else int(value) for name, value in told.items()}
+    settings: dict[str, Any] = {name: value if name == "learning_rate" else int(value) for name, value in told.items()}
     assert same(weights(whole[1]), weights(run(tmp_path, tune_training=None, **settings)))
     assert whole[1].details["tuning"]["flags"] in whole[1].did
 
