@@ -11,7 +11,7 @@ from compress.report.training_plots import settings_of, training_plots, trial_ro
 
 
 def trial(rate: float, **more: Any) -> dict[str, Any]:
-    usual = {"value": None, "pruned_at": None, "failed": "", "reported": {}, "seconds": 1.25}
+    usual: dict[str, Any] = {"value": None, "pruned_at": None, "failed": "", "reported": {}, "seconds": 1.25}
     return {"settings": {"learning_rate": rate, "epochs": 4}} | usual | more
 
 
