@@ -196,7 +196,7 @@ class _Training:
         """What there is to tell; what was kept for going on goes."""
         trained = self._trained()
         self.kept.drop()
-        if self.stepper.answers is not None:
+        if self.stepper.answers is not None and self.task.among is None:  # others can use them, too
             self.stepper.answers.drop()
         return trained
 

@@ -46,7 +46,6 @@ class Answers:
     def __init__(self, task: Task, shapes: Shapes, answer: Answer, fabric: Any, progress: Progress) -> None:
         start = time.perf_counter()
         self._count = len(task.data)
-        self._shared = task.among is not None
         folder = task.folder if task.among is None else task.among.folder
         self._folder = folder if fabric.world_size == 1 else None
         self._tables: dict[str, np.ndarray[Any, Any]] = {}
@@ -95,9 +94,9 @@ class Answers:
         return {name: torch.from_numpy(table[rows]).to(device) for name, table in self._tables.items()}
 
     def drop(self) -> None:
-        """The training is through; what others can use stays."""
+        """The training is through."""
         self._tables = {}
-        if self._folder is not None and not self._shared:
+        if self._folder is not None:
             for path in self._folder.glob("answers.*"):
                 path.unlink()
 
