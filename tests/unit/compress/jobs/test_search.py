@@ -310,7 +310,7 @@ def test_no_candidate_inside_is_exit_code_3_and_keeps_the_old_artifact(
         ({"target": "tensorrt"}, "says nothing of a GPU"),
         ({"prune": (0.0,), "int8": ("none",)}, "1 candidate"),
         ({"prune": (0.0, 1.5)}, "1.5"),
-        ({"tune_training": 4}, "no training data"),
+        ({"tune_training": 4, "finetune": None}, "no training data"),
         ({"tune_training": 4, "finetune": "train.npz"}, "nothing judges them"),
     ],
 )
