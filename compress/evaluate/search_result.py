@@ -52,6 +52,7 @@ class Candidate:
             "prune": self.prune or None,
             "sensitivity": base.sensitivity if self.prune else None,
             "finetune": base.finetune if self.prune else None,
+            "tune_training": base.tune_training if self.prune else None,
             "int8": None if self.int8 == "none" else self.int8,
             "calibration": base.calibration if static or smooth or repair else None,
             "calibrator": self.calibrator or "minmax",

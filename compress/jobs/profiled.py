@@ -32,7 +32,7 @@ def profile_told(outcome: Outcome) -> tuple[str, ...]:
     """
     stage = outcome.stage
     training = stage.training if isinstance(stage, TrainQuantized) else stage
-    if not isinstance(training, Finetune) or not training.training.profile:
+    if not isinstance(training, Finetune) or not training.training.profile or training.training.tune_training:
         return ()
     details: Mapping[str, Any] = outcome.given.details
     if words := _words(details):

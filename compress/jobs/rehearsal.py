@@ -32,6 +32,7 @@ from compress.stage import Given, Progress, Stage
 from compress.training.finetune import Finetune
 from compress.training.loop import STATE_FILE
 from compress.training.trial import SECONDS, Enough
+from compress.training.tune.search import trainings_left
 
 __all__ = ["Clock", "Tried", "rehearse", "turns_seconds"]
 
@@ -131,8 +132,11 @@ def _training(stage: Finetune | TrainQuantized, model: Any, folder: Path, kept: 
         calibrating *= clock.each("calibrating")
     trial = given.details["trial"]
     beside = clock.spent - trial["spent"] + calibrating
-    alone = trial.get("one_thread", math.inf)
-    return Tried(given, beside + trial["whole"], beside + alone if alone < FAR_LESS * trial["whole"] else None)
+    whole, alone = trial["whole"], trial.get("one_thread", math.inf)
+    if isinstance(stage, Finetune):  # none of them ended early
+        times = trainings_left(stage.training, part)
+        whole, alone = times * whole, times * alone
+    return Tried(given, beside + whole, beside + alone if alone < FAR_LESS * whole else None)
 
 
 def _calibrated(stage: Any, model: Any, folder: Path, clock: Clock) -> Tried:

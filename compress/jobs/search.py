@@ -21,6 +21,7 @@ from compress.evaluate.judge import Judge
 from compress.evaluate.search_result import THROUGHPUT_BATCH, Candidate, SearchResult, Trial, candidates
 from compress.jobs.original import Original, original
 from compress.jobs.recipe import sources_of, stages_for
+from compress.jobs.together import refuse_tuning
 from compress.model import OnnxModel
 from compress.options import OptimizeOptions
 from compress.pipeline import Outcome, Watcher, check, run
@@ -94,6 +95,7 @@ def judged(options: OptimizeOptions, model: Original, checkpoint: Path) -> Evalu
 
 
 def _check(options: OptimizeOptions, plan: Sequence[Candidate]) -> None:
+    refuse_tuning(options)
     if options.workers < 1 or options.max_drop < 0:
         raise RecipeError(
             "can't search like this",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from compress.console.wording import counted
 from compress.errors import RecipeError
-from compress.options import ExportOptions
+from compress.options import ExportOptions, OptimizeOptions
 from compress.options.asked import is_static, repairs
+from compress.training.tune.space import LEAST_HELD, broken
 
-__all__ = ["refuse_together"]
+__all__ = ["refuse_together", "refuse_tuning"]
 
 
 def refuse_together(options: ExportOptions, *, judged: bool) -> None:
@@ -20,6 +21,7 @@ def refuse_together(options: ExportOptions, *, judged: bool) -> None:
     Raises:
         RecipeError: the first of them.
     """
+    refuse_tuning(options)
     goals = {
         "--prune": options.prune,
         "--target-latency-ms": options.target_latency_ms,
@@ -123,6 +125,24 @@ def refuse_together(options: ExportOptions, *, judged: bool) -> None:
         ),
         (options.threads < 1, "can't measure with no thread", f"--threads is {options.threads}", "give 1 or more"),
     )
-    for broken, what, why, mend in rules:
-        if broken:
+    for wrong, what, why, mend in rules:
+        if wrong:
             raise RecipeError(what, why=why, mend=mend)
+
+
+def refuse_tuning(options: ExportOptions | OptimizeOptions) -> None:
+    """Refuse a search over a training's settings that can't be, as far as that is known without the data.
+
+    Raises:
+        RecipeError: there is no training, nothing judges it, or several processes share it.
+    """
+    what = "can't search for settings of a training"
+    if options.tune_training is None:
+        return
+    if options.finetune is None:
+        why = "there is no training data"
+        raise RecipeError(what, why=why, mend="add --finetune train.npz, or leave --tune-training out")
+    judged = options.validation is not None or options.hold_out > 0
+    held = LEAST_HELD if judged else None  # how many there are is seen when the data is opened
+    for why, mend in broken(options, LEAST_HELD, held, alone=options.devices == 1):
+        raise RecipeError(what, why=why, mend=mend)

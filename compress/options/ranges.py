@@ -18,6 +18,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "thread_counts": (1, MOST_THREADS),
     "batches": (1, 1 << 20),
     "epochs": (0, 1 << 30),
+    "tune_training": (1, 1000),
 }
 
 

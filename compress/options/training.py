@@ -71,6 +71,10 @@ class TrainingOptions:
     patience: Annotated[int, Parameter(group=TRAIN)] = 0
     """Stop after so many epochs without a better one on the validation data; 0 never stops early."""
 
+    tune_training: Annotated[int | None, Parameter(group=TRAIN)] = None
+    """Train so many times, as asked for first, then with other rates, fewer epochs, other temperatures and batches,
+    and keep what is best on --hold-out (or --validation) data; needs the extra optuna."""
+
     accumulate: Annotated[int, Parameter(group=MACHINE)] = 1
     """Work each step off in so many parts: less memory for the same gradient."""
 

@@ -36,10 +36,19 @@ TRAINING: tuple[Rule, ...] = (
     (("temperature",), lambda o: o.distillation > 0, "the original's answers have no weight (--distillation 0)"),
     (("patience",), _judges_epochs, "no epoch is judged without --validation or --hold-out"),
     (("hold_out",), lambda o: o.validation is None, "--validation is given, in whose place it would be"),
+    (
+        ("profile", "tensorboard"),
+        lambda o: o.tune_training is None,
+        "--tune-training trains many times: give the settings that it finds, without it",
+    ),
 )
 
 SHARED: tuple[Rule, ...] = (
-    (_names(TrainingOptions), lambda o: o.finetune is not None, "nothing is trained without --finetune"),
+    (
+        tuple(name for name in _names(TrainingOptions) if name != "tune_training"),  # which is refused
+        lambda o: o.finetune is not None,
+        "nothing is trained without --finetune",
+    ),
     (("importance", "repair", "scope", "round_to"), prunes, "nothing is pruned"),
     (("repair",), lambda o: o.repair or o.calibration is not None, "nothing is repaired without --calibration"),
     (("scope",), lambda o: o.sensitivity is None, "--sensitivity sets what each layer loses, in its place"),

@@ -23,7 +23,7 @@ from compress.report.findings import telling
 from compress.report.pages import page
 from compress.report.plots import INT8, ONNX, SHARES, TORCH, plots
 from compress.report.roofline import roofline_plot
-from compress.report.training_plots import training_plots
+from compress.report.training_plots import settings_of, training_plots, trial_rows
 from compress.runtime.grid import Cell
 from compress.runtime.roofline import Roofline
 
@@ -168,6 +168,11 @@ class Report:
                     if "curve" in row.details
                     for plot in training_plots(row.details, row.stage)
                 ),
+            ],
+            searches=[
+                (row.stage, row.details["tuning"], settings_of(row.details), trial_rows(row.details))
+                for row in self.stages
+                if "tuning" in row.details
             ],
             roofs=[(name, roofline_plot(found)) for name, found in self.rooflines.items()],
             gains=gains_of(self.stages),

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from compress.console.wording import counted
 from compress.report.pages import page
-from compress.report.training_plots import training_plots
+from compress.report.training_plots import settings_of, training_plots, trial_rows
 
 __all__ = ["training_table", "write_page"]
 
@@ -53,6 +53,9 @@ def write_page(report: Mapping[str, Any], path: Path) -> None:
         report=report,
         training=training,
         plots=training_plots(training),
+        searches=[("the training", training["tuning"], settings_of(training), trial_rows(training))]
+        if "tuning" in training
+        else [],
         facts={name: value for name, value in facts.items() if value is not None},
     )
     path.write_bytes(html.encode("utf-8", "backslashreplace"))

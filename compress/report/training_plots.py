@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from compress.report.plots import INK, ONNX, TORCH, axes_of, log_axis, svg_of
 
-__all__ = ["training_plots"]
+__all__ = ["settings_of", "training_plots", "trial_rows"]
+
+LOST = "#c0392b"
 
 
 def training_plots(details: Mapping[str, Any], name: str = "the training") -> list[tuple[str, str]]:
@@ -20,6 +23,7 @@ def training_plots(details: Mapping[str, Any], name: str = "the training") -> li
         name: of that stage.
     """
     figures = [
+        (f"Settings that were tried for {name}", _trials(details)),
         (f"Loss of {name}, and the learning rate", _curve(details)),
         (f"Validation after each epoch of {name}", _validation(details)),
         (f"Where the time of a step of {name} goes", _shares(details)),
@@ -27,6 +31,63 @@ def training_plots(details: Mapping[str, Any], name: str = "the training") -> li
         (f"The GPU during {name}", _gpu(details)),
     ]
     return [(title, svg) for title, svg in figures if svg]
+
+
+def settings_of(details: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the settings that a search has tried; none where there was no search."""
+    trials = (details.get("tuning") or {}).get("trials") or [{}]
+    return tuple(trials[0].get("settings", {}))
+
+
+def trial_rows(details: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A row of text for each trial of a search: number, settings, score, seconds, and how it ended."""
+    tuning = details.get("tuning") or {"trials": []}
+    rows = []
+    for number, trial in enumerate(tuning["trials"]):
+        score = "–" if trial["value"] is None else f"{trial['value']:.4f}"
+        how = trial["failed"]
+        if trial["pruned_at"] is not None:
+            last = trial["reported"][str(trial["pruned_at"])]
+            how = f"ended at {trial['pruned_at']}/4 of its epochs, with {last:.4f}"
+        if number == tuning["best"]:
+            how = "best"
+        settings = (f"{value:g}" for value in trial["settings"].values())
+        asked = " (as asked for)" if number == 0 else ""
+        rows.append((f"{number + 1}{asked}", *settings, score, f"{trial['seconds']:.1f}", how))
+    return rows
+
+
+def _trials(details: Mapping[str, Any]) -> str:
+    """Scores by the number of the trial, and the best so far."""
+    tuning = details.get("tuning") or {}
+    trials = tuning.get("trials") or []
+    if len(trials) < 2:
+        return ""
+    figure, axes = axes_of(3)
+    whole = {at: trial["value"] for at, trial in enumerate(trials, 1) if trial["value"] is not None}
+    better = max if tuning["higher_is_better"] else min
+    so_far = [better(value for at, value in whole.items() if at <= last) for last in whole]
+    axes.step([*whole, len(trials)], [*so_far, so_far[-1]], where="post", color="#bdbdbd", lw=1.2, label="best so far")
+    axes.scatter(list(whole), list(whole.values()), color=ONNX, s=26, zorder=3, label="trained to the end")
+    _crosses(axes, trials)
+    best = tuning["best"] + 1
+    axes.scatter(best, whole[best], s=90, facecolors="none", edgecolors=INK, zorder=4, label="kept")
+    axes.set_xlabel("trial (the first as asked for)")
+    axes.set_ylabel(str(tuning["metric"]))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False, ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1))
+    return svg_of(figure)
+
+
+def _crosses(axes: Axes, trials: Sequence[Mapping[str, Any]]) -> None:
+    """Of trials that have no score: what was last known of them, or where they failed."""
+    ended = {at: each["reported"][str(each["pruned_at"])] for at, each in enumerate(trials, 1) if each["pruned_at"]}
+    if ended:
+        axes.scatter(list(ended), list(ended.values()), color=TORCH, marker="x", s=26, zorder=3, label="ended early")
+    failed = [at for at, each in enumerate(trials, 1) if each["failed"]]
+    if failed:
+        bottom = axes.get_ylim()[0]
+        axes.scatter(failed, [bottom] * len(failed), color=LOST, marker="v", s=26, zorder=3, label="failed")
 
 
 def _curve(details: Mapping[str, Any]) -> str:

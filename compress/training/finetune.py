@@ -30,7 +30,10 @@ from compress.training.frozen import frozen_for
 from compress.training.labels import refuse_labels, watched
 from compress.training.loop import train
 from compress.training.machine.setup import device_kind, distributed, fabric_class, local_rank
-from compress.training.task import Task, Trained
+from compress.training.task import Among, Task, Trained
+from compress.training.tune.sampling import optuna_of
+from compress.training.tune.search import Search
+from compress.training.tune.space import broken
 from compress.training.updates.precision import precision_for
 
 __all__ = ["Finetune", "details_of", "source_of", "told"]
@@ -123,12 +126,17 @@ class Finetune:
         taught = {} if self.teacher is not None else {"teacher": None}
         code = {"code": found} if (found := code_of(self.training.augment)) else {}
         output = {} if self.labelled is None else {"labelled": self.labelled}
+        if self.training.tune_training is None:
+            del named["tune_training"]
         return {"data": self.data.sha256, **named, "seed": self.seed, **validation, **taught, **code, **output}
 
     def check(self, model: Model) -> None:
-        for broken, what, why, mend in self._rules():
-            if broken:
+        for wrong, what, why, mend in self._rules():
+            if wrong:
                 raise RecipeError(what, why=why, mend=mend)
+        alone = self.training.devices == 1 and not distributed()
+        for why, mend in broken(self.training, len(self.data), self.held or None, alone=alone):
+            raise RecipeError("can't search for settings of a training", why=why, mend=mend)
         if isinstance(model, TorchModel):
             if not model.layered:
                 why = "TorchScript and exported programs have no layers any more"
@@ -146,6 +154,8 @@ class Finetune:
         augmentation(self.training.augment)
         refuse_augmentation(self.training.augment, model.signature.inputs, self.data.labels)
         fabric_class()
+        if self.training.tune_training is not None:
+            optuna_of()
 
     @property
     def seen(self) -> tuple[str, ...]:
@@ -173,7 +183,7 @@ class Finetune:
                 _RANGES,
             ),
             (
-                0 < o.hold_out < 1 and len(self.data) - self._held() < 2,
+                0 < o.hold_out < 1 and self.samples < 2,
                 "can't train and judge on this data",
                 f"--hold-out {o.hold_out:g} of {counted(len(self.data), 'samples')} leaves fewer than 2 to train on",
                 "hold fewer out, or give data to judge by with --validation",
@@ -238,15 +248,36 @@ class Finetune:
             return watched(data, output), None
         return watched(data, output), watched(squeezed(self.validation, signature, self.labelled), output)
 
-    def _held(self) -> int:
-        """Samples that are held out."""
-        return max(1, round(len(self.data) * self.training.hold_out))
+    @property
+    def held(self) -> int:
+        """Samples that judge epochs."""
+        if self.validation is not None:
+            return len(self.validation)
+        return max(1, round(len(self.data) * self.training.hold_out)) if self.training.hold_out else 0
+
+    @property
+    def samples(self) -> int:
+        """To train on."""
+        return len(self.data) - (self.held if self.training.hold_out else 0)
+
+    def softens(self, model: TorchModel) -> bool:
+        """Whether the temperature counts: the original teaches, and an output is of classes."""
+        if self.teacher is None or not self.training.distillation:
+            return False
+        forms, _ = self._forms(in_order_of(self.teacher, model.signature))
+        return any(form.kind in (OutputKind.SOFTMAX, OutputKind.DENSE) for form in forms)
 
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
         if self.training.devices > 1 and not distributed():
             from compress.training.in_processes import in_processes
 
             return in_processes(self, model, folder, progress)
+        if self.training.tune_training is not None and not self.trial:
+            found = Search(self, model, folder, progress).run()
+            did = f"trained {told(found.trained, found.options)}, {found.did}"
+            details = {**details_of(found.trained), "tuning": dict(found.details)}
+            words = (*found.trained.warnings, *found.notes)
+            return Given(TorchModel(found.module, model.signature), did, details, words)
         module = copy.deepcopy(model.module)
         trained = self.fit(module, model.signature, progress, folder=folder)
         did = f"trained {told(trained, self.training)}"
@@ -261,6 +292,7 @@ class Finetune:
         folder: Path | None = None,
         exact: bool = False,
         like: TorchModel | None = None,
+        among: Among | None = None,
     ) -> Trained:
         """Train a module in place, and leave it in eval mode without gradients.
 
@@ -271,6 +303,7 @@ class Finetune:
             folder: keeps the state, so that an interrupted training goes on.
             exact: all in float32.
             like: what its outputs' kinds are told by, where that is not the original or itself.
+            among: what it shares with others, where it is one of several trainings.
 
         Raises:
             StageError: the loss became infinite or NaN, and going back did not help.
@@ -278,9 +311,10 @@ class Finetune:
         data, validation = self._fitting(signature)
         if self.training.hold_out:
             order = np.random.default_rng(self.seed).permutation(len(data))
-            held = self._held()
+            held = self.held
             data, validation = data.part(np.sort(order[held:])), data.part(np.sort(order[:held]))
-        cache = None if folder is None or data.fetcher is None or not self.training.cache_data else folder / "cache"
+        work = folder if among is None else among.folder
+        cache = None if work is None or data.fetcher is None or not self.training.cache_data else work / "cache"
         if cache is not None and data.fetcher is not None:
             data.fetcher.keep_in(cache)
         original = None if self.teacher is None else in_order_of(self.teacher, signature)
@@ -288,10 +322,11 @@ class Finetune:
         forms, at = self._forms(original or like or TorchModel(module, signature))
         options = self._tried if self.trial else self.training
         task = Task(
-            module, teacher, signature, data, validation, options, self.seed, folder, exact, forms, at, self.trial
+            module, teacher, signature, data, validation, options, self.seed, folder, exact, forms, at, self.trial,
+            among,
         )  # fmt: skip
         trained = train(task, progress)
-        if cache is not None and local_rank() == 0:
+        if cache is not None and among is None and local_rank() == 0:
             shutil.rmtree(cache, ignore_errors=True)
         return trained
 

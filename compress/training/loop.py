@@ -196,7 +196,7 @@ class _Training:
         """What there is to tell; what was kept for going on goes."""
         trained = self._trained()
         self.kept.drop()
-        if self.stepper.answers is not None:
+        if self.stepper.answers is not None and self.task.among is None:  # others can use them, too
             self.stepper.answers.drop()
         return trained
 
@@ -298,6 +298,8 @@ class _Training:
                 state = self.task.module.state_dict() if average is None else average.state
                 self.best = {"value": value, "epoch": self.step // self.sampler.steps, "state": copied(state)}
         self.journal.epoch(self.step, self.rate * self.rollback.scale, value, metric)
+        if self.judge is not None and self.task.among is not None:  # before the state is kept: who goes on asks again
+            self.task.among.judged([row["validation"] for row in self.journal.epochs], self.judge.metric)
         self._keep()
 
     def _validate(self, judge: Judge) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,24 @@ from torch import nn
 
 from compress.artifact import Signature
 from compress.data.dataset import Dataset
+from compress.evaluate.metrics import Metric
 from compress.evaluate.output_kind import OutputForm
 from compress.options.training import TrainingOptions
 
-__all__ = ["Task", "Trained"]
+__all__ = ["Among", "Task", "Trained"]
+
+
+@dataclass(frozen=True)
+class Among:
+    """A training is one of several of the same model on the same data.
+
+    Attributes:
+        folder: keeps what all of them can use: the original's answers, samples that were made.
+        judged: is told after each epoch, with the scores of all epochs so far; what it raises ends the training.
+    """
+
+    folder: Path
+    judged: Callable[[Sequence[float], Metric], None]
 
 
 @dataclass(frozen=True)
@@ -33,6 +48,7 @@ class Task:
         forms: what each output is, by their order.
         labelled: the place of the output that labels teach.
         trial: only some steps, to tell how long all would take.
+        among: of one of several trainings, what they share.
     """
 
     module: nn.Module
@@ -47,6 +63,7 @@ class Task:
     forms: tuple[OutputForm, ...] = ()
     labelled: int = 0
     trial: bool = False
+    among: Among | None = None
 
 
 @dataclass(frozen=True)

@@ -270,6 +270,6 @@ def shorter(recovery: Finetune, epochs: int, share: float, rate: float) -> Finet
     """The same training with a share of so many epochs (at least one), and of its learning rate."""
     training = recovery.training
     asked = dataclasses.replace(
-        training, epochs=max(1, round(epochs * share)), learning_rate=training.learning_rate * rate
-    )  # fmt: skip
+        training, epochs=max(1, round(epochs * share)), learning_rate=training.learning_rate * rate, tune_training=None
+    )
     return dataclasses.replace(recovery, training=asked)

@@ -46,7 +46,8 @@ class Answers:
     def __init__(self, task: Task, shapes: Shapes, answer: Answer, fabric: Any, progress: Progress) -> None:
         start = time.perf_counter()
         self._count = len(task.data)
-        self._folder = task.folder if fabric.world_size == 1 else None
+        folder = task.folder if task.among is None else task.among.folder
+        self._folder = folder if fabric.world_size == 1 else None
         self._tables: dict[str, np.ndarray[Any, Any]] = {}
         noted = self._noted(shapes)
         for name, shape in shapes.items():

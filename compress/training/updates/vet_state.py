@@ -10,7 +10,7 @@ import torch
 
 from compress.training.updates.rollback import MOST
 
-__all__ = ["fits", "is_state"]
+__all__ = ["alike", "fits", "is_state"]
 
 ROWS = 100_000
 """Of a journal, at most."""
@@ -60,13 +60,13 @@ def fits(position: Mapping[str, Any], first: Mapping[str, Any], steps: int, *, j
         and _has(best, "value", "epoch", "state")
         and _number(best["value"])
         and _whole(best["epoch"], 0)
-        and _alike(best["state"], weights)
+        and alike(best["state"], weights)
     ):
         return False
     return (
-        _alike(stepper["module"], weights)
+        alike(stepper["module"], weights)
         and (stepper["average"] is None) == (begun["average"] is None)
-        and (stepper["average"] is None or _alike(stepper["average"], begun["average"]))
+        and (stepper["average"] is None or alike(stepper["average"], begun["average"]))
         and type(stepper["scaler"]) is dict
         and all(type(name) is str and _number(value) for name, value in stepper["scaler"].items())
         and (stepper["compiled"] is None or type(stepper["compiled"]) is bool)
@@ -117,7 +117,7 @@ def _journal(found: Any, begun: Mapping[str, Any]) -> bool:
     )
 
 
-def _alike(found: Any, wanted: Mapping[str, torch.Tensor]) -> bool:
+def alike(found: Any, wanted: Mapping[str, torch.Tensor]) -> bool:
     """Whether all tensors are there, with their shapes and types, and of numbers."""
     return _has(found, *wanted) and all(
         isinstance(tensor := found[name], torch.Tensor)

@@ -310,6 +310,8 @@ def test_no_candidate_inside_is_exit_code_3_and_keeps_the_old_artifact(
         ({"target": "tensorrt"}, "says nothing of a GPU"),
         ({"prune": (0.0,), "int8": ("none",)}, "1 candidate"),
         ({"prune": (0.0, 1.5)}, "1.5"),
+        ({"tune_training": 4, "finetune": None}, "no training data"),
+        ({"tune_training": 4, "finetune": "train.npz"}, "nothing judges them"),
     ],
 )
 def test_a_search_that_makes_no_sense_is_refused(task: Path, tmp_path: Path, more: dict[str, object], why: str) -> None:
@@ -422,6 +424,8 @@ def test_a_repair_goes_on_from_a_pruning_that_was_kept(task: Path, tmp_path: Pat
         ({"int8": "auto", "target": "cuda"}, "what to quantize for cuda"),
         ({"to": "tensorrt"}, "can't build a TensorRT engine"),
         ({"int8": "qat", "calibration": "calibration.npz"}, "fake quantization"),
+        ({"tune_training": 4}, "settings of a training"),
+        ({"tune_training": 4, "finetune": "train.npz"}, "settings of a training"),
         ({"prune": 0.5, "importance": "taylor"}, "by taylor"),
         ({"prune": 0.5, "importance": "obs"}, "by obs"),
         (

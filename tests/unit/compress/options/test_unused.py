@@ -54,6 +54,9 @@ CASES: list[tuple[Any, set[str]]] = [
     (export(finetune="t", patience=3, hold_out=0.1), set()),
     (export(finetune="t", patience=3, validation="v", hold_out=0.1), {"--hold-out"}),
     (export(finetune="t", distillation=0.0, temperature=2.0), {"--temperature"}),
+    (export(finetune="t", hold_out=0.2, tune_training=8), set()),
+    (export(finetune="t", hold_out=0.2, tune_training=8, profile=True, tensorboard=Path("l")), {"--profile", "--tensorboard"}),
+    (export(tune_training=8), set()),  # which is refused
     (export(seed=3, threads=2, batches=(1, 8), work=Path("w"), verbose=True), set()),
     (optimize(eval="e", calibrators=("mse",)), {"--calibrators"}),
     (optimize(eval="e", calibrators=("mse",), calibration="c"), set()),

@@ -265,3 +265,42 @@ def test_an_export_tells_of_the_profile_of_its_training(folder: Path, capsys: py
         assert ("finetune: " in shown) == bool(told)
         findings = json.loads(Path("out/report.json").read_text(encoding="utf-8"))["findings"]
         assert all(any(text in finding for finding in findings) for text in told)
+
+
+def test_a_search_is_told_drawn_and_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["student.pt", "--teacher", "teacher.pt", "--data", "train.npz", "--epochs", "4", "--hold-out", "0.2"]
+    words += ["--tune-training", "5", "--threads", "1", "--profile", "-o", "out"]
+    assert call(*words) == 0
+    shown = capsys.readouterr()
+    assert "of 5 trials" in shown.err
+    assert "warning --profile has no use here: --tune-training trains many times" in shown.err
+    assert "no profile" not in shown.out
+    told = json.loads(Path("out/training.json").read_text(encoding="utf-8"))
+    tuning = told["training"]["tuning"]
+    assert told["options"]["tune_training"] == len(tuning["trials"]) == 5
+    page = Path("out/training.html").read_text(encoding="utf-8")
+    assert "Settings that were tried for the training" in page
+    assert tuning["flags"] in page
+    for name in ("learning rate", "temperature", "batch size", "1 (as asked for)"):
+        assert name in page
+    assert call(*words) == 0
+    assert "kept from before" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--tune-training", "0"], "it goes from 1 to 1,000"),
+        (["--tune-training", "4"], "nothing judges them"),
+        (["--tune-training", "4", "--hold-out", "0.05"], "13 samples judge them, and 32 are the least"),
+        (["--tune-training", "4", "--hold-out", "0.2", "--devices", "2"], "several processes share each training"),
+    ],
+)
+def test_a_search_that_can_not_be_is_refused_in_three_lines(
+    folder: Path, flags: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("student.pt", "--data", "train.npz", *flags, "-o", "out") == 2
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in said] == ["error:", "why:", "mend:"]
+    assert why in said[1]
+    assert not Path("out").exists()
