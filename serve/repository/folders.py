@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,8 +23,12 @@ PACKED_FILE = ".packed.pbtxt"
 """Beside config.pbtxt: what `serve pack` wrote into it, so that edits by hand can be told."""
 
 
-def folders_of(repository: Path) -> list[Path]:
+def folders_of(repository: Path, names: Collection[str] | None = None) -> list[Path]:
     """The model folders of a repository, by name.
+
+    Args:
+        repository: holds them.
+        names: those to look for, which need not be there; no other is touched: it may be a mount that hangs.
 
     Raises:
         RepositoryError: there is no such folder, or no model in it.
@@ -32,8 +36,9 @@ def folders_of(repository: Path) -> list[Path]:
     if not repository.is_dir():
         why = "it is not a folder" if repository.exists() else "there is no such folder"
         raise RepositoryError(f"{repository} is not a model repository", why=why, mend="make one with `serve pack`")
-    folders = sorted(path for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not folders:
+    entries = (path for path in repository.iterdir() if names is None or path.name in names)
+    folders = sorted(path for path in entries if not path.name.startswith(".") and path.is_dir())
+    if not folders and names is None:
         raise RepositoryError(
             f"{repository} holds no model", why="it has no model folder", mend="write one into it with `serve pack`"
         )

@@ -121,9 +121,7 @@ def verify_checksums(
     """
     sums = sums or {}
     count = 0
-    for model in folders_of(repository):
-        if models is not None and model.name not in models:
-            continue
+    for model in folders_of(repository, models):
         packed = [version for version in versions_of(model) if (model / str(version) / PROVENANCE_FILE).exists()]
         for path in sorted(model.iterdir()) if packed else ():
             if path.suffix in CODE or is_byte_code(path.name):  # Triton looks for backends there, too

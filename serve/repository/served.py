@@ -50,7 +50,7 @@ class Served:
         self._lock = threading.Lock()
 
     def renew(self, models: Collection[str] | None = None) -> None:
-        """Check the repository, and put what was verified in place of what was there; takes one call at a time.
+        """Check the repository, and put what was verified in place of what was there; makes one copy at a time.
 
         Args:
             models: those to check, where nothing has to be signed; None for all.
@@ -58,13 +58,12 @@ class Served:
         Raises:
             RepositoryError: it is not what was packed, or signed; what was there stays.
         """
+        if not self.signed:  # with no lock: reading one model may hang, and others are loaded meanwhile
+            check_files(self.repository, None, trust_changes=self._trust_changes, models=models)
+            for model in folders_of(self.repository, models):
+                check_words(model)
+            return
         with self._lock:
-            if not self.signed:
-                check_files(self.repository, None, trust_changes=self._trust_changes, models=models)
-                for model in folders_of(self.repository):
-                    if models is None or model.name in models:
-                        check_words(model)
-                return
             try:
                 copy = Path(tempfile.mkdtemp(prefix="verified-", dir=self._copies))
                 try:

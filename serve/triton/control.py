@@ -106,7 +106,7 @@ async def reload_alone(grpc_address: str, name: str, control: Mapping[str, str])
 
 
 async def control_call(
-    channel: Any, act: Literal["Load", "Unload"], name: str, control: Mapping[str, str], timeout_s: float
+    channel: Any, act: Literal["Load", "Unload"], name: str, control: Mapping[str, str], timeout_s: float | None
 ) -> None:
     """Load or unload one model over gRPC, and nothing else.
 
@@ -114,7 +114,7 @@ async def control_call(
         channel: to Triton's gRPC endpoint.
         act: what it is to do.
         name, control: as for `reload_alone`.
-        timeout_s: that it may take.
+        timeout_s: that it may take; None for as long as it takes.
 
     Raises:
         ServerError: Triton refuses, or can't be reached; its cause says which.

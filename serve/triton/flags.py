@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serve.repository.read import ModelInfo
+from serve.repository.versions import all_served
 
-__all__ = ["CACHE_BYTES", "flags_for"]
+__all__ = ["CACHE_BYTES", "flags_for", "loaders_for"]
 
 CACHE_BYTES = 64 * 1024 * 1024
+MORE_LOADERS, MOST_LOADERS = 4, 256
 
 
 def flags_for(models: Sequence[ModelInfo], cache_bytes: int = CACHE_BYTES, caches: Path | None = None) -> list[str]:
@@ -27,3 +29,15 @@ def flags_for(models: Sequence[ModelInfo], cache_bytes: int = CACHE_BYTES, cache
     if any(group.rate_limiter for model in models for group in model.config.instance_group):
         flags.append("--rate-limit=execution_count")
     return flags
+
+
+def loaders_for(models: Sequence[ModelInfo]) -> int:
+    """Threads that load models which come when they are asked for, so that no number of loads that hang stops others.
+
+    A load has one for each version until it ends, which it may never do. Some more are for models that are added.
+
+    Args:
+        models: that it may be asked for.
+    """
+    versions = sum(max(1, len(all_served(model.config, model.versions))) for model in models)
+    return min(versions + MORE_LOADERS, MOST_LOADERS)

@@ -108,6 +108,7 @@ class Healer:
                 except OSError:  # it has just ended
                     continue
                 self._seen[stub.pid] = time.monotonic()
+                self._triton.ended.discard(stub.pid)  # of one before it, with its number
                 more = True
                 asyncio.get_running_loop().add_reader(file, self._ended, stub)
             alive.setdefault(stub.instance, []).append(stub.pid)
@@ -137,6 +138,9 @@ class Healer:
     def _ended(self, stub: Stub) -> None:
         """A process is no more: at once where it died, after a moment where Triton may have asked it to end."""
         self._leave(stub.pid)
+        if stub.pid in self._triton.ended:
+            self._triton.ended.discard(stub.pid)
+            return
         how = death_of(stub.pid)
         if how is None or how.endswith("code 0"):
             self._start(self._look_again(stub))

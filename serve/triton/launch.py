@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Collection
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +27,7 @@ from serve.http.once import ask_once
 from serve.repository.read import ModelInfo, read_models
 from serve.repository.served import Served
 from serve.triton.find import Triton, build_backends, find_triton
-from serve.triton.flags import CACHE_BYTES, flags_for
+from serve.triton.flags import CACHE_BYTES, flags_for, loaders_for
 from serve.triton.interpreter import environment
 from serve.triton.leftovers import RUN, sweep_tritons
 from serve.triton.log import failed_models, failures
@@ -84,6 +86,7 @@ class TritonServer:
     Attributes:
         repository: what it serves.
         log: the file that holds what it says.
+        ended: ids of processes of its models that were ended on purpose, as their load took too long.
         wedged: whether a model was loaded again after its process had died: Triton never ends the old one, and would
             wait for it until its time is up when it is stopped.
     """
@@ -108,6 +111,7 @@ class TritonServer:
         """
         self.repository = repository
         self.wedged = False
+        self.ended: set[int] = set()
         token = f"triton-{secrets.token_hex(8)}"
         self.log = log or Path(tempfile.gettempdir()) / f"{token}.log"
         self._temporary_log = log is None
@@ -140,6 +144,14 @@ class TritonServer:
         family, linked = self._family, self._linked
         members = [] if family is None else family.members()
         return members, stubs_in(members, linked)
+
+    def end_stubs(self, model: str, spared: Collection[int]) -> None:
+        """Kill the processes of a model, but for some; Triton then ends the load that waits for them."""
+        for stub in self.stubs():
+            if stub.model == model and stub.pid not in spared:
+                self.ended.add(stub.pid)
+                with suppress(ProcessLookupError):
+                    os.kill(stub.pid, signal.SIGKILL)
 
     def close_regions(self) -> None:
         """Keep other users from the shared memory of models that were loaded meanwhile."""
@@ -320,6 +332,7 @@ class TritonServer:
             f"--backend-config=python,shm-region-prefix-name={self._memory_prefix}",
             f"--log-verbose={options.log_verbose}",
             *flags_for(models, options.cache_bytes, triton.caches),
+            *([] if options.only is None else [f"--model-load-thread-count={loaders_for(models)}"]),
         ]
 
     def _wait_until_ready(self, models: list[ModelInfo]) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +34,7 @@ class TritonHost:
     Args:
         triton: of this process.
         region_bytes: of shared memory, for each process of a model.
-        timeout_s: that a load may take.
+        timeout_s: that a load may take before it is given up, and an unload.
         check: reads models' files again before they are loaded; raises ToolkitError where they are not to be.
     """
 
@@ -45,12 +47,27 @@ class TritonHost:
     ) -> None:
         self._triton = triton
         self._region_bytes = region_bytes
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._check = check
         self._channel: Any = None
+        self._older: dict[str, frozenset[int]] = {}  # by model that is being loaded: its processes of before
+        self._given_up: set[str] = set()
 
     async def load(self, model: Known) -> None:
-        await asyncio.to_thread(self._check, (model.name,))
+        stubs = await asyncio.to_thread(self._triton.stubs)
+        self._older[model.name] = frozenset(stub.pid for stub in stubs if stub.model == model.name)
+        try:
+            await self._load(model)
+        finally:
+            del self._older[model.name]
+            self._given_up.discard(model.name)
+
+    async def _load(self, model: Known) -> None:
+        await _apart(lambda: self._check((model.name,)))
+        if model.name in self._given_up:
+            raise ServerError(
+                f"can't load {model.name}", why="its files could not be read in time", mend="see what holds them up"
+            )
         free, need = shutil.disk_usage(FOLDER).free, model.processes * self._region_bytes
         if need > free:
             raise ServerError(
@@ -58,12 +75,19 @@ class TritonHost:
                 why=f"its processes need {need >> 20} MiB of shared memory, {FOLDER} has {free >> 20} MiB free",
                 mend="enlarge it, or pack the model with fewer instances",
             )
-        await self._tell("Load", model.name)
+        await self._tell("Load", model.name, None)
         await asyncio.to_thread(self._triton.close_regions)
+
+    def give_up(self, model: str) -> None:
+        """Triton ends a load within a second once its process has died, and its thread is free again."""
+        older = self._older.get(model)
+        if older is not None:
+            self._given_up.add(model)
+            self._triton.end_stubs(model, spared=older)
 
     async def unload(self, model: str) -> None:
         pids = [stub.pid for stub in await asyncio.to_thread(self._triton.stubs) if stub.model == model]
-        await self._tell("Unload", model)
+        await self._tell("Unload", model, self.timeout_s)
         until = time.monotonic() + ENDS_S
         while any(map(_rss, pids)) and time.monotonic() < until:  # noqa: ASYNC110  another process sets no event
             await asyncio.sleep(LOOK_S)
@@ -82,7 +106,7 @@ class TritonHost:
         others = set(members) - {stub.pid for stub in stubs}
         return Used(sum(map(_rss, others)), by_model)
 
-    async def _tell(self, act: Literal["Load", "Unload"], model: str) -> None:
+    async def _tell(self, act: Literal["Load", "Unload"], model: str, timeout_s: float | None) -> None:
         if not self._triton.running:
             raise HostDownError
         import grpc  # takes a while
@@ -90,7 +114,7 @@ class TritonHost:
         if self._channel is None:  # its address is known once it has started; a restart keeps it
             self._channel = grpc.aio.insecure_channel(self._triton.grpc_address)
         try:
-            await control_call(self._channel, act, model, self._triton.control, self._timeout_s)
+            await control_call(self._channel, act, model, self._triton.control, timeout_s)
         except ServerError as err:
             if isinstance(err.__cause__, grpc.aio.AioRpcError) and err.__cause__.code() is grpc.StatusCode.UNAVAILABLE:
                 raise HostDownError from err
@@ -100,6 +124,29 @@ class TritonHost:
         """Nothing is asked of it any more."""
         if self._channel is not None:
             await self._channel.close()
+
+
+async def _apart(work: Callable[[], object]) -> None:
+    """Do something in a thread of its own: one that reads from a disk that hangs takes none from others, and nobody
+    waits for it at the end."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if not done.done():
+            done.set_result(None) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        error: Exception | None = None
+        try:
+            work()
+        except Exception as err:  # whatever it is, it is raised where it is waited for
+            error = err
+        with suppress(RuntimeError):  # the loop is closed by now
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=run, name="check", daemon=True).start()
+    await done
 
 
 def _rss(pid: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import queue
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
@@ -28,6 +30,8 @@ from serve.pack.write import PackOptions, pack
 from serve.repository.signing import sign
 from serve.rollout.plan import Plan, Target
 from serve.rollout.store import Store
+from serve.triton.control import control_call
+from serve.triton.launch import Ports, TritonOptions, TritonServer
 from tests.gateway_models import FILES_MODEL, fetch, write_files_model
 from tests.hub_models import hub_artifact, sentence_folder
 from tests.integration.test_gateway_grpc import free_port
@@ -56,6 +60,12 @@ LARGE = FILES_MODEL.replace(
     "    def execute",
     "    def initialize(self, args):\n        self.kept = np.ones(100_000_000)\n\n    def execute",
 )
+
+HANGS = FILES_MODEL.replace(
+    "    def execute",
+    "    def initialize(self, args):\n        time.sleep(3600)\n\n    def execute",
+)
+HANGING = tuple(f"hangs{number}" for number in range(5))  # Triton has four threads that load, where it is told nothing
 
 
 @dataclass
@@ -397,3 +407,50 @@ def test_what_turns_out_too_large_is_refused_from_then_on_and_others_go_on(tmp_p
         assert (first, status) in ((503, 503), (200, 503)), told
         server.running.until(lambda: server.infer("b")[0] == 200)
         assert "large can't be loaded" in server.running.said
+
+
+def test_models_whose_loads_hang_cost_others_nothing_for_good(tmp_path: Path, few: Path) -> None:
+    for name in HANGING:
+        write_files_model(few, HANGS, name)
+    keys = {name: add_key(tmp_path / "keys.json", name)[0] for name in HANGING}
+    body = json.dumps({"file": "text"}).encode()
+    with served(tmp_path, few, "--start-timeout", "8") as server:
+
+        def asked(name: str) -> tuple[int, Any]:
+            words = {"content_type": "application/json", "x_api_key": keys[name], "x_request_timeout_ms": "500"}
+            return fetch(f"{server.url}/predict/{name}", body, **words)
+
+        for name in HANGING:
+            assert asked(name)[0] == 503
+        server.running.until(lambda: all(server.of("load_failures_total", name) for name in HANGING), 120)
+        assert server.infer("a")[0] == 200  # and not only what was there
+        status, told = asked(HANGING[-1])
+        assert (status, "could not be loaded" in told["error"]) == (503, True), told
+        assert {"why", "mend"} <= told.keys()
+        assert server.running.said.count("has not ended within 8 s (--start-timeout)") == len(HANGING)
+        server.running.until(lambda: server.metrics()["gateway_model_loads_left_behind"] == 0, 30)
+        server.running.until(lambda: not [name for name in HANGING if server.of("memory_bytes", name)], 30)
+        assert "is loaded again" not in server.running.said  # they were ended on purpose
+        server.file(HANGING[0], x_request_timeout_ms="500")  # hangs as we stop
+        began = time.monotonic()
+    assert time.monotonic() - began < 20
+
+
+def test_triton_loads_one_more_while_a_load_of_each_that_can_hang_does(tmp_path: Path, few: Path) -> None:
+    for name in HANGING:
+        write_files_model(few, HANGS, name)
+    options = TritonOptions(heal=True, only=frozenset(), stop_timeout_s=1.0)
+
+    async def loaded(triton: TritonServer) -> None:
+        async with grpc.aio.insecure_channel(triton.grpc_address) as channel:
+            stuck = [asyncio.ensure_future(control_call(channel, "Load", name, triton.control, 60)) for name in HANGING]
+            await asyncio.sleep(1)
+            for name in "abc":
+                await control_call(channel, "Load", name, triton.control, 20)
+            for name in HANGING:
+                triton.end_stubs(name, spared=())
+            ended = await asyncio.gather(*stuck, return_exceptions=True)
+            assert all("not healthy" in getattr(each, "why", "") for each in ended), ended
+
+    with TritonServer(few, ports=Ports(0, 0, 0), options=options) as triton:
+        asyncio.run(loaded(triton))

@@ -33,10 +33,19 @@ class Used:
 
 
 class Host(Protocol):
-    """Loads and unloads single models."""
+    """Loads and unloads single models.
+
+    Attributes:
+        timeout_s: that a load may take before it is given up.
+    """
+
+    timeout_s: float
 
     async def load(self, model: Known) -> None:
         """Load one, which is ready then; raises ToolkitError where it can't be, HostDownError where Triton is down."""
+
+    def give_up(self, model: str) -> None:
+        """End what a load of a model under way has begun, as far as can be; blocks for some milliseconds."""
 
     async def unload(self, model: str) -> None:
         """Take one out, and return once its processes have ended; errors as of `load`."""

@@ -7,6 +7,7 @@ after the other is held back, where others are there to feel it.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from serve.gateway.on_demand.catalogue import Known
 __all__ = ["Failures", "Load", "LoadFailedError", "LoadingError", "Loads"]
 
 AT_ONCE = 2
+OVERDUE_S, OVERDUE_TIMES = 15.0, 2.0  # what takes longer than both waits for something: it hardly works
 WINDOW_S, MOST_IN_WINDOW = 60.0, 20
 MOST_PENDING = 4  # loads of one key that have not ended
 MOST_WAITING, MOST_WAITING_OF_KEY = 1024, 256  # requests
@@ -64,6 +66,10 @@ class Load:
         """Until it has ended, as far as can be told."""
         return self.seconds if self.began is None else max(0.1, self.seconds - (now - self.began))
 
+    def overdue(self, now: float) -> bool:
+        """Whether it takes so long that it seems to hang: no load waits for it any more but those of its key."""
+        return self.began is not None and now - self.began > max(OVERDUE_S, OVERDUE_TIMES * self.seconds)
+
 
 class Loads:
     """Those of one gateway."""
@@ -92,7 +98,7 @@ class Loads:
         load = Load(model, who, seconds, loop.create_future(), loop.create_future())
         self.by_model[model.name] = load
         self._queue.append(load)
-        self._wake()
+        self.wake(now)
         return load
 
     def _count(self, model: str, who: str, now: float) -> None:
@@ -125,7 +131,7 @@ class Loads:
             load.done.set_result(error)
         for who in [who for who, begun in self._begun.items() if not begun]:
             del self._begun[who]
-        self._wake()
+        self.wake(time.monotonic())
 
     def wanted(self, unit: str) -> bool:
         """Whether one of them needs a model."""
@@ -136,14 +142,17 @@ class Loads:
         if self.waiting.total() >= MOST_WAITING or (who and self.waiting[who] >= MOST_WAITING_OF_KEY):
             raise LoadingError(load.model.name, "too many requests wait for models", load.left_s(now))
 
-    def _wake(self) -> None:
+    def wake(self, now: float) -> None:
+        """Begin those whose turn it is; to be called now and then, too, as loads become overdue."""
+        free = AT_ONCE - sum(not each.overdue(now) for each in self._running)
         for load in list(self._queue):
-            if len(self._running) >= AT_ONCE:
+            if free <= 0:
                 return
             if load.who and any(each.who == load.who for each in self._running):
                 continue
             self._queue.remove(load)
             self._running.append(load)
+            free -= 1
             load.turn.set_result(None)
 
 

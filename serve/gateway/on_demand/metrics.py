@@ -32,6 +32,11 @@ class ResidencyCollector(Collector):
         )
         waiting.add_metric([], 0 if told is None else told.loads.waiting.total())
         yield waiting
+        left = GaugeMetricFamily(
+            "gateway_model_loads_left_behind", "Loads that were given up, and that Triton has not ended."
+        )
+        left.add_metric([], 0 if told is None else len(told.units.behind))
+        yield left
         budget = GaugeMetricFamily("gateway_models_memory_limit_bytes", "What Triton and its models may have resident.")
         used = GaugeMetricFamily("gateway_models_memory_bytes", "What they have, as it was seen last.")
         each = GaugeMetricFamily("gateway_model_memory_bytes", "What the model's processes have.", labels=["model"])

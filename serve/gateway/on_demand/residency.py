@@ -28,6 +28,7 @@ from serve.repository.read import ModelInfo
 __all__ = ["Residency"]
 
 LOOK_S = 2.0
+HANGS_S = 30.0  # after which to ask again for a model whose load was given up and has not ended
 POLL_S, ROOM_S = 0.05, 5.0  # how often a load looks for memory, and for how long
 SETTLE_S = 0.5  # after a load, in which those who waited for it come
 IN_USE = "the memory for models is taken by those that are in use, or that others use"
@@ -98,7 +99,9 @@ class Residency:
             return "READY"
         if model in self.loads.by_model:
             return "LOADING"
-        return "" if model not in self.known else "FAILED" if model in self.failures else "ON_DEMAND"
+        if model not in self.known:
+            return ""
+        return "FAILED" if model in self.failures or self._hangs(self.known[model]) else "ON_DEMAND"
 
     def resting(self) -> dict[str, ModelInfo]:
         """Models that are not loaded, and that a request would have loaded: what each is."""
@@ -170,13 +173,19 @@ class Residency:
             raise copy.copy(error)
 
     def _ask(self, model: str, who: str | None, now: float) -> Load:
-        self.failures.check(model, now)
         known = self.known[model]
+        if self._hangs(known):
+            raise LoadFailedError(model, HANGS_S, "a load of it, or of its steps, took too long and has not ended yet")
+        self.failures.check(model, now)
         load = self.loads.ask(known, who, self.estimates.seconds(known), now, alone=self._alone(who, now))
         task = asyncio.get_running_loop().create_task(self._load(load))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return load
+
+    def _hangs(self, known: Known) -> bool:
+        """Whether a load of it, or of a part, was given up and has not ended."""
+        return any(part in self.units.behind for part in known.parts)
 
     def _alone(self, who: str | None, now: float) -> bool:
         """Whether no other key has used a model lately, or waits for one."""
@@ -333,6 +342,8 @@ class Residency:
     async def keep(self) -> None:
         """The same, once: models grow with what they are asked."""
         try:
+            self.loads.wake(time.monotonic())
+            await self.units.behind.press()
             await self._look()
             over = self.units.taken - self.budget
             while over > 0 and self._free(1, None, 0, None):

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from compress.errors import ToolkitError
+from serve.gateway.on_demand.behind import Behind
 from serve.gateway.on_demand.catalogue import Known
 from serve.gateway.on_demand.estimates import Estimates
 from serve.gateway.on_demand.host import Host, HostDownError, Used
@@ -27,11 +28,13 @@ class Units:
     Attributes:
         loaded: those that are there.
         used: memory, as it was seen last.
+        behind: loads that were given up, and have not ended.
     """
 
     def __init__(self, host: Host, estimates: Estimates) -> None:
         self.loaded: set[str] = set()
         self.used = Used()
+        self.behind = Behind(host, self._came_late)
         self._host = host
         self._estimates = estimates
         self._since: dict[str, float] = {}  # when each was loaded
@@ -109,18 +112,24 @@ class Units:
     async def again(self, unit: Known) -> None:
         """Load one that is there with what its folder holds now; raises as `bring`."""
         async with self._locks.setdefault(unit.name, asyncio.Lock()):
-            await self._host.load(unit)
+            await self.behind.load(unit)
 
     async def _bring(self, unit: Known) -> None:
         start = self._start
         async with self._locks.setdefault(unit.name, asyncio.Lock()):
             if unit.name in self.loaded:
                 return
-            await self._host.load(unit)
+            await self.behind.load(unit)
             if start != self._start:
                 raise HostDownError
             self._since[unit.name] = time.monotonic()
             self.loaded.add(unit.name)
+
+    def _came_late(self, unit: str) -> None:
+        """Nobody waits for it any more, and it holds memory."""
+        if unit not in self.loaded:  # one that was there is there again, with what its folder holds now
+            self.loaded.add(unit)
+            self.leave([unit])
 
     async def _unload(self, units: list[str]) -> None:
         try:

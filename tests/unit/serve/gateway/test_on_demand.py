@@ -11,6 +11,7 @@ import pytest
 
 from compress.errors import ServerError
 from serve.gateway.errors import GatewayError, RateLimitedError, UpstreamDownError
+from serve.gateway.on_demand import loads as loads_module
 from serve.gateway.on_demand import residency as residency_module
 from serve.gateway.on_demand.catalogue import Known
 from serve.gateway.on_demand.host import HostDownError, Used
@@ -33,16 +34,28 @@ class Host:
         self.fails: set[str] = set()
         self.down = False
         self.takes_s = 0.01
+        self.timeout_s = 5.0
+        self.hanging: dict[str, asyncio.Event] = {}
+        """Loads that wait for this."""
+        self.given_up: list[str] = []
+        self.begun: list[str] = []
+        """Of those."""
 
     async def load(self, model: Known) -> None:
         if self.down:
             raise HostDownError
         await asyncio.sleep(self.takes_s)
+        if model.name in self.hanging:
+            self.begun.append(model.name)
+            await self.hanging[model.name].wait()
         if model.name in self.fails:
             raise ServerError("Triton refuses it", why="its file is broken", mend="mend it")
         self.loads.append(model.name)
         self.there.add(model.name)
         self.most = max(self.most, (await self.used()).total)
+
+    def give_up(self, model: str) -> None:
+        self.given_up.append(model)
 
     async def unload(self, model: str) -> None:
         await asyncio.sleep(self.takes_s)
@@ -261,6 +274,119 @@ async def test_loads_of_one_key_are_bounded_while_others_are_served() -> None:
     with pytest.raises(RateLimitedError) as caught:
         await used(residency, *("bcdefgh" * MOST_IN_WINDOW), who="alone")
     assert int(dict(caught.value.headers)[b"retry-after"]) <= 60
+
+
+def hanging(*models: str) -> Host:
+    host = Host()
+    host.timeout_s = 0.1
+    host.hanging = {model: asyncio.Event() for model in models}
+    return host
+
+
+@in_loop
+async def test_a_load_that_hangs_is_given_up_and_not_begun_again_while_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads_module, "FIRST_S", 0.0)
+    host = hanging("a")
+    residency = served(host)
+    for model in ("a", "a", "whole"):  # which "a" is a step of
+        with pytest.raises(LoadFailedError):
+            await used(residency, model)
+        assert residency.state(model) == "FAILED"
+    with pytest.raises(LoadFailedError) as caught:
+        await used(residency, "a")
+    assert "has not ended yet" in caught.value.why
+    assert int(dict(caught.value.headers)[b"retry-after"]) >= 1
+    assert host.begun == ["a"]
+    assert len(residency.units.behind) == 1
+    await used(residency, "b", "c")
+
+
+@in_loop
+async def test_what_a_load_given_up_still_does_is_ended_again_and_again() -> None:
+    host = hanging("a")
+    residency = served(host)
+    with pytest.raises(LoadFailedError):
+        await used(residency, "a")
+    await residency.keep()
+    assert host.given_up == ["a", "a"]
+
+
+@pytest.mark.parametrize("well", [True, False])
+@in_loop
+async def test_a_load_given_up_that_ends_after_all_leaves_nothing_behind(
+    well: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads_module, "FIRST_S", 0.0)
+    host = hanging("a")
+    residency = served(host)
+    with pytest.raises(LoadFailedError):
+        await used(residency, "a")
+    host.fails = set() if well else {"a"}
+    host.hanging.pop("a").set()
+    await asyncio.sleep(0.1)
+    await residency.units.left()
+    assert not host.there  # nobody waits for it any more
+    assert not residency.units.behind
+    host.fails.clear()
+    await used(residency, "a")
+    assert residency.state("a") == "READY"
+
+
+@in_loop
+async def test_one_that_is_there_stays_while_its_reload_hangs_and_comes_late() -> None:
+    host = hanging()
+    residency = served(host)
+    await used(residency, "a")
+    host.hanging["a"] = asyncio.Event()
+    with pytest.raises(ServerError, match="can't load a"):
+        await residency.changed("a", KNOWN)
+    with pytest.raises(ServerError, match="can't load a"):
+        await residency.changed("a", KNOWN)
+    host.hanging.pop("a").set()
+    await asyncio.sleep(0.1)
+    assert residency.state("a") == "READY"
+    assert host.there == {"a"}
+
+
+@in_loop
+async def test_loads_of_two_keys_that_hang_do_not_hold_up_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads_module, "OVERDUE_S", 0.3)
+    host = hanging("a", "b")
+    host.timeout_s = 60.0
+    residency = served(host, models=8)
+    for model in KNOWN:
+        residency.estimates.saw_seconds(model, 0.05)
+    began = time.monotonic()
+    stuck = [asyncio.ensure_future(used(residency, model, who=model)) for model in "ab"]
+    more = asyncio.ensure_future(used(residency, "c", who="a"))
+    good = asyncio.ensure_future(used(residency, "d", who="good"))
+    await asyncio.sleep(0.1)
+    await residency.keep()
+    assert not good.done()  # they may still be at work
+    while not good.done():
+        await asyncio.sleep(0.05)
+        await residency.keep()
+    await good
+    assert 0.3 <= time.monotonic() - began < 5.0
+    assert not more.done()  # its key has one under way
+    for task in (*stuck, more):
+        task.cancel()
+    await asyncio.gather(*stuck, more, return_exceptions=True)
+
+
+@in_loop
+async def test_at_the_end_what_is_being_loaded_is_given_up() -> None:
+    host = hanging("a")
+    host.timeout_s = 60.0
+    residency = served(host)
+    watching = asyncio.ensure_future(residency.watch())
+    asking = asyncio.ensure_future(used(residency, "a"))
+    await asyncio.sleep(0.1)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert host.given_up == ["a"]
+    with pytest.raises(GatewayError):
+        await asking
 
 
 @in_loop

@@ -35,6 +35,7 @@ class Running:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.control: dict[str, str] = {}
+        self.ended: set[int] = set()
 
     def stubs(self) -> list[Stub]:
         return [Stub(self.pid, "net", "net_0_0")]
@@ -61,6 +62,24 @@ async def until(condition: Callable[[], bool]) -> None:
 def healer(process: subprocess.Popen[bytes], uses: Any, events: list[str]) -> Healer:
     triton: Any = Running(process.pid)
     return Healer(triton, uses, Outages(), Suspects(), events.append)
+
+
+@pytest.mark.parametrize("on_purpose", [True, False])
+@in_loop
+async def test_a_process_whose_load_was_given_up_has_not_died(
+    process: subprocess.Popen[bytes], on_purpose: bool
+) -> None:
+    one = healer(process, lambda: USERS, [])
+    await one._look()
+    if on_purpose:
+        one._triton.ended.add(process.pid)
+    process.kill()
+    await until(lambda: process.pid not in one._watched)
+    assert bool(one._outages.deaths["net"]) is not on_purpose
+    assert not one._triton.ended
+    for task in one._tasks:
+        task.cancel()
+    await asyncio.gather(*one._tasks, return_exceptions=True)
 
 
 @in_loop
