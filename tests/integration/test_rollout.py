@@ -12,7 +12,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import onnx
 import pytest
 import tritonclient.grpc
 from onnx import numpy_helper
+from tritonclient.utils import InferenceServerException
 
 from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
@@ -334,6 +335,12 @@ def test_the_friendly_route_and_grpc_go_the_same_way(triton: TritonServer, state
             assert fixed == (np.array(X) @ WEIGHT)[0].tolist(), "whoever names a version gets it"
 
 
+def unless_refused(ask: Callable[[], object]) -> None:
+    """On a busy machine a key with three requests at a time is told that others come first."""
+    with suppress(InferenceServerException):
+        ask()
+
+
 @pytest.mark.parametrize(
     ("model", "candidate", "way"),
     [
@@ -361,7 +368,7 @@ def test_who_asks_the_candidate_by_its_own_name_does_not_make_it_look_slow(
         given.set_data_from_numpy(np.array([[1]]))
         headers = {"x-api-key": bad}
         if way == "grpc":
-            return lambda: client.infer(named, [given], version, headers=headers) and None
+            return partial(unless_refused, partial(client.infer, named, [given], version, headers=headers))
         if way == "stream":
             answered = threading.Semaphore(8)
             client.start_stream(lambda result, error: answered.release(), headers=headers)
