@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve.gateway.access.fairness import Fairness, Work
+from serve.gateway.access.left_behind import once_through
 from serve.gateway.access.memory import Share
 from serve.gateway.access.queues import Queues, Waiter
 from serve.gateway.errors import OverloadedError
@@ -290,10 +291,9 @@ class Admission:
         """
         if seconds is not None and (not who or self.fairness.is_usual(who)):
             self._learn(seconds, size.bit_length(), who)
-        self.in_flight -= 1
         if who and (work := self._work_of(who)) is not None:
             work.fairness.end(work, size, self._clock())
-        self._wake_all()
+        self._free()
 
     def leave_after(
         self,
@@ -315,22 +315,18 @@ class Admission:
             held: for its key, holds the request until then, which may still be on its way.
             who: the key that had it.
         """
-        left = len(ended)
-        answered = False
         if held is not None:
             held.hold(size)
 
-        def over(each: asyncio.Future[Any]) -> None:
-            nonlocal left, answered
-            left -= 1
-            answered = answered or not (each.cancelled() or each.exception() is not None or each.result() is False)
-            if not left:
-                self.leave(time.monotonic() - started if answered else None, size, who)
-                if held is not None:
-                    held.close()
+        def over() -> None:
+            answered = any(
+                not (each.cancelled() or each.exception() is not None or each.result() is False) for each in ended
+            )
+            self.leave(time.monotonic() - started if answered else None, size, who)
+            if held is not None:
+                held.close()
 
-        for each in ended:
-            each.add_done_callback(over)
+        once_through(ended, over)
 
     def abandon(self, seconds: float, who: str = "", ended: Sequence[asyncio.Future[Any]] = (), size: int = 0) -> None:
         """Give a place back, whose client gave up after so many seconds, once its answer would have come.
@@ -358,22 +354,17 @@ class Admission:
 
     def _follow(self, work: Work, ended: Sequence[asyncio.Future[Any]], size: int) -> None:
         """End what was given up when its server is through, or soon where it only hangs."""
-        left = len(ended)
 
-        def over(_: asyncio.Future[Any]) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                late.cancel()
-                self._is_over(work, size)
+        def over() -> None:
+            late.cancel()
+            self._is_over(work, size)
 
         def hangs() -> None:
             if not work.account.heavy:
                 self._is_over(work, size)
 
         late = asyncio.get_running_loop().call_later(LEFT_S, hangs)
-        for each in ended:
-            each.add_done_callback(over)
+        once_through(ended, over)
 
     def _is_over(self, work: Work, size: int) -> None:
         if not work.over:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from serve.gateway.access.admission import Admission
+from serve.gateway.access.left_behind import once_through
 from serve.gateway.access.memory import Memory, Share
 from serve.gateway.access.slots import MOST_WAITING
 from serve.gateway.errors import OverloadedError
@@ -74,19 +75,14 @@ class Asides:
         self._left[asked, who, waits] += 1
         held = Share(self._memory, who)
         held.hold(size)
-        under_way = len(ended)
 
-        def over(_: asyncio.Future[Any]) -> None:
-            nonlocal under_way
-            under_way -= 1
-            if not under_way:
-                held.close()
-                self._left[asked, who, waits] -= 1
-                if not self._left[asked, who, waits]:
-                    del self._left[asked, who, waits]
+        def over() -> None:
+            held.close()
+            self._left[asked, who, waits] -= 1
+            if not self._left[asked, who, waits]:
+                del self._left[asked, who, waits]
 
-        for each in ended:
-            each.add_done_callback(over)
+        once_through(ended, over)
 
     @contextmanager
     def call(

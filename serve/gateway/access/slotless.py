@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from serve.gateway.access.left_behind import once_through
 from serve.gateway.access.memory import Share
 from serve.gateway.access.slots import MOST_WAITING
 from serve.gateway.errors import RateLimitedError
@@ -70,20 +71,15 @@ class Slotless:
         _who: str = "",
     ) -> None:
         """What its client left stands here until the model server is through with it; arguments as of `Admission`."""
-        left = len(ended)
         if held is not None:
             held.hold(size)
 
-        def over(_: asyncio.Future[Any]) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                self.leave(None)
-                if held is not None:
-                    held.close()
+        def over() -> None:
+            self.leave(None)
+            if held is not None:
+                held.close()
 
-        for each in ended:
-            each.add_done_callback(over)
+        once_through(ended, over)
 
     def abandon(
         self, _seconds: float, _who: str = "", _ended: Sequence[asyncio.Future[Any]] = (), _size: int = 0

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from serve.gateway.access.left_behind import once_through
+
 __all__ = ["Beside", "Besides", "Met"]
 
 
@@ -48,18 +50,14 @@ class Beside:
         Args:
             ended: each is done when the server is.
         """
-        left = len(ended)
 
-        def over(_: object) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                self.now -= 1
-
-        for each in ended:
-            each.add_done_callback(over)
-        if not ended:
+        def over() -> None:
             self.now -= 1
+
+        if ended:
+            once_through(ended, over)
+        else:
+            over()
 
     @contextmanager
     def watched(self, met: Met) -> Iterator[None]:
