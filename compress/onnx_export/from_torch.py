@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +18,7 @@ from compress.formats.onnx.scope import made_by
 from compress.model import Model, OnnxModel, TorchModel, example_inputs
 from compress.model.infer import elsewhere, proven, runs_at
 from compress.onnx_export.equal import BATCHES, Wording, equal_throughout, sizes_assumed
+from compress.onnx_export.exporter import around
 from compress.onnx_export.file import save
 from compress.onnx_export.recurrent import free_lengths
 from compress.runtime.backends import OnnxBackend, TorchBackend
@@ -137,7 +134,7 @@ def _export(model: TorchModel, sizes: Mapping[str, int], path: Path) -> torch.on
     }
     script = isinstance(model.module, torch.jit.ScriptModule)
     try:
-        with _quiet(), _dispatched_anew(), torch.no_grad():
+        with around(), torch.no_grad():
             if script:
                 axes = dict(zip(names["input_names"], shapes, strict=True))
                 axes |= {
@@ -177,37 +174,6 @@ def _name(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
                     rename(attribute.g)
 
     rename(model.graph)
-
-
-@contextlib.contextmanager
-def _dispatched_anew() -> Iterator[None]:
-    """The exporter puts loops in place of recurrent layers for as long as it runs, which torch 2.13 remembers wrongly:
-    a second network in a process would be unrolled, to one length."""
-    recurrent = (torch.ops.aten.lstm.input, torch.ops.aten.gru.input)
-
-    def forget() -> None:
-        for operator in recurrent:
-            operator._dispatch_cache.clear()
-
-    forget()
-    try:
-        yield
-    finally:
-        forget()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporter prints and warns about itself, not about the user's model."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _check_file(path: Path, signature: Signature) -> None:
