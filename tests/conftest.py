@@ -18,6 +18,8 @@ from tests.long import LISTED, left_out, listed
 HERE = Path(__file__).parent
 # No test takes what another one did, and nothing is left with the user: of the commands that are started, too.
 os.environ["COMPRESS_CACHE_GB"] = "0"
+# No test asks for narrow intervals of what it exports; those that measure for a user's eyes say so.
+os.environ["COMPRESS_MEASURE_SECONDS"] = "0"
 # A shell starts what is put into the background (`make test &`) with Ctrl-C ignored, and so all that is started here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

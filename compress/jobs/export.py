@@ -33,6 +33,7 @@ from compress.pipeline import Outcome, Watcher, check, hashing_shown, run
 from compress.prune.sensitivity import Sensitivity
 from compress.report.export import Report
 from compress.report.search import write_search
+from compress.runtime.latency import measuring_seconds
 from compress.runtime.machine import versions
 from compress.runtime.memory import standing
 from compress.stage import Progress, Stage
@@ -95,6 +96,7 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
     """
     check_ranges(options)
     refuse_missing(options.runtime)
+    measuring_seconds()  # what can't be used is told before anything is done
     check_output(options.output)
     model = with_sizes(original(checkpoint, options), checkpoint, _data(options), options.dims)
     batches_of(model.signature, options.batches)

@@ -25,8 +25,7 @@ from compress.quantize.quantize_faster import QuantizeFaster, mixture_of
 from compress.quantize.quantize_onnx import QuantizeOnnx
 from compress.quantize.quantize_within import QuantizeWithin
 from compress.runtime.backends import OnnxBackend, open_model
-from compress.runtime.latency import FEWEST, MOST, latency
-from compress.runtime.latency import SECONDS as LATENCY_SECONDS
+from compress.runtime.latency import FEWEST, MOST, latency, measuring_seconds
 from compress.runtime.measure import cores
 from compress.stage import Given, Progress, Stage
 from compress.training.finetune import Finetune
@@ -244,4 +243,4 @@ def turns_seconds(models: dict[str, Model], threads: int, most: int = MOST, inpu
         return 0.0
     one = marks[1] - marks[0]
     midway = (FEWEST * most) ** 0.5 * one if most > FEWEST else most * one
-    return max(0.0, marks[0] - begun - one) + min(midway, max(LATENCY_SECONDS, FEWEST * one))
+    return max(0.0, marks[0] - begun - one) + min(midway, max(measuring_seconds(), FEWEST * one))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import random
 import statistics
 import time
@@ -24,10 +25,11 @@ from typing import Any
 import numpy as np
 
 from compress.console.wording import counted
+from compress.errors import RecipeError
 from compress.model import Arrays
 from compress.runtime.backends import Backend
 
-__all__ = ["Latency", "Ratio", "Turns", "interleave", "latency", "median_interval", "ratio"]
+__all__ = ["Latency", "Ratio", "Turns", "interleave", "latency", "measuring_seconds", "median_interval", "ratio"]
 
 CONFIDENCE = 0.97  # before stopping takes its part
 # Two sessions of one and the same file differ by up to 2%, by where their memory lies, for as long as they live: no
@@ -39,6 +41,7 @@ FEWEST, MOST = 7, 24  # rounds: with fewer, none of their values bound their med
 # further rounds are spent only on ratios of less than `FAR`, of which it may be asked which of the two is faster.
 FORESEEN, FAR_OFF, FAR = 10, 1.4, 1.5
 SECONDS = 20.0  # after these no further round begins, once there are the fewest
+SETTING = "COMPRESS_MEASURE_SECONDS"
 BLOCK_SECONDS = 0.06
 # Of a block, at least and at most: one call that is held up does not move the median of three. More rounds tell more
 # than longer blocks do: the interval is one over rounds, and what hits a whole block no call in it takes out.
@@ -190,6 +193,23 @@ def ratio(reference_ms: Sequence[float], ms: Sequence[float]) -> Ratio | None:
     return Ratio(statistics.median(by_round)) if found is None else Ratio(*found)
 
 
+def measuring_seconds() -> float:
+    """After how many seconds models take no further turns, once there have been 7: COMPRESS_MEASURE_SECONDS, or 20.
+
+    Raises:
+        RecipeError: it is no number of 0 or more.
+    """
+    said = os.environ.get(SETTING, "").strip()
+    try:
+        seconds = float(said) if said else SECONDS
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        why = "it says for how many seconds models are measured in turns: a number of 0 or more"
+        raise RecipeError(f"{SETTING} can't be {said!r}", why=why, mend=f"give {SECONDS:g}, or less where time matters")
+    return seconds
+
+
 def interleave(
     blocks: Mapping[str, Callable[[], Sequence[float]]],
     *,
@@ -197,7 +217,7 @@ def interleave(
     claimed: Collection[str] = (),
     rounds: int = MOST,
     width: float = WIDTH,
-    seconds: float = SECONDS,
+    seconds: float | None = None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Turns:
     """Blocks of calls in rounds, in a new random order each, until every wanted interval is narrow.
@@ -212,9 +232,13 @@ def interleave(
         claimed: models whose ratios must be narrow: of the others no figure is claimed; all, if none is named.
         rounds: at most. With 7 or fewer exactly these, whatever they give.
         width: half of an interval, as a share of its value, that is narrow enough.
-        seconds: after these no further round begins, once there have been 7.
+        seconds: after these no further round begins, once there have been 7; by default what the user says.
         progress: called with rounds done and in all; at the end both are what there were.
+
+    Raises:
+        RecipeError: `measuring_seconds`.
     """
+    seconds = measuring_seconds() if seconds is None else seconds
     order, shuffle = list(blocks), random.Random(0)  # noqa: S311  an order, not a secret
     calls: dict[str, list[float]] = {name: [] for name in blocks}
     medians: dict[str, list[float]] = {name: [] for name in blocks}
@@ -294,7 +318,7 @@ def latency(
     claimed: Collection[str] = (),
     rounds: int = MOST,
     block_seconds: float = BLOCK_SECONDS,
-    seconds: float = SECONDS,
+    seconds: float | None = None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Turns:
     """Time single calls of several models, interleaved.
@@ -309,7 +333,7 @@ def latency(
         claimed: models whose ratios must be narrow; all, if none is named.
         rounds: blocks for each at most; fewer where the intervals are narrow earlier.
         block_seconds: how long a block lasts: of 3 to 200 calls, or as many as fit in 0.3 s, at least one.
-        seconds: in all; what takes longer ends after 7 rounds.
+        seconds: in all; what takes longer ends after 7 rounds. By default what the user says.
         progress: called with rounds done and in all.
     """
     return interleave(

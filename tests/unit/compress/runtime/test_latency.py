@@ -15,14 +15,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.artifact import Artifact, Measured, Signature, StageReport, TensorSpec
+from compress.errors import RecipeError
 from compress.evaluate.gains import apart, gains_of, speed, times
 from compress.jobs.evidence import missed_budgets
+from compress.jobs.export import prepare
 from compress.model import Arrays
 from compress.options import ExportOptions
 from compress.report.findings import findings
-from compress.runtime.latency import FAR, FEWEST, FORESEEN, MOST, interleave, latency, median_interval, ratio
+from compress.runtime.latency import (
+    FAR,
+    FEWEST,
+    FORESEEN,
+    MOST,
+    SETTING,
+    interleave,
+    latency,
+    measuring_seconds,
+    median_interval,
+    ratio,
+)
 
 pytestmark = pytest.mark.clock
+
+
+@pytest.fixture(autouse=True)
+def nobody_says_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SETTING, raising=False)
+
+
+@pytest.mark.parametrize(("said", "rounds"), [("", MOST), ("20", MOST), ("0", FEWEST), ("0.0001", FEWEST)])
+def test_the_user_says_for_how_long_models_take_turns(said: str, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, said)
+    wide = {name: lambda: [random.lognormvariate(0, 1)] for name in ("original", "result")}
+    assert interleave(wide).rounds == rounds
+
+
+@pytest.mark.parametrize("said", ["-1", "nan", "inf", "soon"])
+def test_seconds_that_are_none_are_told_before_anything_is_done(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, said)
+    with pytest.raises(RecipeError, match=SETTING):
+        measuring_seconds()
+    with pytest.raises(RecipeError, match=SETTING):
+        prepare(Path("not there"), ExportOptions(output=Path("x")))
 
 
 def noisy(ms: float, noise: float, seed: int) -> Callable[[], list[float]]:
