@@ -20,7 +20,6 @@ from typing import IO, Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.export.pt2_archive._package import load_pt2
 
 from compress.artifact import TensorSpec
 from compress.console.wording import counted
@@ -127,6 +126,8 @@ def _as_understood(path: Path) -> ExportedProgram:
         except ValueError as err:
             raise _refused(path, str(err)) from err
         clean.seek(0)
+        from torch.export.pt2_archive._package import load_pt2  # seconds, which no other file needs
+
         return load_pt2(clean).exported_programs["model"]
 
 
