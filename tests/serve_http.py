@@ -16,6 +16,7 @@ import uvloop
 
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.oip.contracts import Contracts
+from serve.gateway.oip.encoding import Packed
 from serve.gateway.oip.protocol import SEQUENCE
 from serve.gateway.oip.sequence import Named
 from serve.gateway.server import serve_gateway
@@ -140,8 +141,10 @@ class _Unread(Contracts):
     """Lets what need not be read go on as it came."""
 
     async def fitted(
-        self, target: Target, body: bytes | GrowingBody, header_length: int | None, **more: Any
+        self, target: Target, body: bytes | GrowingBody | Packed, header_length: int | None, **more: Any
     ) -> tuple[bytes | GrowingBody, int | None, Named | None]:
+        if isinstance(body, Packed):
+            body = body.unpacked()
         if more["seconds"] is None and SEQUENCE not in body and b"\\u" not in body:
             return body, header_length, None
         return await super().fitted(target, body, header_length, **more)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
 import http.client
 import json
 import struct
@@ -11,6 +12,8 @@ import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import grpc
 import numpy as np
@@ -20,6 +23,8 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
 from compress.artifact import Artifact, Runtime
+from serve.gateway.oip.cost import CHEAP_BYTES
+from serve.gateway.oip.request import loaded
 from serve.gateway.settings import Settings
 from serve.pack.write import pack
 from serve.triton.launch import TritonServer
@@ -94,6 +99,44 @@ HOSTILE |= {
         {"inputs": [EMPTY | {"data": []}], "outputs": [{"name": "y", "parameters": {"classification": 1}}]}).encode())
     for runtime in RUNTIMES for model in (f"{runtime}_free", f"{runtime}_rows")
 }  # fmt: skip
+
+
+MANY = {f"a{at}": 1 for at in range(60)}
+DEAR: dict[str, tuple[str, dict[str, Any], int]] = {
+    "many outputs of many parameters": (
+        "/v2/models/tiny/infer", GOOD | {"outputs": [{"name": "y", "parameters": MANY}] * 80}, 400),
+    "many lists": ("/v2/models/tiny/infer", {"inputs": [GOOD["inputs"][0] | {"data": [[]] * 20_000}]}, 400),
+    "objects for numbers": ("/predict/tiny", {"x": {"a": [{"b": 1}] * 4000}}, 422),
+    "many texts": ("/predict/files", {"file": ["a"] * 10_000}, 400),
+    "packed blanks": ("/v2/models/tiny/infer", GOOD, 200),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DEAR)
+def test_what_is_dear_to_read_is_not_read_in_the_event_loop(
+    urls: tuple[str, str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The process that reads it is another: what this one parses is noted."""
+    path, asked, wanted = DEAR[kind]
+    body, headers, parsed = json.dumps(asked, separators=(",", ":")).encode(), {}, list[int]()
+    assert len(body) < 64 * 1024
+    if kind == "packed blanks":
+        body, headers = gzip.compress(body + b" " * 20_000_000), {"content-encoding": "gzip"}
+
+    def noting(text: bytes) -> Any:
+        parsed.append(len(text))
+        return loaded(text)
+
+    monkeypatch.setattr("serve.gateway.oip.request.loaded", noting)
+    monkeypatch.setattr("serve.gateway.oip.contracts.loaded", noting)
+    asking = Request(urls[0] + path, data=body, headers={"content-type": "application/json", **headers})
+    try:
+        with urlopen(asking, timeout=60) as answer:
+            status = answer.status
+    except HTTPError as err:
+        status = err.code
+    assert status == wanted
+    assert max(parsed, default=0) <= CHEAP_BYTES, "what came"
 
 
 def framed(prefix: int, content: bytes = b"abcd") -> tuple[bytes, int]:

@@ -13,6 +13,7 @@ from serve.gateway.access.asides import Asides
 from serve.gateway.access.families import Families
 from serve.gateway.access.identity import KeyRing
 from serve.gateway.access.lists import Lists
+from serve.gateway.access.loop_time import LoopTime
 from serve.gateway.access.memory import Memory
 from serve.gateway.access.slotless import Slotless, Waiting
 from serve.gateway.access.slots import Slots, Turn
@@ -56,6 +57,7 @@ class Gate:
         self.keys = KeyRing(settings.keys)
         self.asides = Asides(self.memory)
         self.waiting = Waiting()
+        self.loop_time = LoopTime()
         self.slots = Slots(settings.sequence_wait_s)
         self._settings = settings
         self._places: dict[str, Admission] = {}

@@ -97,7 +97,14 @@ class Direct:
         length = asked.header_length
         if not asked.is_plain(body[:length]):
             return False
-        fitted = self._contracts.at_hand(target, body, length, shared_memory=identity.admin)
+        if length is not None:
+            fitted = self._contracts.at_hand(target, body, length, shared_memory=identity.admin)
+        elif gate.loop_time.is_up(identity.id):
+            return False
+        else:
+            began = time.perf_counter()
+            fitted = self._contracts.at_hand(target, body, None, shared_memory=identity.admin)
+            gate.loop_time.use(identity.id, time.perf_counter() - began)
         if fitted is None:
             return False
         sent, length = fitted

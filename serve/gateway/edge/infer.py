@@ -32,8 +32,9 @@ from serve.gateway.errors import (
     bare,
 )
 from serve.gateway.observe.telemetry import INFER_ROUTE, Observed, Telemetry
-from serve.gateway.oip.contracts import LONG_JSON, Contracts
-from serve.gateway.oip.encoding import unpack
+from serve.gateway.oip.contracts import Contracts
+from serve.gateway.oip.cost import CHEAP_BYTES
+from serve.gateway.oip.encoding import Packed, is_long, unpack
 from serve.gateway.oip.protocol import BINARY_HEADER
 from serve.gateway.oip.sequence import in_answer
 from serve.gateway.on_demand.lease import Lease
@@ -158,23 +159,31 @@ class InferEndpoint:
         if body is None:
             body = await read_body(scope, read.get(b"content-length"), receive, settings.max_body_bytes, share)
         observed.received = len(body)
+        packed: Packed | None = None
         trace = observed.trace
         if trace is not None:
             forwarded = [header for header in forwarded if header[0] != b"traceparent"]
             forwarded.append((b"traceparent", trace.header))
             trace.done("receive")
         if isinstance(body, bytes) and b"content-encoding" in read:
-            body = await unpack(body, read[b"content-encoding"], settings.max_body_bytes, share)
+            encoding, most = read[b"content-encoding"], settings.max_body_bytes
+            if header_length is None and is_long(body):
+                packed = Packed(body, encoding, most)
+            else:
+                body = await unpack(body, encoding, most, share)
         await until_loaded(self._gate, lease, models_of(model, release), identity.id, deadline, scope, receive)
         kept = release.kept if release is not None else Target(model, version)
         seconds = None if timeout is None else patience
         fitting = self._contracts.fitted(
-            kept, body, header_length, shared_memory=identity.admin, seconds=seconds, digest=identity.digest,
-            deadline=deadline,
+            kept, body if packed is None else packed, header_length, shared_memory=identity.admin, seconds=seconds,
+            digest=identity.digest, deadline=deadline,
         )  # fmt: skip
-        if (len(body) if header_length is None else header_length) > LONG_JSON:  # it may have to wait
+        size = len(body) if header_length is None else header_length
+        if packed is not None or size > CHEAP_BYTES:  # it may have to wait
             fitting = unless_client_leaves(scope, receive, fitting)
         body, changed, sequence = await fitting
+        if packed is not None:
+            share.take(len(body))
         if changed is not None and changed != header_length:
             forwarded = [header for header in forwarded if header[0] != BINARY_HEADER]
             forwarded.append((BINARY_HEADER, b"%d" % changed))

@@ -35,8 +35,8 @@ from serve.gateway.errors import (
     UnknownModelError,
     UnsupportedMediaError,
 )
-from serve.gateway.oip.contracts import LONG_JSON
-from serve.gateway.oip.encoding import unpack
+from serve.gateway.oip.cost import CHEAP_BYTES
+from serve.gateway.oip.encoding import Packed, is_long, unpack
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import BINARY_HEADER, Message
 from serve.gateway.release.answers import ANSWER_ID
@@ -198,11 +198,15 @@ class _Listed(Generic[A, B]):
             raise UnsupportedMediaError("the content type is not one that is read", why=why, mend="set Content-Type")
         scope, receive = self._request.scope, self._request.receive
         length = self._headers.get(b"content-length")
-        body = await read_body(scope, length, receive, self._most_bytes, self._share)
+        came = await read_body(scope, length, receive, self._most_bytes, self._share)
+        body: bytes | Packed = came
         if encoding := self._headers.get(b"content-encoding"):
-            body = await unpack(body, encoding, self._most_bytes, self._share)
+            if is_long(came):
+                body = Packed(came, encoding, self._most_bytes)
+            else:
+                body = await unpack(came, encoding, self._most_bytes, self._share)
         reading = self._way.contracts.read_json(self._identity.digest, self._deadline, self._form.read, body)
-        if len(body) > LONG_JSON:  # it may have to wait
+        if isinstance(body, Packed) or len(body) > CHEAP_BYTES:  # it may have to wait
             reading = unless_client_leaves(scope, receive, reading)
         return await reading
 

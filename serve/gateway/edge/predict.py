@@ -27,8 +27,9 @@ from serve.gateway.errors import (
     Problem,
     UnsupportedMediaError,
 )
-from serve.gateway.oip.contracts import LONG_JSON, Contracts
-from serve.gateway.oip.encoding import unpack
+from serve.gateway.oip.contracts import Contracts
+from serve.gateway.oip.cost import CHEAP_BYTES, LONG_JSON
+from serve.gateway.oip.encoding import Packed, is_long, unpack
 from serve.gateway.oip.friendly import from_file
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import BINARY_HEADER, Message
@@ -42,6 +43,7 @@ from serve.http.client import Response as UpstreamResponse
 
 __all__ = ["predict_router"]
 
+JSON = "application/json"
 LONG_ANSWER = 256 * 1024  # of tensors, raw, which takes about a millisecond to write as JSON
 TAKES = "application/json, multipart/form-data with one file, image/*, or application/octet-stream"
 
@@ -112,17 +114,21 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
         gate.places(model).check(identity.priority, patience, identity.id)
         share, lease = Share(gate.memory, identity.id), gate.lease()
         try:
-            body = await read_body(
-                request.scope, headers.get(b"content-length"), request.receive, settings.max_body_bytes, share
-            )
+            most = settings.max_body_bytes
+            came = await read_body(request.scope, headers.get(b"content-length"), request.receive, most, share)
+            body: bytes | Packed = came
             if encoding := headers.get(b"content-encoding"):
-                body = await unpack(body, encoding, settings.max_body_bytes, share)
+                if is_long(came) and _media(request) == JSON:
+                    body = Packed(came, encoding, most)
+                else:
+                    body = await unpack(came, encoding, most, share)
+            del came
             release = way.releases.get(model)
             models = models_of(model, release)
             await until_loaded(gate, lease, models, identity.id, deadline, request.scope, request.receive)
             metadata = await way.metadata(model, release)
             reading = _message(contracts, metadata, request, body, settings.max_elements, identity, deadline)
-            if len(body) > LONG_JSON:  # it may have to wait
+            if isinstance(body, Packed) or len(body) > CHEAP_BYTES:  # it may have to wait
                 reading = unless_client_leaves(request.scope, request.receive, reading)
             message, item = await reading
             del body
@@ -152,25 +158,30 @@ async def _message(
     contracts: Contracts,
     metadata: ModelMetadata,
     request: Request,
-    body: bytes,
+    body: bytes | Packed,
     most: int,
     identity: Identity,
     deadline: float,
 ) -> tuple[Message, bool]:
     """The infer request that a body of any content type that is read makes, and whether it is one item."""
-    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media = _media(request)
+    if media == JSON or isinstance(body, Packed):
+        return await contracts.read_json(identity.digest, deadline, message_of, body, metadata, most)
     if media.startswith("image/") or media == "application/octet-stream":
         return message_from(from_file(metadata, body), most), True
     if media == "multipart/form-data":
         long = len(body) > LONG_JSON
         file = await (asyncio.to_thread(asyncio.run, _form_file(request, body)) if long else _form_file(request, body))
         return message_from(from_file(metadata, file), most), True
-    if media != "application/json":
-        came = media or "none"
-        raise UnsupportedMediaError(
-            "the content type is not one that is read", why=f"it takes {TAKES}; {came} came", mend="set Content-Type"
-        )
-    return await contracts.read_json(identity.digest, deadline, message_of, body, metadata, most)
+    came = media or "none"
+    raise UnsupportedMediaError(
+        "the content type is not one that is read", why=f"it takes {TAKES}; {came} came", mend="set Content-Type"
+    )
+
+
+def _media(request: Request) -> str:
+    """A request's content type, without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def _form_file(request: Request, body: bytes) -> bytes:

@@ -1,16 +1,19 @@
-"""When a request begins that is counted for no key: health, pages, and what is refused for want of a key.
+"""When a request begins that goes the long way.
 
 A round of the event loop serves each connection that has something to say before it looks at anybody again. Where a few
-hundred of them ask as often as they can, it takes so long that nobody else gets far. So few such requests begin at a
-time, and a pause later the next; they wait by address in turns. Nothing is refused.
+hundred of them ask as often as they can, it takes so long that nobody else gets far. Of what is counted for no key
+(health, pages, what is refused for want of a key) few requests begin at a time, and a pause later the next; they wait
+by address in turns. Of each key a few begin in a round, and what is more in the rounds that follow, with no pause: what
+a key asks, and be it refused, takes its share of each round, and no more. Nothing is refused here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from itertools import islice
 
 from starlette.types import Scope
 
@@ -19,10 +22,11 @@ from serve.gateway.access.path import take_path
 from serve.gateway.edge.guard import FREE, key_headers
 from serve.gateway.errors import GatewayError
 
-__all__ = ["MOST_BEGUN", "PAUSE_S", "Rounds"]
+__all__ = ["MOST_BEGUN", "OF_A_KEY", "PAUSE_S", "Rounds"]
 
 MOST_BEGUN = 8  # at a time; each takes about 0.25 ms
 PAUSE_S = 0.004  # before the next: what is counted for no key gets a third of a core
+OF_A_KEY = 3  # in a round of the loop; each takes from 0.25 ms to 1 ms
 INFERENCE = re.compile(
     rb"/v2/models/[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/versions/[0-9]+)?/infer|/predict/[A-Za-z0-9_][A-Za-z0-9_.-]*|/v1/(?:embeddings|rerank)"
 )
@@ -42,36 +46,70 @@ class Rounds:
         self._begun = 0
         self._turning = False
         self._waiting: OrderedDict[str, OrderedDict[object, Callable[[], None]]] = OrderedDict()
+        self._of_key: Counter[str] = Counter()  # begun in this round of the loop
+        self._queues: dict[str, OrderedDict[object, Callable[[], None]]] = {}
+        self._payers: dict[object, str] = {}  # of whom something waits in a key's queue
 
     @property
     def waiting(self) -> int:
         """Requests that wait."""
-        return sum(map(len, self._waiting.values()))
+        return sum(map(len, self._waiting.values())) + len(self._payers)
 
-    def begin(self, address: str, who: object, scope: Scope, call: Callable[[], None], *, known: bool = False) -> None:
-        """Have a request begun: now, where there is room or a key pays for it, else in its address' turn.
+    def begin(self, address: str, who: object, scope: Scope, call: Callable[[], None], *, known: bool = False) -> None:  # noqa: ARG002
+        """Have a request begun: now, where there is room, else in its key's turn, or its address' where no key pays.
 
         Args:
             address: what the client is bounded by.
             who: its connection, which has one such request at a time; `leave` takes it back.
             scope: of the request.
             call: begins it.
-            known: whether the connection's last request had a key.
+            known: whether the connection's last request had a key; it says nothing of whose this one is.
         """
-        if self._begun < self._most:  # then nobody waits
+        if (payer := self._payer(address, scope)) is not None:
+            self._begin_paid(payer, who, call)
+        elif self._begun < self._most:  # then nobody waits
             self._begun += 1
             self._go_on()
-            call()
-        elif self._is_paid_for(scope, known=known):
             call()
         else:
             self._waiting.setdefault(address, OrderedDict())[who] = call
 
     def leave(self, address: str, who: object) -> None:
         """A connection has ended: what waits of it is not begun."""
+        if (payer := self._payers.pop(who, None)) is not None:
+            self._drop_from(payer, who)
         calls = self._waiting.get(address)
         if calls is not None and calls.pop(who, None) is not None and not calls:
             del self._waiting[address]
+
+    def _begin_paid(self, payer: str, who: object, call: Callable[[], None]) -> None:
+        if not self._of_key:
+            asyncio.get_running_loop().call_soon(self._next_round)
+        if self._of_key[payer] < OF_A_KEY:
+            self._of_key[payer] += 1
+            call()
+        else:
+            self._queues.setdefault(payer, OrderedDict())[who] = call
+            self._payers[who] = payer
+
+    def _next_round(self) -> None:
+        """Those that wait begin before what has just come, some of each key."""
+        self._of_key.clear()
+        for payer, calls in list(self._queues.items()):
+            for who in list(islice(calls, OF_A_KEY)):
+                call = calls[who]
+                del self._payers[who]
+                self._drop_from(payer, who)
+                self._of_key[payer] += 1
+                call()
+        if self._of_key:
+            asyncio.get_running_loop().call_soon(self._next_round)
+
+    def _drop_from(self, payer: str, who: object) -> None:
+        calls = self._queues[payer]
+        del calls[who]
+        if not calls:
+            del self._queues[payer]
 
     def _go_on(self) -> None:
         if not self._turning:
@@ -90,18 +128,17 @@ class Rounds:
         if self._begun:
             self._go_on()
 
-    def _is_paid_for(self, scope: Scope, *, known: bool) -> bool:
-        """Whether a request will be counted for a key: by its rate, or among what that asks besides inference.
+    def _payer(self, address: str, scope: Scope) -> str | None:
+        """For whom a request will be counted: a key's id, by its rate or among what it asks besides inference.
 
-        Where no key is asked for, models are what anybody may ask: their places are what bounds that.
+        Where no key is asked for, models are what anybody may ask, each address for itself. None for nobody.
         """
-        if (known or self._keys.open) and INFERENCE.fullmatch(scope["raw_path"]):  # as nearly all
-            return True
+        inference = INFERENCE.fullmatch(scope["raw_path"]) is not None  # as nearly all
         try:
             # Of a copy: who answers the request looks at its path as it came.
-            if FREE.fullmatch(take_path({"raw_path": scope["raw_path"]})):
-                return False
-            self._keys.identify(key_headers(scope["headers"]))
+            if not inference and FREE.fullmatch(take_path({"raw_path": scope["raw_path"]})):
+                return None
+            identity = self._keys.identify(key_headers(scope["headers"]))
         except GatewayError:
-            return False
-        return True
+            return None
+        return address if self._keys.open else identity.id

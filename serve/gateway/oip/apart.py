@@ -90,7 +90,7 @@ class Apart:
                 self._next()
             if isinstance(err, TimeoutError):
                 raise OverloadedError(
-                    "the request waited too long to be read", why="long JSON is read one request at a time",
+                    "the request waited too long to be read", why="what takes long to read is read one at a time",
                     mend="send tensors raw, not as JSON, or try again when Retry-After says",
                 ) from None  # fmt: skip
             raise

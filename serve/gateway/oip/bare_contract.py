@@ -29,6 +29,10 @@ class BareContract(Contract):
     def __init__(self, max_elements: int = 0) -> None:
         super().__init__({}, {}, frozenset(), batched=False, max_batch_size=0, max_elements=max_elements)
 
+    def check_counts(self, inputs: int, outputs: int) -> None:
+        if max(inputs, outputs) > MOST_TENSORS:
+            raise UnfitError(f"it has more than {MOST_TENSORS} inputs or outputs")
+
     def elements(self, name: object, datatype: object, shape: Sequence[object]) -> int:
         if type(name) is not str or not 0 < len(name) <= MOST_LETTERS:
             raise UnfitError("an input has no name")

@@ -108,6 +108,12 @@ class Contract:
             batcher,
         )
 
+    def check_counts(self, inputs: int, outputs: int) -> None:
+        """Whether a request may have so many inputs, and ask for so many outputs; raises UnfitError."""
+        for count, known, what in ((inputs, self.inputs, "input"), (outputs, self.outputs, "output")):
+            if count > len(known):
+                raise UnfitError(f"it has {count} {what}s, and the model {len(known)}: {_named(known)}")
+
     def elements(self, name: object, datatype: object, shape: Sequence[object]) -> int:
         """How many elements an input has, after a look at its name, datatype and shape.
 
@@ -275,6 +281,10 @@ def check_framing(name: str, raw: bytes | memoryview, count: int) -> None:
             raise UnfitError(f"an element of the input {name!r} is longer than the data that is left")
     if at != size:
         raise UnfitError(f"the raw data of the input {name!r} goes on after its {count} elements")
+
+
+def _named(tensors: Collection[str]) -> str:
+    return ", ".join(tensors) or "none"
 
 
 def _short(value: object) -> str:

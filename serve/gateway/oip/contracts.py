@@ -1,4 +1,4 @@
-"""The contracts of the models that are served, and requests held against them off the event loop where that is long."""
+"""The contracts of the models that are served, and requests held against them off the event loop where that is dear."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from serve.gateway.errors import BadRequestError, GatewayError, UnknownModelErro
 from serve.gateway.oip.apart import Apart
 from serve.gateway.oip.bare_contract import BareContract
 from serve.gateway.oip.contract import Contract, UnfitError
+from serve.gateway.oip.cost import is_dear
+from serve.gateway.oip.encoding import Packed
 from serve.gateway.oip.metadata import ModelMetadata, example_json
 from serve.gateway.oip.remembered import Remembered
 from serve.gateway.oip.request import Request, check_json_bytes, loaded, raw_head, read_request
@@ -28,8 +30,6 @@ from serve.rollout.plan import Target
 
 __all__ = ["JSON_AT_HAND", "Contracts", "MetadataSource"]
 
-# JSON of this size takes about a millisecond; and it holds Python's lock meanwhile, so that a thread would not do.
-LONG_JSON = 64 * 1024
 # A client whose requests don't fit asks for another look at the model no more often than this.
 AGAIN_S = 1.0
 # A contract holds so long without a look at the metadata, which is itself remembered for longer.
@@ -61,12 +61,12 @@ class Contracts:
     Args:
         source: tells the metadata.
         max_elements: of one input; 0 for what its dimensions allow.
-        reader_bytes: that long JSON may become where it is read.
+        reader_bytes: that dear JSON may become where it is read.
         validate: whether each request is held against its model; else only what any model might die of is refused, and
             the model is looked up where that can't be told without it.
 
     Attributes:
-        apart: the process that reads long JSON.
+        apart: the process that reads dear JSON.
         works: is told how many instances of a model work at the same time, and what other models it asks, whenever it
             is looked at anew.
     """
@@ -205,7 +205,7 @@ class Contracts:
     async def read(
         self,
         target: Target,
-        head: bytes,
+        head: bytes | Packed,
         tail_bytes: int | None,
         *,
         shared_memory: bool,
@@ -242,7 +242,7 @@ class Contracts:
     async def fitted(
         self,
         target: Target,
-        body: bytes | GrowingBody,
+        body: bytes | GrowingBody | Packed,
         header_length: int | None,
         *,
         shared_memory: bool,
@@ -254,12 +254,17 @@ class Contracts:
 
         Args:
             target: the model.
-            body: of the client's request.
+            body: of the client's request; packed where it is all JSON, and long.
             header_length: bytes of its JSON in the binary form; None where it is all JSON.
             shared_memory: whether it may name regions of shared memory.
             seconds: for Triton's parameter `timeout`; None for none.
             digest, deadline: as for `read`.
         """
+        if isinstance(body, Packed):
+            request, text = await self.read(
+                target, body, None, shared_memory=shared_memory, digest=digest, deadline=deadline
+            )
+            return text, None, request.sequence
         size = len(body)
         if header_length and seconds is None and isinstance(body, bytes):
             found = self.at_hand(target, body, header_length, shared_memory=shared_memory)
@@ -302,7 +307,7 @@ class Contracts:
         """
         if header_length is None:
             contract = self._held(target)
-            if contract is None or len(body) > JSON_AT_HAND:
+            if contract is None or len(body) > JSON_AT_HAND or is_dear(body):
                 return None
             try:
                 request = read_request(body, None, contract, shared_memory=shared_memory)
@@ -317,20 +322,20 @@ class Contracts:
         return (body, header_length) if text == head else (text + body[header_length:], len(text))
 
     def close(self) -> None:
-        """End the process that reads long JSON."""
+        """End the process that reads dear JSON."""
         self.apart.close()
 
     async def _read(
         self,
         contract: Contract,
-        head: bytes,
+        head: bytes | Packed,
         tail_bytes: int | None,
         *,
         shared_memory: bool,
         digest: str,
         deadline: float | None,
     ) -> tuple[Request, bytes]:
-        if len(head) > LONG_JSON:
+        if isinstance(head, Packed) or is_dear(head):
             arguments = head, self._reader_bytes, tail_bytes, contract, shared_memory, digest
             return await self.apart.call(digest, deadline, _read_in_child, *arguments)
         # What is all JSON is hardly ever the same twice: to look for it would cost a hash of it all.
@@ -347,9 +352,9 @@ class Contracts:
         return request, text
 
     async def read_json(
-        self, digest: str, deadline: float, read: Callable[[Any, Unpack[Ts]], T], text: bytes, *arguments: *Ts
+        self, digest: str, deadline: float, read: Callable[[Any, Unpack[Ts]], T], text: bytes | Packed, *arguments: *Ts
     ) -> T:
-        """What a function makes of a JSON, which is not held against a contract: read apart where it is long.
+        """What a function makes of a JSON, which is not held against a contract: read apart where it is dear.
 
         Args:
             digest, deadline: as for `read`.
@@ -360,7 +365,7 @@ class Contracts:
         Raises:
             GatewayError: it can't be read, or `read` says so.
         """
-        if len(text) > LONG_JSON:
+        if isinstance(text, Packed) or is_dear(text):
             return await self.apart.call(digest, deadline, _made_in_child, read, text, self._reader_bytes, arguments)
         return read(loaded(text), *arguments)
 
@@ -386,16 +391,18 @@ class Contracts:
 
 
 def _read_in_child(
-    head: bytes, most_bytes: int, tail_bytes: int | None, contract: Contract, shared_memory: bool, digest: str
+    came: bytes | Packed, most_bytes: int, tail_bytes: int | None, contract: Contract, shared_memory: bool, digest: str
 ) -> tuple[Request, bytes]:
+    head = came if isinstance(came, bytes) else came.unpacked()
     check_json_bytes(head, most_bytes)
     request = read_request(head, tail_bytes, contract, shared_memory=shared_memory, digest=digest)
     text = request.json()
-    request.header = None  # it is long, and was for this process to read
+    request.header = None  # it was dear to read, and would be to hand over
     return request, text
 
 
-def _made_in_child(read: Callable[..., T], text: bytes, most_bytes: int, arguments: tuple[Any, ...]) -> T:
+def _made_in_child(read: Callable[..., T], came: bytes | Packed, most_bytes: int, arguments: tuple[Any, ...]) -> T:
+    text = came if isinstance(came, bytes) else came.unpacked()
     check_json_bytes(text, most_bytes)
     return read(loaded(text), *arguments)
 

@@ -4,16 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from dataclasses import dataclass
 
 from serve.gateway.access.memory import Share
 from serve.gateway.errors import BadRequestError, BodyTooLargeError, UnsupportedMediaError
 
-__all__ = ["unpack", "unpacked"]
+__all__ = ["Packed", "is_long", "unpack", "unpacked"]
 
 MOST_RATIO = 1032  # of deflate
 LONG_PACKED = 1024  # which may unpack to a megabyte
 
 ANY_HEADER = 32 + zlib.MAX_WBITS  # gzip or zlib, whichever comes
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A JSON that is unpacked where it is read, in the process for what is dear: nothing else is made of it.
+
+    Attributes:
+        body: as it came.
+        encoding: the header's value.
+        limit: bytes that it may unpack to.
+    """
+
+    body: bytes
+    encoding: bytes
+    limit: int
+
+    def __len__(self) -> int:
+        return len(self.body)
+
+    def unpacked(self) -> bytes:
+        """The JSON; raises as the function does."""
+        return unpacked(self.body, self.encoding, self.limit)
+
+
+def is_long(body: bytes) -> bool:
+    """Whether to unpack a body may take over a millisecond."""
+    return len(body) > LONG_PACKED
 
 
 async def unpack(body: bytes, encoding: bytes, limit: int, share: Share) -> bytes:
@@ -25,7 +53,7 @@ async def unpack(body: bytes, encoding: bytes, limit: int, share: Share) -> byte
     """
     before = share.size
     share.take(min(limit, len(body) * MOST_RATIO) + 1)
-    long = len(body) > LONG_PACKED
+    long = is_long(body)
     result = await asyncio.to_thread(unpacked, body, encoding, limit) if long else unpacked(body, encoding, limit)
     share.resize(before - len(body) + len(result))
     return result

@@ -13,6 +13,7 @@ import base64
 import binascii
 import math
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.oip.tensors import DATATYPES, Tensor, object_array, plain_numbers
 
 __all__ = ["from_file", "from_values", "to_values"]
+
+MOST_NAMED = 8  # unknown inputs, in a refusal
 
 
 def from_file(metadata: ModelMetadata, content: bytes) -> tuple[Tensor, ...]:
@@ -50,7 +53,8 @@ def from_values(metadata: ModelMetadata, values: Mapping[str, Any]) -> tuple[tup
     """
     names = [spec.name for spec in metadata.inputs]
     wrong = [f"{name!r} is missing" for name in names if name not in values]
-    wrong += [f"{name!r} is none of them" for name in values if name not in names]
+    unknown = (f"{name[:64]!r} is none of them" for name in values if name not in names)
+    wrong += islice(unknown, MOST_NAMED)
     if wrong:
         raise BadInputError(
             "the inputs are not the model's",

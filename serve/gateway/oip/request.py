@@ -43,7 +43,7 @@ class Request:
     """A request that fits its model; it may be the same for several that say the same.
 
     Attributes:
-        header: its JSON, of names, numbers, texts and lists alone; None where it is long.
+        header: its JSON, of names, numbers, texts and lists alone; None where it is dear to read.
         binary: whether raw tensors follow the JSON, or would.
         sequence: that it belongs to; None for none.
         texts: raw BYTES inputs, as (name, elements, first byte, bytes), which are looked at once all of them is there.
@@ -70,7 +70,7 @@ class Request:
     def json_within(self, seconds: float) -> bytes | None:
         """The same with Triton's parameter `timeout`, which its queues honour where they allow an override.
 
-        None where the JSON is long: to write it again would take longer than most queues.
+        None where the JSON is dear: to write it again would take longer than most queues.
         """
         if self.header is None:
             return None
@@ -102,6 +102,10 @@ def read_request(
     inputs = header.setdefault("inputs", [])  # there are models that need none, and Triton fails without the list
     if type(inputs) is not list:
         raise UnfitError("it has no list of inputs")
+    outputs = header.get("outputs", [])
+    if type(outputs) is not list:  # null is no list, and Triton fails on it
+        raise UnfitError("its outputs are no list")
+    contract.check_counts(len(inputs), len(outputs))  # before any of them is looked at
     if "id" in header and (type(header["id"]) is not str or len(header["id"]) > 1024):
         raise UnfitError("its id is no text of up to 1024 letters")
     parameters = _parameters(header, shared_memory=shared_memory)
@@ -116,9 +120,9 @@ def read_request(
     contract.check_together([item["name"] for item in inputs], [item["shape"] for item in inputs])
     if taken != (tail_bytes or 0):
         raise UnfitError(f"its inputs are {taken} bytes, and {tail_bytes or 0} follow the JSON")
-    if "outputs" in header:  # null is no list, and Triton fails on it
+    if outputs:
         empty = any(0 in item["shape"] for item in inputs)
-        _outputs(header["outputs"], contract, empty=empty, shared_memory=shared_memory)
+        _outputs(outputs, contract, empty=empty, shared_memory=shared_memory)
     return request
 
 
@@ -213,9 +217,7 @@ def _raw(request: Request, item: Mapping[str, Any], count: int, start: int, size
     return size
 
 
-def _outputs(outputs: Any, contract: Contract, *, empty: bool, shared_memory: bool) -> None:
-    if type(outputs) is not list:
-        raise UnfitError("its outputs are no list")
+def _outputs(outputs: list[Any], contract: Contract, *, empty: bool, shared_memory: bool) -> None:
     names = []
     for item in outputs:
         _only(item, _OF_OUTPUT, "an output")

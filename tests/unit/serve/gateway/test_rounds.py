@@ -1,4 +1,4 @@
-"""Requests that are counted for no key: few begin at a time, by address in turns, and none is lost."""
+"""Requests begin in turns, by address and by key, and none is lost."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from serve.gateway.access.identity import KeyRing
 from serve.gateway.access.keys import add_key
+from serve.gateway.access.loop_time import ROUND_S, LoopTime
 from serve.gateway.edge.connections import MOST_PIPELINED
-from serve.gateway.edge.rounds import MOST_BEGUN, Rounds
+from serve.gateway.edge.rounds import MOST_BEGUN, OF_A_KEY, Rounds
 from serve.gateway.settings import Settings
 from tests.serve_http import gateway, in_loop
 from tests.unit.serve.gateway.test_accepting import clients, connect
@@ -123,3 +124,32 @@ async def test_a_stranger_who_pipelines_on_many_connections_keeps_nobody_waiting
         await until(lambda: "127.0.0.3" in answered)
         assert len(answered) < 50 * MOST_PIPELINED // 16
         await until(lambda: len(answered) == 50 * MOST_PIPELINED + 1)
+
+
+@in_loop
+async def test_of_a_key_few_begin_in_a_round_and_another_key_waits_for_none_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    many, one = (add_key(path, name)[0] for name in ("many", "one"))
+    rounds, begun = Rounds(KeyRing(path)), list[str]()
+    for at in range(50):
+        rounds.begin("a", at, scope("/v2/models/m/infer", many), lambda: begun.append("many"), known=True)
+    assert (begun, rounds.waiting) == (["many"] * OF_A_KEY, 50 - OF_A_KEY)
+    rounds.begin("a", "one", scope("/v2/models/m/infer", one), lambda: begun.append("one"), known=True)
+    assert begun[-1] == "one"
+    rounds.leave("a", 49)
+    rounds.leave("a", 0)  # has begun
+    await until(lambda: not rounds.waiting)
+    assert begun.count("many") == 49
+    rounds.begin("a", 0, scope("/v2/models/m/infer", many), lambda: begun.append("late"))
+    await until(lambda: begun[-1] == "late")
+
+
+@in_loop
+async def test_a_key_has_its_time_of_each_round() -> None:
+    time = LoopTime()
+    time.use("a", ROUND_S / 2)
+    assert not time.is_up("a")
+    time.use("a", ROUND_S / 2)
+    assert time.is_up("a")
+    assert not time.is_up("b")
+    await until(lambda: not time.is_up("a"))
