@@ -223,10 +223,11 @@ class Residency:
         kept: list[str] = []
         try:
             await load.turn
-            load.began = began = time.monotonic()
+            load.began = time.monotonic()
             if model.name in self.resident:  # it was about to go, and stayed
                 return
             kept = await self._make_room(load)
+            load.began = began = time.monotonic()  # what it waited for is not the model's
             await self.units.left()
             await self.units.bring(model, self.known)  # nothing is awaited from here on: Triton may die at any time
             now = time.monotonic()

@@ -54,7 +54,7 @@ class Turns:
 
     def wait_s(self, who: str, now: float) -> float:
         """Until a key may have one."""
-        return max(0.0, self._begun.get(who, -TURN_S) + TURN_S - now) if who in self._begun else 0.0
+        return max(0.0, self._begun[who] + TURN_S - now) if who in self._begun else 0.0
 
     def loaded(self, who: str, now: float) -> None:
         """A model was loaded for a key."""
@@ -89,19 +89,22 @@ def drained_of(
         now: on the monotonic clock.
         size_of: bytes that one's going would free, beside others that go.
     """
-    held = held_by(residents, now, lambda name: size_of(name, ()))
+    may = [each for each in residents if may_go(each) and now >= each.spared]
+    may = [each for each in may if now - each.loaded > (SEQUENCES_S if lasts(each) else TURN_S)]
+    if not may:
+        return []
+    sizes = {each.name: size_of(each.name, ()) for each in residents}
+    held = held_by(residents, now, sizes.__getitem__)
 
     def rank(each: Resident) -> tuple[bool, bool, bool, float]:
         owner = each.owner(now)
-        spare = owner is not None and held.get(owner, 0) - size_of(each.name, ()) >= size
+        spare = owner is not None and held.get(owner, 0) - sizes[each.name] >= size
         return lasts(each), not is_free(each), not spare, each.loaded
 
     going: list[Resident] = []
-    for each in sorted((each for each in residents if may_go(each)), key=rank):
+    for each in sorted(may, key=rank):
         if over <= 0:
             break
-        if now - each.loaded <= (SEQUENCES_S if lasts(each) else TURN_S) or now < each.spared:
-            continue
         if frees := size_of(each.name, [other.name for other in going]):
             over -= frees
             going.append(each)
