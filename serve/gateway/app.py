@@ -245,6 +245,7 @@ def _follow(residency: Residency, gate: Gate, releases: Releases, upstream: Upst
         gate.known(model)
         upstream.forget(model)
 
+    residency.stays = lambda model: model in gate.incidents.outages or model in releases.needed()
     residency.held = lambda model: gate.holds(model) or model in releases.needed()
     residency.wanted = releases.needed
     residency.came = came

@@ -61,6 +61,11 @@ LARGE = FILES_MODEL.replace(
     "    def initialize(self, args):\n        self.kept = np.ones(100_000_000)\n\n    def execute",
 )
 
+KEPT = FILES_MODEL.replace(
+    "    def execute",
+    "    def initialize(self, args):\n        self.kept = np.ones(8_000_000)\n\n    def execute",
+)
+
 HANGS = FILES_MODEL.replace(
     "    def execute",
     "    def initialize(self, args):\n        time.sleep(3600)\n\n    def execute",
@@ -104,8 +109,11 @@ class Served:
                 time.sleep(0.5)
         raise AssertionError("the metrics are refused")
 
-    def of(self, metric: str, model: str) -> int:
-        return int(self.metrics().get(f'gateway_model_{metric}{{model="{model}"}}', 0))
+    def of(self, metric: str, model: str, reason: str = "") -> int:
+        """A metric of a model; evictions for all reasons, where none is said."""
+        begin = f'gateway_model_{metric}{{model="{model}"'
+        of_model = {name: value for name, value in self.metrics().items() if name.startswith(begin)}
+        return int(sum(value for name, value in of_model.items() if f'reason="{reason}' in name or not reason))
 
     def loaded(self) -> set[str]:
         """What Triton has, as the page is told."""
@@ -434,6 +442,42 @@ def test_models_whose_loads_hang_cost_others_nothing_for_good(tmp_path: Path, fe
         server.file(HANGING[0], x_request_timeout_ms="500")  # hangs as we stop
         began = time.monotonic()
     assert time.monotonic() - began < 20
+
+
+def test_a_key_that_keeps_its_models_busy_does_not_keep_others_out(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    for name in ("busy0", "busy1", "cold"):
+        write_files_model(repository, KEPT, name)
+    greedy, poor = (add_key(tmp_path / "keys.json", name)[0] for name in ("greedy", "poor"))
+    stop = threading.Event()
+    found: list[tuple[int, Any]] = []
+    with served(tmp_path, repository, memory="330MiB") as server:  # two of these, beside Triton's own
+
+        def ask(key: str, model: str, text: str) -> tuple[int, Any]:
+            body = json.dumps({"file": text}).encode()
+            return fetch(f"{server.url}/predict/{model}", body, content_type="application/json", x_api_key=key)
+
+        def keep_busy(model: str) -> None:
+            while not stop.is_set():
+                found.append(ask(greedy, model, "sleep"))
+                if found[-1][0] != 200:
+                    time.sleep(0.5)
+
+        threads = [threading.Thread(target=keep_busy, args=(model,)) for model in ("busy0", "busy1") for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            server.running.until(lambda: len([1 for status, _ in found if status == 200]) > 8, 60)
+            server.running.until(lambda: ask(poor, "cold", "text")[0] == 200, 90)
+            went = [server.of("evictions_total", model, "drained") for model in ("busy0", "busy1")]
+            assert sum(went) >= 1
+            assert "a key with no model loaded has its turn" in server.running.said
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    refused = [told for status, told in found if status != 200]
+    assert all("is not loaded yet" in told["error"] for told in refused), refused  # and none was lost
 
 
 def test_triton_loads_one_more_while_a_load_of_each_that_can_hang_does(tmp_path: Path, few: Path) -> None:

@@ -43,6 +43,8 @@ class Lease:
         if self._residency is None:
             return
         for model in models:
+            if any(each.name == model and self._residency.has(each) for each in self._held):
+                continue  # it may be about to go, which waits for us
             resident = await self._residency.need(model, who, deadline)
             if resident is not None:
                 resident.leases += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from serve.gateway.errors import GatewayError, OverloadedError, RateLimitedError, UpstreamDownError
@@ -21,6 +22,7 @@ OVERDUE_S, OVERDUE_TIMES = 15.0, 2.0  # what takes longer than both waits for so
 WINDOW_S, MOST_IN_WINDOW = 60.0, 20
 MOST_PENDING = 4  # loads of one key that have not ended
 MOST_WAITING, MOST_WAITING_OF_KEY = 1024, 256  # requests
+BACK_S = 5.0  # that a load is wanted still by who was told to ask again
 FIRST_S, LONGEST_S = 5.0, 300.0  # before a load that has failed is tried again
 
 
@@ -51,7 +53,8 @@ class Load:
         turn: done once it may begin.
         done: done once it has ended; fails with a GatewayError, of which each that waits raises a copy.
         began: when it began, on the monotonic clock; None while it waits for its turn.
-        waiting: requests that wait for it.
+        waiting: requests that wait for it, by key.
+        back_by: until when somebody who was told to may ask again, on the monotonic clock.
     """
 
     model: Known
@@ -60,7 +63,17 @@ class Load:
     turn: asyncio.Future[None]
     done: asyncio.Future[GatewayError | None]
     began: float | None = None
-    waiting: int = 0
+    waiting: Counter[str] = field(default_factory=Counter)
+    back_by: float = 0.0
+
+    @property
+    def keys(self) -> set[str]:
+        """For whose sake it is: those who wait for it, and who asked first."""
+        return {*self.waiting, *([] if self.who is None else [self.who])}
+
+    def is_wanted(self, now: float) -> bool:
+        """Whether anybody would still use it."""
+        return self.who is None or bool(self.waiting) or now < self.back_by
 
     def left_s(self, now: float) -> float:
         """Until it has ended, as far as can be told."""
@@ -72,11 +85,18 @@ class Load:
 
 
 class Loads:
-    """Those of one gateway."""
+    """Those of one gateway.
+
+    Attributes:
+        by_model: that are under way, or wait for their turn.
+        waiting: requests that wait for them, by key.
+        is_leaving: whether a model is there still, and about to go: it is loaded anew once it has.
+    """
 
     def __init__(self) -> None:
         self.by_model: dict[str, Load] = {}
-        self.waiting: Counter[str] = Counter()  # requests, by key
+        self.waiting: Counter[str] = Counter()
+        self.is_leaving: Callable[[str], bool] = lambda _model: False
         self._queue: deque[Load] = deque()
         self._running: list[Load] = []
         self._begun: dict[str, deque[float]] = {}  # times of the loads of a key's
@@ -135,7 +155,21 @@ class Loads:
 
     def wanted(self, unit: str) -> bool:
         """Whether one of them needs a model."""
-        return any(unit in load.model.parts for load in self.by_model.values())
+        return any(unit in load.model.parts for name, load in self.by_model.items() if not self.is_leaving(name))
+
+    def add(self, load: Load, who: str, now: float) -> None:
+        """A request of a key's waits for one; raises as `check_room`."""
+        self.check_room(load, who, now)
+        self.waiting[who] += 1
+        load.waiting[who] += 1
+        self.wake(now)
+
+    def drop(self, load: Load, who: str) -> None:
+        """It waits no more."""
+        for counts in (self.waiting, load.waiting):
+            counts[who] -= 1
+            if not counts[who]:
+                del counts[who]
 
     def check_room(self, load: Load, who: str, now: float) -> None:
         """Raises LoadingError where too many requests wait already."""
@@ -148,8 +182,13 @@ class Loads:
         for load in list(self._queue):
             if free <= 0:
                 return
-            if load.who and any(each.who == load.who for each in self._running):
+            if self.is_leaving(load.model.name):
                 continue
+            busy = {each.who for each in self._running}
+            if load.who and load.who in busy:
+                if not (others := load.keys - busy):
+                    continue
+                load.who = min(others)  # it waits for it, too, and has none under way
             self._queue.remove(load)
             self._running.append(load)
             free -= 1

@@ -15,7 +15,7 @@ COUNTED = {
     "gateway_model_cold_requests": ("waited", "Requests that waited for the model to be loaded."),
     "gateway_model_loads": ("loaded", "Loads of the model, because it was asked for."),
     "gateway_model_load_failures": ("failed", "Such loads that failed."),
-    "gateway_model_evictions": ("evicted", "How often the model has made way for another."),
+    "gateway_model_drains_called_off": ("spared", "How often it was about to make way while in use, and stayed."),
 }
 
 
@@ -56,3 +56,14 @@ class ResidencyCollector(Collector):
                     if what == kind:
                         counter.add_metric([model], count)
             yield counter
+        evicted = CounterMetricFamily(
+            "gateway_model_evictions",
+            "How often the model has made way: idle (nobody had used it lately), share (its key had more than the one "
+            "that asked), own (its key asked for another), turn (a key with none had its turn), drained (the same, "
+            "while it was in use), memory (it was over the limit).",
+            labels=["model", "reason"],
+        )
+        if told is not None:
+            for (model, why), count in sorted(told.went.items()):
+                evicted.add_metric([model, why], count)
+        yield evicted

@@ -2,16 +2,18 @@
 
 A request for a model that is loaded costs a look into a dictionary and a time stamp (`at_hand`). Any other waits for
 the one load that is made for all who ask. What goes for it is chosen by `victim_of`, and never what a request, a
-rollout or a pin holds. All of this happens in the event loop: between two awaits nothing changes.
+rollout or a pin holds. Where all that may go is in use, a key that has nothing has its turn (`turns.py`): a model is
+drained for it. All of this happens in the event loop: between two awaits nothing changes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from compress.errors import ToolkitError
@@ -20,17 +22,21 @@ from serve.gateway.on_demand.catalogue import Known
 from serve.gateway.on_demand.estimates import MIB, Estimates
 from serve.gateway.on_demand.host import Host, HostDownError
 from serve.gateway.on_demand.lease import Lease
-from serve.gateway.on_demand.loads import Failures, Load, LoadFailedError, LoadingError, Loads
-from serve.gateway.on_demand.resident import TURN_S, Resident, victim_of
+from serve.gateway.on_demand.loads import BACK_S, Failures, Load, LoadFailedError, LoadingError, Loads
+from serve.gateway.on_demand.resident import TURN_S, Reason, Resident, held_by, victim_of
+from serve.gateway.on_demand.turns import DRAIN_S, SPARED_S, Drain, Turns, drained_of
 from serve.gateway.on_demand.units import Units
 from serve.repository.read import ModelInfo
 
 __all__ = ["Residency"]
 
+logger = logging.getLogger(__name__)
+
 LOOK_S = 2.0
 HANGS_S = 30.0  # after which to ask again for a model whose load was given up and has not ended
 POLL_S, ROOM_S = 0.05, 5.0  # how often a load looks for memory, and for how long
 SETTLE_S = 0.5  # after a load, in which those who waited for it come
+TURNS = "ask again: whoever has no model gets a turn"
 IN_USE = "the memory for models is taken by those that are in use, or that others use"
 
 
@@ -47,12 +53,16 @@ class Residency:
     Attributes:
         known, budget, pins: as above.
         resident: those that are loaded for requests, by name.
+        draining: those that are about to go, and answer what they have.
         units: those that Triton has, steps among them.
         estimates: of what models take.
         loads: that are under way.
         failures: of late.
-        counts: by what happened ("loaded", "failed", "evicted"; "waited": a request has, for its load) and the model.
+        counts: by what happened ("loaded", "failed", "evicted"; "spared": was drained, and stayed; "waited": a request
+            has, for its load) and the model.
+        went: how often each model has made way, by why.
         held: says whether something else holds a model: requests in its places, an outage, a rollout.
+        stays: says whether what holds it is not requests alone.
         wanted: models that are wanted whoever asks, as a rollout's.
         came: is told of a model that is loaded.
     """
@@ -69,15 +79,21 @@ class Residency:
         self.budget = budget
         self.pins = frozenset(pins)
         self.resident: dict[str, Resident] = {}
+        self.draining: dict[str, Resident] = {}
         self.estimates = Estimates()
         self.units = Units(host, self.estimates)
         self.loads = Loads()
+        self.loads.is_leaving = self.draining.__contains__
         self.failures = Failures()
         self.counts: Counter[tuple[str, str]] = Counter()
+        self.went: Counter[tuple[str, Reason]] = Counter()
         self.held: Callable[[str], bool] = lambda _model: False
+        self.stays: Callable[[str], bool] = lambda _model: False
         self.wanted: Callable[[], Collection[str]] = tuple
         self.came: Callable[[str], None] = lambda _model: None
         self._on_event = on_event
+        self._turns = Turns()
+        self._short: list[Load] = []  # those that lack room
         self._tasks: set[asyncio.Task[None]] = set()
         self.started()
 
@@ -88,6 +104,11 @@ class Residency:
             return False
         found.touch(who, time.monotonic())
         return True
+
+    def has(self, resident: Resident) -> bool:
+        """Whether one is there still, be it about to go."""
+        name = resident.name
+        return self.resident.get(name) is resident or self.draining.get(name) is resident
 
     def lease(self) -> Lease:
         """What a request will need; to be closed."""
@@ -116,6 +137,7 @@ class Residency:
         """Triton has died, or was started: it has what is pinned, and the rest when it is asked for."""
         now = time.monotonic()
         self.resident = {name: Resident(name, now, "") for name in self.pins}
+        self.draining.clear()
         self.units.started(part for name in self.pins for part in self.known[name].parts)
 
     async def changed(self, model: str, known: Mapping[str, Known]) -> bool:
@@ -129,9 +151,10 @@ class Residency:
             ToolkitError: it can't be loaded; what was loaded goes on.
             HostDownError: Triton is down.
         """
-        for name in self.resident.keys() - known.keys():
-            going = self.resident.pop(name)
-            self.units.leave(self._only_of(going.name, ()))
+        for there in (self.resident, self.draining):
+            for name in there.keys() - known.keys():
+                del there[name]
+                self.units.leave(self._only_of(name, ()))
         self.known = dict(known)
         self.pins &= known.keys()
         self.estimates.forget(model)
@@ -157,16 +180,15 @@ class Residency:
         load = self.loads.by_model.get(model) or self._ask(model, who, now)
         left, expected = deadline - now, load.left_s(now)
         if self.estimates.knows(model) and expected > left:
+            load.back_by = now + BACK_S
             raise LoadingError(model, f"it takes {expected:.1f} s, and the request waits for {left:.1f} s", expected)
-        self.loads.check_room(load, who, now)
-        self.loads.waiting[who] += 1
+        self.loads.add(load, who, now)
         self.counts["waited", model] += 1
         try:
             await asyncio.wait((load.done,), timeout=max(0.0, left))
+            load.back_by = time.monotonic() + BACK_S
         finally:
-            self.loads.waiting[who] -= 1
-            if not self.loads.waiting[who]:
-                del self.loads.waiting[who]
+            self.loads.drop(load, who)
         if not load.done.done():
             raise LoadingError(model, "the request's time is over", load.left_s(time.monotonic()))
         if (error := load.done.result()) is not None:
@@ -201,13 +223,17 @@ class Residency:
         kept: list[str] = []
         try:
             await load.turn
-            load.began = began = time.monotonic()
+            load.began = time.monotonic()
+            if model.name in self.resident:  # it was about to go, and stayed
+                return
             kept = await self._make_room(load)
+            load.began = began = time.monotonic()  # what it waited for is not the model's
             await self.units.left()
             await self.units.bring(model, self.known)  # nothing is awaited from here on: Triton may die at any time
             now = time.monotonic()
             self.estimates.saw_seconds(model.name, now - began)
             self.resident[model.name] = Resident(model.name, now, load.who or "")
+            self._turns.loaded(load.who or "", now)
             self.failures.forget(model.name)
             self.counts["loaded", model.name] += 1
             self.came(model.name)
@@ -238,18 +264,96 @@ class Residency:
     async def _make_room(self, load: Load) -> list[str]:
         """Keep memory for what is missing of a model, and begin to take out what has to go; what was kept."""
         model, until = load.model, time.monotonic() + ROOM_S
+        drain: Drain | None = None
+        why = f"{model.name} is not loaded after all"
         await self._look()
-        while True:
-            sizes = self._sizes(self.units.missing(model))
-            room = self.budget - sum(sizes.values())
-            if room < self._least():
-                raise self._too_large(load, sum(sizes.values()))
-            if self._free(self.units.taken - room, load.who, sum(sizes.values()), model):
-                self.units.keep(sizes)
-                return list(sizes)
-            if time.monotonic() > until:
-                raise LoadingError(model.name, IN_USE, self._turn_s(), "ask again: whoever has no model gets a turn")
-            await asyncio.sleep(POLL_S)
+        self._short.append(load)
+        try:
+            while True:
+                sizes = self._sizes(self.units.missing(model))
+                size = sum(sizes.values())
+                room = self.budget - size
+                if room < self._least():
+                    raise self._too_large(load, size)
+                if drain is not None and not any(self._is_in_use(each) for each in drain.residents):
+                    self._go([(each, "drained") for each in drain.residents], model)
+                    drain, until = None, time.monotonic() + ROOM_S
+                if any(self._free(self.units.taken - room, who, size, model) for who in self._for_whom(load)):
+                    self.units.keep(sizes)
+                    why = "others have made way"
+                    return list(sizes)
+                now = time.monotonic()
+                if drain is None:
+                    drain = self._drain(load, self.units.taken - room, size)
+                elif not load.is_wanted(now):
+                    why = f"nobody waits for {model.name} any more"
+                    raise LoadingError(model.name, "nobody waits for it any more", self._turn_s(load))
+                elif now > drain.until or any(self.stays(each.name) for each in drain.residents):
+                    self._spare(drain, now)
+                    drain, until = None, now + ROOM_S
+                if drain is None and now > until:
+                    raise LoadingError(model.name, IN_USE, self._turn_s(load), TURNS)
+                await asyncio.sleep(POLL_S)
+        finally:
+            self._short.remove(load)
+            if drain is not None:
+                self._call_off(drain, why)
+
+    def _for_whom(self, load: Load) -> list[str | None]:
+        """The key for whose sake a load is, and one that waits for it and has nothing."""
+        poor = self._poor(load)
+        return [load.who] if poor in (None, load.who) else [load.who, poor]
+
+    def _poor(self, load: Load) -> str | None:
+        """A key that waits for a load, and alone uses none of those that are loaded; the one whose turn is next."""
+        now = time.monotonic()
+        held = held_by([*self._unpinned(), *self.draining.values()], now, lambda _: 1)
+        poor = (who for who in load.keys if who and who not in held)
+        return min(poor, key=lambda who: (self._turns.wait_s(who, now), who != load.who), default=None)
+
+    def _drain(self, load: Load, over: int, size: int) -> Drain | None:
+        """Begin to drain models for a load, if it is its turn."""
+        now = time.monotonic()
+        poor = ((each, self._poor(each)) for each in self._short)
+        turns = [(each, who) for each, who in poor if who is not None and not self._turns.wait_s(who, now)]
+        if not load.is_wanted(now) or self._turns.first_of(turns) is not load:
+            return None
+        load.who = who = dict(turns)[load]  # whose it is, should another have asked first
+        spared = load.model.parts
+
+        def size_of(name: str, going: Iterable[str]) -> int:
+            return sum(self.units.bytes_of(unit, self.known) for unit in self._only_of(name, set(going), spared))
+
+        going = drained_of(
+            self._unpinned(), lambda each: not self.stays(each.name), lambda each: self._is_free(each, now),
+            lambda each: not self._rests(each, now), over, size, now, size_of,
+        )  # fmt: skip
+        if not going:
+            return None
+        self._turns.begin(who, now)
+        for each in going:
+            self.draining[each.name] = self.resident.pop(each.name)
+        names = ", ".join(each.name for each in going)
+        self._on_event(f"{names} will make way for {load.model.name}: a key with no model loaded has its turn")
+        return Drain(going, who, now + DRAIN_S)
+
+    def _spare(self, drain: Drain, now: float) -> None:
+        """They can't go now, which is not for their key's doing."""
+        self._turns.give_back(drain.who)
+        late = now > drain.until
+        for each in drain.residents:
+            if late and self._is_in_use(each):
+                each.spared = now + SPARED_S
+        self._call_off(drain, f"what was asked has not ended within {DRAIN_S:.0f} s" if late else "it is needed")
+
+    def _call_off(self, drain: Drain, why: str) -> None:
+        """They stay, as if nothing had been."""
+        for each in drain.residents:
+            if self.draining.get(each.name) is each:
+                self.resident[each.name] = self.draining.pop(each.name)
+                self.counts["spared", each.name] += 1
+                self._on_event(f"{each.name} stays: {why}")
+        self.loads.wake(time.monotonic())
 
     def _sizes(self, units: Collection[str]) -> dict[str, int]:
         """Bytes to keep for units that come; guesses that are more than there is are no reason not to try."""
@@ -277,48 +381,63 @@ class Residency:
         residents = self._unpinned()
         spared = frozenset() if model is None else frozenset(model.parts)
         free = [each for each in residents if self._is_free(each, now)]
-        going: list[Resident] = []
+        going: list[tuple[Resident, Reason]] = []
         while over > 0:
-            own = {each.name for each in going}
+            own = {each.name for each, _ in going}
 
             def size_of(name: str, own: set[str] = own) -> int:
                 alone = self._only_of(name, own, spared)
                 return sum(self.units.bytes_of(unit, self.known) for unit in alone)
 
-            victim = victim_of(residents, free, who, size, now, size_of)
-            if victim is None:
+            found = victim_of(residents, free, who, size, now, size_of)
+            if found is None:
                 return False
+            victim, why = found
             over -= size_of(victim.name)
-            going.append(victim)
+            going.append((victim, why))
             residents, free = ([each for each in some if each is not victim] for some in (residents, free))
-        for each in going:
-            self._evict(each)
+        self._go(going, model)
         return True
 
     def _is_free(self, each: Resident, now: float) -> bool:
-        known = self.known.get(each.name)
-        rests = known is None or now - each.used >= known.idle_s
-        return not each.leases and now - each.loaded >= SETTLE_S and rests and not self.held(each.name)
+        return not self._is_in_use(each) and now - each.loaded >= SETTLE_S and self._rests(each, now)
 
-    def _turn_s(self) -> float:
-        """In how many seconds one of the models has had its turn."""
-        now = time.monotonic()
-        return max(1.0, min((each.loaded + TURN_S - now for each in self._unpinned()), default=TURN_S))
+    def _is_in_use(self, each: Resident) -> bool:
+        return self.has(each) and (each.leases > 0 or self.held(each.name))
+
+    def _rests(self, each: Resident, now: float) -> bool:
+        """Whether no sequence can be in one."""
+        known = self.known.get(each.name)
+        return known is None or now - each.used >= known.idle_s
+
+    def _turn_s(self, load: Load) -> float:
+        """In how many seconds a load may have its turn."""
+        now, poor = time.monotonic(), self._poor(load)
+        turn_s = 0.0 if poor is None else self._turns.wait_s(poor, now)
+        return max(1.0, turn_s, min((each.loaded + TURN_S - now for each in self._unpinned()), default=TURN_S))
 
     def _only_of(self, name: str, going: Collection[str], spared: Collection[str] = ()) -> list[str]:
         """The models that go with one: those that no other needs, ensembles before their steps."""
-        others = [each for each in self.resident if each != name and each not in going]
+        others = [each for each in (*self.resident, *self.draining) if each != name and each not in going]
         needed = {part for each in others for part in self.known[each].parts} | set(spared)
         return [unit for unit in reversed(self.known[name].parts) if unit not in needed and not self.loads.wanted(unit)]
 
-    def _evict(self, resident: Resident) -> None:
-        del self.resident[resident.name]
-        self.counts["evicted", resident.name] += 1
-        self.units.leave(self._only_of(resident.name, ()))
+    def _go(self, going: Sequence[tuple[Resident, Reason]], model: Known | None) -> None:
+        """Take out residents, each for a reason, for a model, or for the memory's sake."""
+        there = [(each, why) for each, why in going if self.has(each)]
+        names = {each.name for each, _ in there}
+        units = {unit for name in names for unit in self._only_of(name, names)}
+        for each, why in there:
+            (self.draining if each.name in self.draining else self.resident).pop(each.name)
+            self.counts["evicted", each.name] += 1
+            self.went[each.name, why] += 1
+            logger.info("%s makes way for %s: %s", each.name, "the memory" if model is None else model.name, why)
+        self.units.leave(sorted(units, key=lambda unit: (-len(self.known[unit].parts), unit)))
+        self.loads.wake(time.monotonic())
 
     def _leave_alone(self, model: Known) -> None:
         """Take out what was loaded for a model that did not come."""
-        needed = {part for each in self.resident for part in self.known[each].parts}
+        needed = {part for each in (*self.resident, *self.draining) for part in self.known[each].parts}
         self.units.leave([unit for unit in reversed(model.parts) if unit not in needed and not self.loads.wanted(unit)])
 
     async def _look(self) -> None:

@@ -11,11 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["LATELY_S", "TURN_S", "Resident", "victim_of"]
+__all__ = ["LATELY_S", "TURN_S", "Reason", "Resident", "held_by", "victim_of"]
 
 LATELY_S = 30.0
 TURN_S = 30.0
+# Why one went: memory was over the limit; nobody had used it lately; its key had more than who asked, or had asked for
+# another itself; a key with nothing had its turn; the same, and it was in use.
+Reason = Literal["memory", "idle", "share", "own", "turn", "drained"]
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +33,7 @@ class Resident:
         before: when another key than that used it last; what one key uses alone, that key alone has a say in.
         leases: requests that need it, and are not counted elsewhere.
         loaded: when it was; when it was used first, where nothing is said.
+        spared: until when it is not drained, as what it ran did not end in time.
     """
 
     name: str
@@ -37,6 +42,7 @@ class Resident:
     before: float = -1e9
     leases: int = 0
     loaded: float = math.nan
+    spared: float = 0.0
 
     def __post_init__(self) -> None:
         if math.isnan(self.loaded):
@@ -61,11 +67,20 @@ class Resident:
         return None if now - self.before <= LATELY_S else self.who
 
 
+def held_by(residents: Iterable[Resident], now: float, size_of: Callable[[str], int]) -> dict[str, int]:
+    """Bytes of what each key alone has used lately."""
+    held: dict[str, int] = {}
+    for each in residents:
+        if not each.idle(now) and (owner := each.owner(now)) is not None:
+            held[owner] = held.get(owner, 0) + size_of(each.name)
+    return held
+
+
 def victim_of(
     residents: Iterable[Resident], free: Iterable[Resident], who: str | None, size: int, now: float,
     size_of: Callable[[str], int],
-) -> Resident | None:  # fmt: skip
-    """Which goes next; None where none may.
+) -> tuple[Resident, Reason] | None:  # fmt: skip
+    """Which goes next, and why; None where none may.
 
     Args:
         residents: all that are loaded.
@@ -77,19 +92,21 @@ def victim_of(
     """
     by_age = sorted(free, key=lambda each: each.used)
     if who is None:
-        return next(iter(by_age), None)
+        return (by_age[0], "memory") if by_age else None
     for each in by_age:
         if each.idle(now):
-            return each
-    held: dict[str, int] = {}
-    for each in residents:
-        if not each.idle(now) and (owner := each.owner(now)) is not None:
-            held[owner] = held.get(owner, 0) + size_of(each.name)
+            return each, "idle"
+    held = held_by(residents, now, size_of)
     for each in by_age:
         owner = each.owner(now)
         if owner not in (None, who) and held[owner] - size_of(each.name) >= held.get(who, 0) + size:
-            return each
-    mine = next((each for each in by_age if each.owner(now) == who), None)
-    if mine is not None or held.get(who):
-        return mine
-    return next((each for each in sorted(free, key=lambda each: each.loaded) if each.has_had_its_turn(now)), None)
+            return each, "share"
+    for each in by_age:
+        if each.owner(now) == who:
+            return each, "own"
+    if held.get(who):
+        return None
+    for each in sorted(free, key=lambda each: each.loaded):
+        if each.has_had_its_turn(now):
+            return each, "turn"
+    return None
