@@ -237,7 +237,8 @@ class Admission:
         if not who:
             return 0.0
         account = self.fairness.of(who, priority, self._clock())
-        return self.fairness.alone_s(account) if self.bounds.target_s is None else account.heavy * self.bounds.target_s
+        held_s = self.fairness.alone_s(account)
+        return held_s if self.bounds.target_s is None else min(held_s, self.bounds.target_s)
 
     def _is_first(self, priority: int, who: str) -> bool:
         """Whether none of the key's waits: its turn is next among the keys, and what one answer takes is others' doing.

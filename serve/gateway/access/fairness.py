@@ -35,8 +35,10 @@ SHORTEST_TARGET_S = 0.05
 HEAVY_SHARE = 0.25  # of the time, that all heavy requests have at least
 KEPT_S = 1.0  # that heavy ones are kept back ahead, at most, or that a key saves of its part
 BATCHED = 1.5  # requests answered together, from which they come in batches
+SOON_S, SOON = 0.25, 1.5  # the longest pause between requests that are near, and times a key's usual one
 TRIES = 2.0  # as many are taken to be, until they are known not to be, ...
 TRIES_AGAIN_S = 60.0  # ... and again after so long
+PAUSES = 0.3  # smoothing of a key's pauses
 UNBATCHED = 0.25  # smoothing of how many are answered together, where more could have been
 MOST = 4096
 
@@ -56,7 +58,9 @@ class Account:
         priority: of its last request.
         target_s: what an answer to the others may take; infinite where there are none.
         heavy: whether one of its requests takes longer than that; the next may be sent from `not_before` on.
+        large: whether so few take as long that a batch server would not see two at a time.
         light: whether they take so much less than those of most others that these are no standard for them.
+        pause_s: from an answer to its next request, on the whole.
         spent: the time until which its part is spent, that it may keep heavy ones back for without using the model.
         together: how many of its requests, or of such as take as long, the server answers at a time.
         tried: when that was last taken for more than was seen.
@@ -70,12 +74,15 @@ class Account:
     priority: int = 5
     target_s: float = math.inf
     heavy: bool = False
+    large: bool = False
     light: bool = False
     not_before: float = -math.inf
     took: deque[float] = field(default_factory=lambda: deque(maxlen=FEWEST))
     bulk_s: float = 0.0
     bulk_s2: float = 0.0
     bulk_at: float = 0.0
+    pause_s: float = 2 * SOON_S
+    answered_at: float = -math.inf
     spent: float = -math.inf
     together: float = TRIES
     tried: float = -math.inf
@@ -190,6 +197,8 @@ class Fairness:
         held = account.in_flight
         if not held:
             return True
+        if account.large and self._in_flight < self._most_of(account) and self._kept_until(account, now) <= now:
+            return True
         if held + 1 > max(1.0, limit - 1.0):  # never the last place
             return False
         return account.answers > 0 and account.met_s <= account.target_s >= (held + 1) * account.cost
@@ -210,11 +219,14 @@ class Fairness:
         return until
 
     def _keep_back(self, account: Account, now: float) -> None:
-        """One of a light key's requests was answered: heavy ones are kept back for a time that it has paid for."""
-        used_s = FACTOR * account.cost
-        for_s = used_s
-        if used_s < SHORTEST_TARGET_S and account.spent <= now:
-            for_s = SHORTEST_TARGET_S
+        """One of a light key's requests was answered: heavy ones are kept back for what it used, many times over.
+
+        And until its next one, where that is to come soon: for its part of the time, all in all.
+        """
+        used_s = for_s = FACTOR * account.cost
+        until_next_s = max(SHORTEST_TARGET_S, SOON * account.pause_s if account.pause_s < SOON_S else 0.0)
+        if used_s < until_next_s and account.spent <= now:
+            for_s = until_next_s
             account.spent = max(account.spent, now - KEPT_S) + self._keys * (for_s - used_s)
         until = max(self._kept.get(account.priority, now), now) + for_s
         self._kept[account.priority] = min(until, now + max(KEPT_S, for_s))
@@ -234,11 +246,11 @@ class Fairness:
     def is_usual(self, who: str) -> bool:
         """Whether the requests of a key are such as most others': only those tell how busy the model is."""
         account = self._accounts.get(who)
-        return account is None or not (account.heavy or account.light)
+        return account is None or not (account.heavy or account.large or account.light)
 
     def turn_s(self, account: Account, count: int, now: float) -> float:
         """How long so many requests of a heavy key wait for their turn, at least: its part, then all of the time."""
-        if not account.heavy:
+        if not (account.heavy or account.large):
             return 0.0
         needs_s = count * account.cost
         kept_s = max(0.0, self._kept_until(account, now) - now)
@@ -246,10 +258,13 @@ class Fairness:
 
     def alone_s(self, account: Account) -> float:
         """How much longer than others' a heavy key's requests may wait: as long as they might be with the server."""
-        return FACTOR * min(account.took, default=0.0) if account.heavy else 0.0
+        return FACTOR * min(account.took, default=0.0) if account.heavy or account.large else 0.0
 
     def begin(self, account: Account, now: float) -> Work:
         """A request is sent to the server."""
+        if not account.in_flight:
+            pause_s = now - account.answered_at
+            account.pause_s += PAUSES * (min(pause_s, 2 * SOON_S) - account.pause_s)
         account.in_flight += 1
         self._least = account.used = max(account.used, self._least)
         account.used += account.cost
@@ -258,6 +273,8 @@ class Fairness:
         if account.heavy:
             self.heavy += 1
             self._met_s = max(self._met_s, account.met_s)
+            return work
+        if account.large:
             return work
         pays = FACTOR * account.cost >= SHORTEST_TARGET_S
         if pays or account.spent <= now:
@@ -289,11 +306,11 @@ class Fairness:
         self._batch_s = max(self._batch_s, seconds)
         self._batch.append((account, max(size, 1)))
         account.took.append(now - begun)
-        account.seen = now
+        account.seen = account.answered_at = now
         self._over(work)
         if account.heavy:
             account.not_before = now + seconds * (1.0 / self._share - 1.0)
-        elif account.target_s < math.inf:
+        elif not account.large and account.target_s < math.inf:
             self._keep_back(account, now)
 
     def _over(self, work: Work) -> None:
@@ -337,7 +354,9 @@ class Fairness:
         heavies = 0
         for target_s, each in self._targets(beside):
             each.target_s = target_s
-            was, each.heavy = each.heavy, each.answers >= FEWEST and self._takes_s(each) > target_s
+            takes_s = self._takes_s(each) if each.answers >= FEWEST else 0.0
+            was, each.heavy = each.heavy, takes_s > target_s
+            each.large = takes_s * (self.instances + 1) > target_s >= takes_s
             if was is not each.heavy:
                 self.heavy += each.in_flight if each.heavy else -each.in_flight
             heavies += each.heavy
