@@ -4,8 +4,9 @@ A request can't be taken back once the model server has it, and is answered in t
 counts is decided before: turns go by seconds of the model's time, not by requests (start-time fair queueing: Goyal, Vin
 and Cheng, SIGCOMM 1996, with what a request costs learnt when it ends, as in the virtual token counter of Sheng et al.,
 "Fairness in Serving Large Language Models", OSDI 2024); what a key has with the server beside others takes, all in all,
-no longer than an answer to the others may; and requests of which one alone takes longer are heavy: they leave an
-instance free, and where there is but one, they have a part of the time, which is never less than their keys' share.
+no longer than an answer to the others may; and requests of which one alone takes longer are heavy: they keep the
+instances at work and no more. As far as the others use the model, heavy ones are kept back: they leave an instance
+free, and where there is but one, they have a part of the time, which is never less than their keys' share.
 
 What a request takes is seen from outside, as the time from when the server could begin with it, which is when it had
 answered the one before, until its answer. What is answered in one moment was one batch, and shares its time by size.
@@ -57,7 +58,7 @@ class Account:
         seen: when it last asked, or was answered.
         priority: of its last request.
         target_s: what an answer to the others may take; infinite where there are none.
-        heavy: whether one of its requests takes longer than that; the next may be sent from `not_before` on.
+        heavy: whether one of its requests takes longer than that; kept back, its next may be sent from `not_before` on.
         large: whether so few take as long that a batch server would not see two at a time.
         light: whether they take so much less than those of most others that these are no standard for them.
         pause_s: from an answer to its next request, on the whole.
@@ -102,7 +103,7 @@ class Account:
     def met(self, together: int, could: bool) -> None:
         """So many were answered together, where there may have been more."""
         if together > self.together:
-            self.together += RISES * (together - self.together)
+            self.together = together
         elif could:
             self.together += UNBATCHED * (together - self.together)
 
@@ -155,7 +156,9 @@ class Fairness:
         self._least = 0.0  # used by whom was served last
         self._answered_at = self._before = -math.inf  # the last answer; the last of the batch before
         self._batch: list[tuple[Account, int]] = []
-        self._held = 0  # requests with the server as the first of the batch was answered
+        self._at_once: list[Account] = []  # whose requests were answered in much less time than one takes
+        self._at_once_until = -math.inf
+        self._held = 0  # requests with the server as the first of them was answered
         self._batch_s = 0.0
         self._looked_at = -math.inf
         self._keys = 1  # that are beside each other
@@ -300,12 +303,16 @@ class Fairness:
         if now - self._answered_at > BATCH_S:
             self._settle()
             self._before = self._answered_at
-            self._held = self._in_flight
         self._answered_at = now
         seconds = now - max(begun, self._before)
         self._batch_s = max(self._batch_s, seconds)
         self._batch.append((account, max(size, 1)))
         account.took.append(now - begun)
+        if now > self._at_once_until:
+            self._count_at_once()
+            self._at_once_until = now + max(BATCH_S, min(account.cost * self.instances / 2, min(account.took) / 10))
+            self._held = self._in_flight
+        self._at_once.append(account)
         account.seen = account.answered_at = now
         self._over(work)
         if account.heavy:
@@ -326,14 +333,18 @@ class Fairness:
             self._batch[0][0].saw(seconds, self._answered_at)
         shares = [size * max(each.cost if each.answers else seconds, LEAST_S) for each, size in self._batch]
         whole = sum(shares)
-        for account in {each for each, _ in self._batch}:
-            alike = sum(2 * each.cost >= account.cost for each, _ in self._batch)
-            could = self._held >= self._most_of(account)
-            account.met(alike if alike > self.instances else 1, could)  # each instance may just have answered one
         for (account, _), share in zip(self._batch, shares, strict=True):
             account.charge(seconds * share / whole)
         self._batch.clear()
         self._batch_s = 0.0
+
+    def _count_at_once(self) -> None:
+        """How many requests of a key, or of such as take as long, were answered together."""
+        for account in set(self._at_once):
+            alike = sum(2 * each.cost >= account.cost for each in self._at_once)
+            could = self._held >= self._most_of(account)
+            account.met(alike if alike > self.instances else 1, could)  # each instance may just have answered one
+        self._at_once.clear()
 
     def _takes_s(self, account: Account) -> float:
         """What one request of a key takes of the model's time, as far as is known."""
