@@ -226,10 +226,9 @@ class Admission:
         """How long a request that came now would wait, at least."""
         expected = (ahead + 1) * self.latency / self._limit_now
         if who:
-            now = self._clock()
-            account = self.fairness.of(who, priority, now)
+            account = self.fairness.of(who, priority, self._clock())
             own = self._queues.count(priority, who) + 1
-            expected = max(expected, self.fairness.turn_s(account, own, now))
+            expected = max(expected, self.fairness.turn_s(account, own))
         return expected
 
     def _held_back_s(self, priority: int, who: str) -> float:
@@ -251,8 +250,7 @@ class Admission:
         """How long a request that comes now may wait: until its turn, for the first of a key."""
         longest = 2 * (self.wait_s + self._held_back_s(priority, who))
         if self._is_first(priority, who):
-            now = self._clock()
-            turn_s = self.fairness.turn_s(self.fairness.of(who, priority, now), 1, now)
+            turn_s = self.fairness.turn_s(self.fairness.of(who, priority, self._clock()), 1)
             rounds = max(1.0, (self._queues.ahead(priority, who) + 1) / self._limit_now)
             longest = max(longest, 2 * self._slowest * rounds, 2 * turn_s)
         return longest

@@ -168,6 +168,7 @@ class Fairness:
         self._most_heavy = 1  # heavy requests that may be with the server where none is kept back
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
         self._payers: Counter[int] = Counter()  # those among them that pay for all of it by what they use
+        self._kept_part = 0.0  # of the time of late, that they were
         self._kept: dict[int, float] = {}  # by priority of the light ones: until when heavy ones are kept back
 
     def of(self, who: str, priority: int, now: float) -> Account:
@@ -238,7 +239,7 @@ class Fairness:
         """In how many seconds those who wait are to be looked at again, whatever is answered by then."""
         heavy = [each for each in self._accounts.values() if each.heavy]
         times = (at for each in heavy for at in (each.not_before, self._kept_until(each, now)))
-        return min((at - now for at in times if at > now), default=LOOK_S)
+        return min(LOOK_S, *(at - now for at in times if at > now), LOOK_S)
 
     def excuse_s(self) -> float:
         """How much longer answers of the last moments may have taken, as they may have waited behind heavy ones."""
@@ -251,13 +252,11 @@ class Fairness:
         account = self._accounts.get(who)
         return account is None or not (account.heavy or account.large or account.light)
 
-    def turn_s(self, account: Account, count: int, now: float) -> float:
-        """How long so many requests of a heavy key wait for their turn, at least: its part, then all of the time."""
+    def turn_s(self, account: Account, count: int) -> float:
+        """How long so many requests of a heavy key wait for their turn, at least, kept back as much as of late."""
         if not (account.heavy or account.large):
             return 0.0
-        needs_s = count * account.cost
-        kept_s = max(0.0, self._kept_until(account, now) - now)
-        return min(needs_s / self._share, needs_s + kept_s * (1.0 - self._share))
+        return count * account.cost * (1.0 + self._kept_part * (1.0 / self._share - 1.0))
 
     def alone_s(self, account: Account) -> float:
         """How much longer than others' a heavy key's requests may wait: as long as they might be with the server."""
@@ -355,6 +354,8 @@ class Fairness:
     def _look(self, now: float) -> None:
         """Who is beside whom."""
         self._looked_at = now
+        kept = any(until > now for until in self._kept.values())
+        self._kept_part += FALLS * (kept - self._kept_part)
         while self._accounts:
             who, oldest = next(iter(self._accounts.items()))
             if oldest.in_flight or (now - oldest.seen < KNOWN_S and len(self._accounts) <= MOST):

@@ -471,9 +471,8 @@ def test_one_light_key_that_asks_all_the_time_waits_for_one_heavy_request_at_mos
 @pytest.mark.parametrize("pause_s", [1.0, 0.3, 0.1, 0.04, 0.01])
 def test_however_many_light_requests_a_key_sends_a_heavy_one_beside_it_has_half_of_what_it_had(pause_s: float) -> None:
     for instances in (1, 2):
-        part, refused, _ = beside_a_light_key(1, 8, HEAVY_S, instances, 1, pause_s)
+        part, _, _ = beside_a_light_key(1, 8, HEAVY_S, instances, 1, pause_s)
         assert part > 0.45
-        assert refused < 100
 
 
 @settings(max_examples=40, deadline=None)
