@@ -27,15 +27,18 @@ from tests.serve_http import gateway_thread
 
 HEAVY_S, CONNECTIONS = 0.4, 8
 SEQUENCES = "sequence_batching { oldest { max_candidate_sequences: 64 } max_sequence_idle_microseconds: 60000000 }\n"
+BATCHES = "dynamic_batching { max_queue_delay_microseconds: 1000 }\n"
 
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     repository = tmp_path_factory.mktemp("heavy")
-    for name, more in (("m", ""), ("next", ""), ("steps", SEQUENCES)):
+    for name, more in (("m", ""), ("next", ""), ("steps", SEQUENCES), ("wide", BATCHES)):
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "1" / "model.py").write_text(MODEL)
         (repository / name / "config.pbtxt").write_text(CONFIG % name + more)
+    two = (repository / "wide" / "config.pbtxt").read_text().replace("count: 1", "count: 2")
+    (repository / "wide" / "config.pbtxt").write_text(two)
     with TritonServer(repository, ports=Ports(0, 0, 0)) as server:
         yield server
 
@@ -124,3 +127,50 @@ def test_others_wait_for_one_heavy_request_not_for_all_of_them(triton: TritonSer
         passed = [sum(begun < each < end for each in answered) for begun, end, _ in late]
         assert max(passed) <= 2, passed  # one that was with Triton, and at most one that was answered just before
         assert sum(each > known for each in answered) > 2  # and the key has its part
+
+
+@pytest.mark.parametrize("every_s", [None, 2.0], ids=["alone", "beside a light request now and then"])
+def test_a_key_has_its_instances_and_batches(triton: TritonServer, tmp_path: Path, every_s: float | None) -> None:
+    keys, connections, seconds = tmp_path / "keys.json", 16, 0.2
+    busy, rare = (add_key(keys, name)[0] for name in ("busy", "rare"))
+    settings = Settings(upstream=(f"http://{triton.http_address}",), port=0, keys=keys, max_address_share=1.0)
+    answers: list[tuple[float, int]] = []
+    waited: list[float] = []
+    ends = threading.Event()
+
+    with gateway_thread(settings) as url:
+
+        def uses() -> None:
+            with closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)) as connection:
+                while not ends.is_set():
+                    status = ask(connection, busy, "wide", seconds)
+                    answers.append((time.monotonic(), status))
+                    if status != 200:
+                        time.sleep(0.1)
+
+        def looks_in(every_s: float) -> None:
+            with closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)) as connection:
+                while not ends.is_set():
+                    begun = time.monotonic()
+                    assert ask(connection, rare, "wide", 0.0) == 200
+                    waited.append(time.monotonic() - begun)
+                    ends.wait(every_s)
+
+        threads = [threading.Thread(target=uses) for _ in range(connections)]
+        if every_s is not None:
+            threads.append(threading.Thread(target=looks_in, args=(every_s,)))
+        for thread in threads:
+            thread.start()
+        time.sleep(3)  # by when it is known what each takes
+        known = time.monotonic()
+        time.sleep(8)
+        until = time.monotonic()
+        ends.set()
+        for thread in threads:
+            thread.join()
+
+    late = [status for at, status in answers if known < at < until]
+    # Without batches, and with one instance left free, it is 5 a second; one at a time in both, 10.
+    assert late.count(200) > 8 * 15, len(late)
+    assert late.count(200) > 0.9 * len(late)
+    assert sum(each < 10 * seconds for each in waited) >= 0.8 * len(waited)

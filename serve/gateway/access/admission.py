@@ -218,7 +218,8 @@ class Admission:
         expected = self._expected_s(ahead, priority, who)
         if ahead >= self.bounds.waiting:
             self._refuse(expected, f"{ahead} requests wait")
-        if expected > (patience_s if self._is_first(priority, who) else min(times * self.wait_s, patience_s)):
+        longest = times * (self.wait_s + self._held_back_s(priority, who))
+        if expected > (patience_s if self._is_first(priority, who) else min(longest, patience_s)):
             self._refuse(expected, f"it would wait {1000 * expected:.0f} ms for its turn")
 
     def _expected_s(self, ahead: int, priority: int, who: str) -> float:
@@ -227,8 +228,16 @@ class Admission:
         if who:
             account = self.fairness.of(who, priority, self._clock())
             own = self._queues.count(priority, who) + 1
-            expected = max(expected, own * self.fairness.turn_s(account))
+            expected = max(expected, self.fairness.turn_s(account, own))
         return expected
+
+    def _held_back_s(self, priority: int, who: str) -> float:
+        """How much longer a request may wait here, as its key's are not sent before their turn for others' sake."""
+        if not who:
+            return 0.0
+        account = self.fairness.of(who, priority, self._clock())
+        held_s = self.fairness.alone_s(account)
+        return held_s if self.bounds.target_s is None else min(held_s, self.bounds.target_s)
 
     def _is_first(self, priority: int, who: str) -> bool:
         """Whether none of the key's waits: its turn is next among the keys, and what one answer takes is others' doing.
@@ -239,9 +248,9 @@ class Admission:
 
     def _longest_s(self, priority: int, who: str) -> float:
         """How long a request that comes now may wait: until its turn, for the first of a key."""
-        longest = 2 * self.wait_s
+        longest = 2 * (self.wait_s + self._held_back_s(priority, who))
         if self._is_first(priority, who):
-            turn_s = self.fairness.turn_s(self.fairness.of(who, priority, self._clock()))
+            turn_s = self.fairness.turn_s(self.fairness.of(who, priority, self._clock()), 1)
             rounds = max(1.0, (self._queues.ahead(priority, who) + 1) / self._limit_now)
             longest = max(longest, 2 * self._slowest * rounds, 2 * turn_s)
         return longest

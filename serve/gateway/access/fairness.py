@@ -4,8 +4,9 @@ A request can't be taken back once the model server has it, and is answered in t
 counts is decided before: turns go by seconds of the model's time, not by requests (start-time fair queueing: Goyal, Vin
 and Cheng, SIGCOMM 1996, with what a request costs learnt when it ends, as in the virtual token counter of Sheng et al.,
 "Fairness in Serving Large Language Models", OSDI 2024); what a key has with the server beside others takes, all in all,
-no longer than an answer to the others may; and requests of which one alone takes longer are heavy: they leave an
-instance free, and where there is but one, they have a part of the time, which is never less than their keys' share.
+no longer than an answer to the others may; and requests of which one alone takes longer are heavy: they keep the
+instances at work and no more. As far as the others use the model, heavy ones are kept back: they leave an instance
+free, and where there is but one, they have a part of the time, which is never less than their keys' share.
 
 What a request takes is seen from outside, as the time from when the server could begin with it, which is when it had
 answered the one before, until its answer. What is answered in one moment was one batch, and shares its time by size.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -33,6 +34,13 @@ FACTOR = 8  # times what requests of most others take, as a model's answers may,
 HALF_LIFE_S = 20.0  # of what is remembered of heavy requests among light ones
 SHORTEST_TARGET_S = 0.05
 HEAVY_SHARE = 0.25  # of the time, that all heavy requests have at least
+KEPT_S = 1.0  # that heavy ones are kept back ahead, at most, or that a key saves of its part
+BATCHED = 1.5  # requests answered together, from which they come in batches
+SOON_S, SOON = 0.25, 1.5  # the longest pause between requests that are near, and times a key's usual one
+TRIES = 2.0  # as many are taken to be, until they are known not to be, ...
+TRIES_AGAIN_S = 60.0  # ... and again after so long
+PAUSES = 0.3  # smoothing of a key's pauses
+UNBATCHED = 0.25  # smoothing of how many are answered together, where more could have been
 MOST = 4096
 
 
@@ -50,8 +58,13 @@ class Account:
         seen: when it last asked, or was answered.
         priority: of its last request.
         target_s: what an answer to the others may take; infinite where there are none.
-        heavy: whether one of its requests takes longer than that; the next may be sent from `not_before` on.
+        heavy: whether one of its requests takes longer than that; kept back, its next may be sent from `not_before` on.
+        large: whether so few take as long that a batch server would not see two at a time.
         light: whether they take so much less than those of most others that these are no standard for them.
+        pause_s: from an answer to its next request, on the whole.
+        spent: the time until which its part is spent, that it may keep heavy ones back for without using the model.
+        together: how many of its requests, or of such as take as long, the server answers at a time.
+        tried: when that was last taken for more than was seen.
     """
 
     in_flight: int = 0
@@ -62,12 +75,18 @@ class Account:
     priority: int = 5
     target_s: float = math.inf
     heavy: bool = False
+    large: bool = False
     light: bool = False
     not_before: float = -math.inf
     took: deque[float] = field(default_factory=lambda: deque(maxlen=FEWEST))
     bulk_s: float = 0.0
     bulk_s2: float = 0.0
     bulk_at: float = 0.0
+    pause_s: float = 2 * SOON_S
+    answered_at: float = -math.inf
+    spent: float = -math.inf
+    together: float = TRIES
+    tried: float = -math.inf
 
     def saw(self, seconds: float, now: float) -> None:
         """One request took so long, and was alone in it."""
@@ -80,6 +99,13 @@ class Account:
     def met_s(self) -> float:
         """What one of its requests takes of the model's time, where others meet it."""
         return max(self.cost, self.bulk_s2 / self.bulk_s if self.bulk_s else 0.0)
+
+    def met(self, together: int, could: bool) -> None:
+        """So many were answered together, where there may have been more."""
+        if together > self.together:
+            self.together = together
+        elif could:
+            self.together += UNBATCHED * (together - self.together)
 
     def charge(self, seconds: float) -> None:
         """One request has taken so much of the model's time."""
@@ -96,12 +122,16 @@ class Work:
         fairness: that counts it, whatever its model shares its keys with by the time that it is over.
         account: of its key.
         begun: when it was sent.
+        guards: what counts it, as heavy ones are kept back while it is with the server.
+        priority: that it had then.
         over: whether that was told.
     """
 
     fairness: Fairness
     account: Account
     begun: float
+    guards: tuple[Counter[int], ...] = ()
+    priority: int = 0
     over: bool = False
 
 
@@ -126,10 +156,20 @@ class Fairness:
         self._least = 0.0  # used by whom was served last
         self._answered_at = self._before = -math.inf  # the last answer; the last of the batch before
         self._batch: list[tuple[Account, int]] = []
+        self._at_once: list[Account] = []  # whose requests were answered in much less time than one takes
+        self._at_once_until = -math.inf
+        self._held = 0  # requests with the server as the first of them was answered
         self._batch_s = 0.0
         self._looked_at = -math.inf
+        self._keys = 1  # that are beside each other
         self._share = 1.0  # of the time, for each heavy key
         self._met_s = 0.0  # what a heavy request takes that was with the server lately
+        self._in_flight = 0
+        self._most_heavy = 1  # heavy requests that may be with the server where none is kept back
+        self._guards: Counter[int] = Counter()  # light requests with the server, by priority
+        self._payers: Counter[int] = Counter()  # those among them that pay for all of it by what they use
+        self._kept_part = 0.0  # of the time of late, that they were
+        self._kept: dict[int, float] = {}  # by priority of the light ones: until when heavy ones are kept back
 
     def of(self, who: str, priority: int, now: float) -> Account:
         """The account of a key that asks."""
@@ -153,45 +193,98 @@ class Fairness:
         if account.target_s == math.inf:
             return True
         if account.heavy:
+            if self._kept_until(account, now) <= now:
+                return self.heavy < (self._most_of(account) if account.in_flight else self._most_heavy)
             if self.instances > 1:
                 return self.heavy < max(1.0, min(self.instances, limit) - 1)
             return not self.heavy and now >= account.not_before
         held = account.in_flight
         if not held:
             return True
+        if account.large and self._in_flight < self._most_of(account) and self._kept_until(account, now) <= now:
+            return True
         if held + 1 > max(1.0, limit - 1.0):  # never the last place
             return False
         return account.answers > 0 and account.met_s <= account.target_s >= (held + 1) * account.cost
 
+    def _most_of(self, account: Account) -> int:
+        """Heavy requests that keep all instances at work, such as a key's: one each, or batches and one that waits."""
+        if account.together < BATCHED:
+            return self.instances
+        return int((self.instances + 1) * account.together)
+
+    def _kept_until(self, account: Account, now: float) -> float:
+        """Until when a heavy key is kept back, for those of no worse priority."""
+        until = max((at for priority, at in self._kept.items() if priority <= account.priority), default=-math.inf)
+        # Between batches, what waits for who uses little would leave the server without work.
+        guards = self._guards if account.together < BATCHED else self._payers
+        if any(count for priority, count in guards.items() if priority <= account.priority):
+            until = max(until, now + SHORTEST_TARGET_S)
+        return until
+
+    def _keep_back(self, account: Account, now: float) -> None:
+        """One of a light key's requests was answered: heavy ones are kept back for what it used, many times over.
+
+        And until its next one, where that is to come soon: for its part of the time, all in all.
+        """
+        used_s = for_s = FACTOR * account.cost
+        until_next_s = max(SHORTEST_TARGET_S, SOON * account.pause_s if account.pause_s < SOON_S else 0.0)
+        if used_s < until_next_s and account.spent <= now:
+            for_s = until_next_s
+            account.spent = max(account.spent, now - KEPT_S) + self._keys * (for_s - used_s)
+        until = max(self._kept.get(account.priority, now), now) + for_s
+        self._kept[account.priority] = min(until, now + max(KEPT_S, for_s))
+
     def next_s(self, now: float) -> float:
         """In how many seconds those who wait are to be looked at again, whatever is answered by then."""
-        waits = [each.not_before - now for each in self._accounts.values() if each.heavy and each.not_before > now]
-        return min(LOOK_S, *waits) if waits else LOOK_S
+        heavy = [each for each in self._accounts.values() if each.heavy]
+        times = (at for each in heavy for at in (each.not_before, self._kept_until(each, now)))
+        return min(LOOK_S, *(at - now for at in times if at > now), LOOK_S)
 
     def excuse_s(self) -> float:
         """How much longer answers of the last moments may have taken, as they may have waited behind heavy ones."""
-        met_s, there = self._met_s, (each.cost for each in self._accounts.values() if each.heavy and each.in_flight)
+        met_s, there = self._met_s, (each.met_s for each in self._accounts.values() if each.heavy and each.in_flight)
         self._met_s = max(there, default=0.0)
         return max(met_s, self._met_s)
 
     def is_usual(self, who: str) -> bool:
         """Whether the requests of a key are such as most others': only those tell how busy the model is."""
         account = self._accounts.get(who)
-        return account is None or not (account.heavy or account.light)
+        return account is None or not (account.heavy or account.large or account.light)
 
-    def turn_s(self, account: Account) -> float:
-        """How long one request of a heavy key waits for its turn, at least."""
-        return account.cost / self._share if account.heavy else 0.0
+    def turn_s(self, account: Account, count: int) -> float:
+        """How long so many requests of a heavy key wait for their turn, at least, kept back as much as of late."""
+        if not (account.heavy or account.large):
+            return 0.0
+        return count * account.cost * (1.0 + self._kept_part * (1.0 / self._share - 1.0))
+
+    def alone_s(self, account: Account) -> float:
+        """How much longer than others' a heavy key's requests may wait: as long as they might be with the server."""
+        return FACTOR * min(account.took, default=0.0) if account.heavy or account.large else 0.0
 
     def begin(self, account: Account, now: float) -> Work:
         """A request is sent to the server."""
+        if not account.in_flight:
+            pause_s = now - account.answered_at
+            account.pause_s += PAUSES * (min(pause_s, 2 * SOON_S) - account.pause_s)
         account.in_flight += 1
         self._least = account.used = max(account.used, self._least)
         account.used += account.cost
+        self._in_flight += 1
+        work = Work(self, account, now)
         if account.heavy:
             self.heavy += 1
-            self._met_s = max(self._met_s, account.cost)
-        return Work(self, account, now)
+            self._met_s = max(self._met_s, account.met_s)
+            return work
+        if account.large:
+            return work
+        pays = FACTOR * account.cost >= SHORTEST_TARGET_S
+        if pays or account.spent <= now:
+            work.guards = (self._guards, self._payers) if pays else (self._guards,)
+            for each in work.guards:
+                each[account.priority] += 1
+            work.priority = account.priority
+        return work
 
     def undo(self, work: Work) -> None:
         """It was not sent after all."""
@@ -199,8 +292,7 @@ class Fairness:
         work.over = True
         account.in_flight -= 1
         account.used -= account.cost
-        if account.heavy:
-            self.heavy -= 1
+        self._over(work)
 
     def end(self, work: Work, size: int, now: float) -> None:
         """The server is through with a request, however it ended."""
@@ -215,10 +307,23 @@ class Fairness:
         self._batch_s = max(self._batch_s, seconds)
         self._batch.append((account, max(size, 1)))
         account.took.append(now - begun)
-        account.seen = now
+        if now > self._at_once_until:
+            self._count_at_once()
+            self._at_once_until = now + max(BATCH_S, min(account.cost * self.instances / 2, min(account.took) / 10))
+            self._held = self._in_flight
+        self._at_once.append(account)
+        account.seen = account.answered_at = now
+        self._over(work)
         if account.heavy:
-            self.heavy -= 1
             account.not_before = now + seconds * (1.0 / self._share - 1.0)
+        elif not account.large and account.target_s < math.inf:
+            self._keep_back(account, now)
+
+    def _over(self, work: Work) -> None:
+        self._in_flight -= 1
+        self.heavy -= work.account.heavy
+        for each in work.guards:
+            each[work.priority] -= 1
 
     def _settle(self) -> None:
         """Charge what was answered together: each for what it is known to take, and by its size."""
@@ -232,6 +337,14 @@ class Fairness:
         self._batch.clear()
         self._batch_s = 0.0
 
+    def _count_at_once(self) -> None:
+        """How many requests of a key, or of such as take as long, were answered together."""
+        for account in set(self._at_once):
+            alike = sum(2 * each.cost >= account.cost for each in self._at_once)
+            could = self._held >= self._most_of(account)
+            account.met(alike if alike > self.instances else 1, could)  # each instance may just have answered one
+        self._at_once.clear()
+
     def _takes_s(self, account: Account) -> float:
         """What one request of a key takes of the model's time, as far as is known."""
         if self.instances > 1 and len(account.took) == FEWEST:
@@ -241,6 +354,8 @@ class Fairness:
     def _look(self, now: float) -> None:
         """Who is beside whom."""
         self._looked_at = now
+        kept = any(until > now for until in self._kept.values())
+        self._kept_part += FALLS * (kept - self._kept_part)
         while self._accounts:
             who, oldest = next(iter(self._accounts.items()))
             if oldest.in_flight or (now - oldest.seen < KNOWN_S and len(self._accounts) <= MOST):
@@ -251,12 +366,17 @@ class Fairness:
         heavies = 0
         for target_s, each in self._targets(beside):
             each.target_s = target_s
-            was, each.heavy = each.heavy, each.answers >= FEWEST and self._takes_s(each) > target_s
+            takes_s = self._takes_s(each) if each.answers >= FEWEST else 0.0
+            was, each.heavy = each.heavy, takes_s > target_s
+            each.large = takes_s * (self.instances + 1) > target_s >= takes_s
             if was is not each.heavy:
                 self.heavy += each.in_flight if each.heavy else -each.in_flight
             heavies += each.heavy
-        keys = len(beside)
+            if each.together < BATCHED and now - each.tried > TRIES_AGAIN_S:
+                each.together, each.tried = TRIES, now
+        self._keys = keys = len(beside)
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
+        self._most_heavy = max((self._most_of(each) for each in beside if each.heavy), default=self.instances)
 
     def _targets(self, accounts: list[Account]) -> Iterator[tuple[float, Account]]:
         """Each with what an answer to the others may take: to most of those of its priority, and of better ones."""
