@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import OrderedDict
 from collections.abc import Callable
 
 from starlette.types import Scope
@@ -17,6 +16,7 @@ from starlette.types import Scope
 from serve.gateway.access.identity import KeyRing
 from serve.gateway.access.path import take_path
 from serve.gateway.edge.guard import FREE, key_headers
+from serve.gateway.edge.turns import Turns
 from serve.gateway.errors import GatewayError
 
 __all__ = ["MOST_BEGUN", "PAUSE_S", "Rounds"]
@@ -41,12 +41,12 @@ class Rounds:
         self._most = most
         self._begun = 0
         self._turning = False
-        self._waiting: OrderedDict[str, OrderedDict[object, Callable[[], None]]] = OrderedDict()
+        self._waiting = Turns()
 
     @property
     def waiting(self) -> int:
         """Requests that wait."""
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     def begin(self, address: str, who: object, scope: Scope, call: Callable[[], None], *, known: bool = False) -> None:
         """Have a request begun: now, where there is room or a key pays for it, else in its address' turn.
@@ -65,13 +65,11 @@ class Rounds:
         elif self._is_paid_for(scope, known=known):
             call()
         else:
-            self._waiting.setdefault(address, OrderedDict())[who] = call
+            self._waiting.add(address, who, call)
 
     def leave(self, address: str, who: object) -> None:
         """A connection has ended: what waits of it is not begun."""
-        calls = self._waiting.get(address)
-        if calls is not None and calls.pop(who, None) is not None and not calls:
-            del self._waiting[address]
+        self._waiting.drop(address, who)
 
     def _go_on(self) -> None:
         if not self._turning:
@@ -81,12 +79,8 @@ class Rounds:
     def _turn(self) -> None:
         self._turning, self._begun = False, 0
         while self._waiting and self._begun < self._most:
-            address, calls = self._waiting.popitem(last=False)
-            _, call = calls.popitem(last=False)
-            if calls:
-                self._waiting[address] = calls
             self._begun += 1
-            call()
+            self._waiting.next()()
         if self._begun:
             self._go_on()
 
