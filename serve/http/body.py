@@ -5,7 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["GrowingBody"]
+__all__ = ["GrowingBody", "add_part"]
+
+SMALL_BYTES = 4096  # of a part, below which a copy costs less than an object of its own
+JOINED_BYTES = 64 * 1024
+
+
+def add_part(parts: list[bytes | bytearray], part: bytes) -> None:
+    """Add it to the parts of a body, a small one to the end of the last: alone, a byte would take forty."""
+    if len(part) >= SMALL_BYTES:
+        parts.append(part)
+    elif parts and isinstance(parts[-1], bytearray) and len(parts[-1]) < JOINED_BYTES:
+        parts[-1] += part
+    else:
+        parts.append(bytearray(part))
 
 
 class GrowingBody:
@@ -21,7 +34,7 @@ class GrowingBody:
     def __init__(self, first: bytes, length: int) -> None:
         self.length = length
         self._error: Exception | None = None
-        self._parts = [first]
+        self._parts: list[bytes | bytearray] = [first]
         self._size = len(first)
         self._write: Callable[[bytes], object] | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -39,7 +52,7 @@ class GrowingBody:
 
     def head(self, length: int) -> bytes:
         """Its first bytes, which are there from the beginning."""
-        return self._parts[0][:length]
+        return bytes(self._parts[0][:length])
 
     def replace_head(self, length: int, head: bytes) -> None:
         """Put another head before what follows the first `length` bytes; nobody has been given any of it yet."""
@@ -49,7 +62,7 @@ class GrowingBody:
 
     def add(self, part: bytes) -> None:
         """Another part has come."""
-        self._parts.append(part)
+        add_part(self._parts, part)
         self._size += len(part)
         if self._write is not None:
             self._write(part)
@@ -76,7 +89,7 @@ class GrowingBody:
     def attach(self, write: Callable[[bytes], object]) -> None:
         """Write what there is, and what comes as it comes."""
         for part in self._parts:
-            write(part)
+            write(bytes(part))  # what is written may be kept, and must not grow
         self._write = write
 
     def detach(self) -> None:

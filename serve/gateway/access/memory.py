@@ -50,6 +50,7 @@ class Memory(Collector):
         most_of_address: that one address may have of them.
         refused: how often there was no room; refused_connections: of these, for a connection.
         refused_addresses: how often one address had as many connections as it may.
+        refused_frames: connections closed for what they sent: it took too long to parse, or too much of it waited.
         handshakes: bounds those of TLS, if there are any.
     """
 
@@ -59,7 +60,7 @@ class Memory(Collector):
         self.connections = 0
         self.most_connections = sys.maxsize
         self.most_of_address = sys.maxsize
-        self.refused = self.refused_connections = self.refused_addresses = 0
+        self.refused = self.refused_connections = self.refused_addresses = self.refused_frames = 0
         self.handshakes: Handshakes | None = None
         self._by_key: Counter[str] = Counter()
         self._by_address: Counter[str] = Counter()
@@ -160,6 +161,11 @@ class Memory(Collector):
         refused.add_metric(["address"], self.refused_addresses)
         refused.add_metric(["handshakes"], 0 if self.handshakes is None else self.handshakes.refused)
         yield refused
+        yield CounterMetricFamily(
+            "gateway_connections_cut",
+            "Connections closed for their frames: bodies in tiny chunks, or too much that waits to be parsed.",
+            self.refused_frames,
+        )
 
 
 class Share:

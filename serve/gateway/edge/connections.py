@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import httptools
 import orjson
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from serve.gateway.access.addresses import bounded_by
@@ -29,6 +30,7 @@ from serve.gateway.access.memory import CONNECTION_BYTES, Memory, MemoryFullErro
 from serve.gateway.edge.asked import Asked
 from serve.gateway.edge.direct import Direct
 from serve.gateway.edge.extensions import BODY, DROP, GROWING, LEAVING, RESPOND
+from serve.gateway.edge.parsing import BEGINNING, FREE_CALLS, SLICE_LINES, Flow, Parsing, slice_end
 from serve.gateway.edge.request_body import Body
 from serve.gateway.edge.rounds import Rounds
 
@@ -41,6 +43,11 @@ FIELD_BYTES = 128  # that a header of a few bytes takes
 KNOWN_HEAD_BYTES = 2048
 MOST_PIPELINED = 64  # requests that wait for their turn on one connection
 PIPELINED_BYTES = 4096  # that one of them takes, besides its body
+MOST_CHUNKS = 4096  # of a body whose chunks have fewer than FEW_BYTES on average
+FEW_BYTES = 8
+FEW_BYTES_ANSWERED = 256  # the same, once it has its answer
+MOST_THROWN = 1024 * 1024  # bytes, that are read after the last request
+LINGER_S = 1.0  # in which what a client still sends is read, and thrown away, so that it gets its answer
 JOINED_BYTES = 16 * 1024  # below this, one write of a copy costs less than two writes
 
 
@@ -54,6 +61,11 @@ def _refusal(told: bytes) -> bytes:
 
 LONG_HEAD = "The request's head is too long."
 LONG_FRAME = "There is too much between two parts of the request's body, or after it."
+_TINY = {
+    "error": f"the body comes in over {MOST_CHUNKS} chunks of fewer than {FEW_BYTES} bytes each",
+    "why": "each costs the gateway as much as one of 64 KiB",
+    "mend": "gather what you write before you send it, or send the body with a Content-Length",
+}
 FULL = _refusal(b"the gateway has as many clients as it may")
 TOO_MANY = _refusal(b"the gateway has as many connections of this address as it may")
 
@@ -64,6 +76,10 @@ class _FullError(Exception):
 
 class _LongHeadError(Exception):
     """A head has more than may be."""
+
+
+class _TinyChunksError(Exception):
+    """A body comes in more, and smaller, chunks than may be."""
 
 
 class Leaver(Protocol):
@@ -94,6 +110,8 @@ def connection_class(
         rounds: says when a request begins that goes the long way; None for at once.
     """
 
+    parsing = Parsing(memory)
+
     class Connection(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
         _timed = ""  # what the timer is for: "head", "body" or nothing
@@ -120,10 +138,19 @@ def connection_class(
         _running: RequestResponseCycle | None = None  # the one that has its turn; uvicorn knows the last that came
         _reading: RequestResponseCycle | None = None  # the one whose body comes
         _last_words: Callable[[], None] | None = None  # said after the answers to what came
+        flow: Flow
+        _thrown = 0  # bytes that were read after the last request
+        _unparsed = b""  # what was read, and waits for its turn at the parser
+        _parsed = 0  # bytes of it that had theirs
+        _calls = 0  # from the parser
+        _free_until = 0  # as many, whoever waits
+        _length_left = 0  # bytes of its body that are to come, where its head says how many
+        _chunks = _chunk_bytes = 0  # of a body of unknown length
         address = ""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self.flow = Flow(transport)
             self.address = self.client[0] if self.client else ""
             self._short = _Short()
             self._from = bounded_by(self.address)
@@ -148,6 +175,8 @@ def connection_class(
                 memory.disconnect_from(self._from)
             if rounds is not None:
                 rounds.leave(self._from, self)
+            parsing.leave(self._from, self)
+            self._unparsed = b""
             super().connection_lost(exc)
             if self._running is not None and not self._running.response_complete:
                 self._running.disconnected = True
@@ -214,7 +243,7 @@ def connection_class(
                 before = self._short if self._call is not None else self._running
                 self.cycle = self.pipeline[0][0] if self.pipeline else before  # type: ignore[assignment]
             elif cut is not None and cut.response_started:
-                self._last_words = self.transport.close  # it has its answer
+                self._last_words = self._linger if say == self._say_tiny else self.transport.close  # it has its answer
             elif cut is not None:
                 cut.disconnected = cut.response_complete = True  # this is its answer
             self._say_last_words()
@@ -232,21 +261,82 @@ def connection_class(
         # A request that comes in one piece, as nearly all do, sets no timer.
         def data_received(self, data: bytes) -> None:
             if not self._counted or self._full:
+                self._thrown += len(data)
+                if self._thrown > MOST_THROWN:
+                    self.flow.hold()
                 return
+            if self._unparsed:  # read before the transport stopped
+                self._wait_to_parse(self._unparsed[self._parsed :] + data, 0)
+                return
+            between = not self._part
             known = self._known
-            if known is not None and len(data) == known.bytes and not self._part and data.startswith(known.head):
+            if known is not None and len(data) == known.bytes and between and data.startswith(known.head):
                 if self._timed:
                     self._time("")
                 if self._may_go_directly() and self._goes_directly(known.asked, data[len(known.head) :]):
                     return
-            between = not self._part
-            self._head_bytes += len(data)
+            if between and not self.pipeline:
+                self._free_until = self._calls + FREE_CALLS
             self._asked = None
+            if self._length_left < len(data) and (self._calls > self._free_until or data.count(b"\n") > SLICE_LINES):
+                self._parse_in_slices(data, 0)
+                return
+            before = self._calls
+            self._take(data)
+            parsing.spend(self._calls - before)
+            if self._held is None and self._asked is not None and between:
+                self._remember(data, self._asked)
+            self._taken()
+
+        def _parse_in_slices(self, data: bytes, at: int, *, turn: bool = False) -> None:
+            """As far as may be now; what is left waits for its turn.
+
+            Args:
+                data: what was read.
+                at: how much of it is parsed.
+                turn: whether it is the connection's turn, for one slice.
+            """
+            while at < len(data) and not (self._full or self.transport.is_closing()):
+                end = at + self._length_left
+                if end > at:
+                    self._take(data[at:end])
+                elif turn or parsing.free or (self._calls < self._free_until and not self.pipeline):
+                    end, turn, before = slice_end(data, at), False, self._calls
+                    self._take(data[at:end])
+                    self._calls += 1
+                    parsing.spend(self._calls - before)
+                else:
+                    self._wait_to_parse(data, at)
+                    break
+                at = end
+            self._taken()
+
+        def _wait_to_parse(self, data: bytes, at: int) -> None:
+            self._unparsed, self._parsed = data, at
+            self.flow.hold()
+            if not parsing.wait(self._from, self, len(data), self._parse_on):
+                self._unparsed = b""
+                self.transport.abort()
+
+        def _parse_on(self) -> None:
+            data, self._unparsed = self._unparsed, b""
+            self._parse_in_slices(data, self._parsed, turn=True)
+            if not self._unparsed:
+                parsing.leave(self._from, self)
+                self.flow.go_on()
+
+        def _take(self, data: bytes) -> None:
+            if self._full or self.transport.is_closing():
+                return
+            self._head_bytes += len(data)
             self._parse(data)
+            if self._part and self._head_bytes > MAX_HEAD_BYTES:
+                self.send_400_response(LONG_HEAD if self._part == "head" else LONG_FRAME)
+
+        def _taken(self) -> None:
+            """To follow what was parsed of one read."""
             if self._held is not None:
                 self._go_the_long_way()
-            elif self._asked is not None and between:
-                self._remember(data, self._asked)
             if self.pipeline:
                 self._count_queued()
             # Line breaks before a request begin none, and stop uvicorn's own timer: they have no more time than a head.
@@ -256,8 +346,6 @@ def connection_class(
                 self._time(part)
             if self._part == "head" and (size := max(self._head_bytes, self._named_bytes)) > CONNECTION_BYTES:
                 self._count_head(size)
-            if self._part and self._head_bytes > MAX_HEAD_BYTES:
-                self.send_400_response(LONG_HEAD if self._part == "head" else LONG_FRAME)
 
         def _parse(self, data: bytes) -> None:
             self._unset_keepalive_if_required()
@@ -268,6 +356,9 @@ def connection_class(
                     self._take_no_more()
                 elif isinstance(err.__context__, _LongHeadError):
                     self.send_400_response(LONG_HEAD)
+                elif isinstance(err.__context__, _TinyChunksError):
+                    memory.refused_frames += 1
+                    self._refuse(self._say_tiny)
                 else:
                     self.send_400_response("Invalid HTTP request received.")
             except httptools.HttpParserUpgrade as err:
@@ -291,7 +382,8 @@ def connection_class(
 
         def on_message_begin(self) -> None:
             self._part = "head"
-            self._head_bytes = self._named_bytes = 0
+            self._head_bytes = self._named_bytes = self._length_left = self._chunks = self._chunk_bytes = 0
+            self._calls += BEGINNING
             if self._heading is not None:
                 self._heading.close()
                 self._heading = None
@@ -299,6 +391,7 @@ def connection_class(
             self.url, self.headers, self.expect_100_continue = b"", [], False
 
         def on_header(self, name: bytes, value: bytes) -> None:
+            self._calls += 1
             if self._part != "head":
                 return  # a trailer: what was authorized is what stood in the head (RFC 9110, 6.5.1)
             self._named_bytes += len(name) + len(value)
@@ -315,6 +408,7 @@ def connection_class(
             if self.parser.should_upgrade():
                 self._offers = True
                 return
+            self._length_left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
             if direct is not None and self._may_go_directly() and self._is_plain():
                 self._asked = direct.read(self.url, self.headers)
                 if self._asked is not None:
@@ -383,7 +477,6 @@ def connection_class(
             self.scope["extensions"] = extensions
 
         def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-            known = bool(_key_of(self._running))
             self._running = cycle
             if self._queued is not None:
                 self._queued.resize(self._queued_bytes())
@@ -391,7 +484,7 @@ def connection_class(
                 super()._start_asgi_task(cycle, app)
             else:
                 scope: Any = cycle.scope
-                rounds.begin(self._from, self, scope, partial(self._begin_task, cycle, app), known=known)
+                rounds.begin(self._from, self, scope, partial(self._begin_task, cycle, app))
 
         def _begin_task(self, cycle: RequestResponseCycle, app: Any) -> None:
             if not (cycle.disconnected or self.transport.is_closing()):
@@ -487,11 +580,32 @@ def connection_class(
 
         def on_body(self, body: bytes) -> None:
             self._head_bytes = 0
+            self._calls += 1
+            if self._length_left:
+                self._length_left -= len(body)
+            else:
+                self._count_chunk(len(body))
             if self._held is not None:
                 self._held += body
-                return
-            if self._body is None or not self._body.took(body):
-                super().on_body(body)
+            elif self._body is None or not self._body.took(body):
+                self._keep(body)
+
+        def _count_chunk(self, size: int) -> None:
+            self._chunks += 1
+            self._chunk_bytes += size
+            if self._chunks > MOST_CHUNKS:
+                few = FEW_BYTES_ANSWERED if self.cycle.response_complete else FEW_BYTES
+                if self._chunk_bytes < few * self._chunks:
+                    raise _TinyChunksError
+
+        def _keep(self, body: bytes) -> None:
+            """As uvicorn does, without asking the parser each time whether it is to be another protocol's."""
+            cycle = self.cycle
+            if not cycle.response_complete:
+                cycle.body += body
+                if len(cycle.body) > HIGH_WATER_LIMIT:
+                    self.flow.pause_reading()
+                cycle.message_event.set()
 
         def on_message_complete(self) -> None:
             if self._offers:
@@ -552,10 +666,25 @@ def connection_class(
             if not self._part:
                 self.transport.close()
                 self._end_in_time()
-            elif self.flow.read_paused:  # nothing can come while what came before waits for its turn
+            elif self.flow.read_paused or self._unparsed:  # nothing can come while what came before waits for its turn
                 self._time(self._part)
             else:
                 self._refuse(partial(self._say_slow, self._part))
+
+        def _say_tiny(self) -> None:
+            self.transport.write(_last_answer(400, _TINY))
+            self._linger()
+
+        def _linger(self) -> None:
+            """Close a little later: what has come unread would else take the answer from its client."""
+            self._last_words = None
+            if self._ending is None:
+                self._ending = self.loop.call_later(LINGER_S, self._end)
+
+        def _end(self) -> None:
+            self._ending = None
+            self.transport.close()
+            self._end_in_time()
 
         def _say_slow(self, part: str) -> None:
             self.transport.write(_answer(part))
@@ -603,7 +732,10 @@ class _Short:
 
 
 def _answer(part: str) -> bytes:
-    told = {"error": f"the request's {part} did not come in time", "mend": "send it faster, or less of it"}
+    return _last_answer(408, {"error": f"the request's {part} did not come in time", "mend": "send it faster, or less"})
+
+
+def _last_answer(status: int, told: dict[str, str]) -> bytes:
     body = orjson.dumps(told)
-    head = b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    head = STATUS_LINE[status] + b"content-type: application/json\r\nconnection: close\r\n"
     return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)

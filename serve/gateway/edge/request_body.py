@@ -9,7 +9,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from serve.gateway.access.memory import MemoryFullError, Share
 from serve.gateway.errors import BodyTooLargeError, ClientGoneError, GatewayError
 from serve.gateway.oip.protocol import SEQUENCE
-from serve.http.body import GrowingBody
+from serve.http.body import GrowingBody, add_part
 
 __all__ = ["Body"]
 
@@ -29,7 +29,7 @@ class Body:
         self._cycle = cycle
         self._dropping = False
         self._growing: GrowingBody | None = None
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | bytearray] = []
         self._size = 0
         self._limit = 0
         self._share: Share
@@ -126,7 +126,7 @@ class Body:
                 self._whole.set_exception(err)
                 self._dropping = True
             else:
-                self._chunks.append(body)
+                add_part(self._chunks, body)
         return True
 
     def complete(self) -> None:

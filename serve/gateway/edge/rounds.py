@@ -20,6 +20,7 @@ from starlette.types import Scope
 from serve.gateway.access.identity import KeyRing
 from serve.gateway.access.path import take_path
 from serve.gateway.edge.guard import FREE, key_headers
+from serve.gateway.edge.turns import Turns
 from serve.gateway.errors import GatewayError
 
 __all__ = ["MOST_BEGUN", "OF_A_KEY", "PAUSE_S", "Rounds"]
@@ -45,7 +46,7 @@ class Rounds:
         self._most = most
         self._begun = 0
         self._turning = False
-        self._waiting: OrderedDict[str, OrderedDict[object, Callable[[], None]]] = OrderedDict()
+        self._waiting = Turns()
         self._of_key: Counter[str] = Counter()  # begun in this round of the loop
         self._queues: dict[str, OrderedDict[object, Callable[[], None]]] = {}
         self._payers: dict[object, str] = {}  # of whom something waits in a key's queue
@@ -53,9 +54,9 @@ class Rounds:
     @property
     def waiting(self) -> int:
         """Requests that wait."""
-        return sum(map(len, self._waiting.values())) + len(self._payers)
+        return len(self._waiting) + len(self._payers)
 
-    def begin(self, address: str, who: object, scope: Scope, call: Callable[[], None], *, known: bool = False) -> None:  # noqa: ARG002
+    def begin(self, address: str, who: object, scope: Scope, call: Callable[[], None]) -> None:
         """Have a request begun: now, where there is room, else in its key's turn, or its address' where no key pays.
 
         Args:
@@ -63,7 +64,6 @@ class Rounds:
             who: its connection, which has one such request at a time; `leave` takes it back.
             scope: of the request.
             call: begins it.
-            known: whether the connection's last request had a key; it says nothing of whose this one is.
         """
         if (payer := self._payer(address, scope)) is not None:
             self._begin_paid(payer, who, call)
@@ -72,15 +72,13 @@ class Rounds:
             self._go_on()
             call()
         else:
-            self._waiting.setdefault(address, OrderedDict())[who] = call
+            self._waiting.add(address, who, call)
 
     def leave(self, address: str, who: object) -> None:
         """A connection has ended: what waits of it is not begun."""
         if (payer := self._payers.pop(who, None)) is not None:
             self._drop_from(payer, who)
-        calls = self._waiting.get(address)
-        if calls is not None and calls.pop(who, None) is not None and not calls:
-            del self._waiting[address]
+        self._waiting.drop(address, who)
 
     def _begin_paid(self, payer: str, who: object, call: Callable[[], None]) -> None:
         if not self._of_key:
@@ -119,12 +117,8 @@ class Rounds:
     def _turn(self) -> None:
         self._turning, self._begun = False, 0
         while self._waiting and self._begun < self._most:
-            address, calls = self._waiting.popitem(last=False)
-            _, call = calls.popitem(last=False)
-            if calls:
-                self._waiting[address] = calls
             self._begun += 1
-            call()
+            self._waiting.next()()
         if self._begun:
             self._go_on()
 

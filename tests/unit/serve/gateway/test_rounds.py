@@ -132,9 +132,9 @@ async def test_of_a_key_few_begin_in_a_round_and_another_key_waits_for_none_of_t
     many, one = (add_key(path, name)[0] for name in ("many", "one"))
     rounds, begun = Rounds(KeyRing(path)), list[str]()
     for at in range(50):
-        rounds.begin("a", at, scope("/v2/models/m/infer", many), lambda: begun.append("many"), known=True)
+        rounds.begin("a", at, scope("/v2/models/m/infer", many), lambda: begun.append("many"))
     assert (begun, rounds.waiting) == (["many"] * OF_A_KEY, 50 - OF_A_KEY)
-    rounds.begin("a", "one", scope("/v2/models/m/infer", one), lambda: begun.append("one"), known=True)
+    rounds.begin("a", "one", scope("/v2/models/m/infer", one), lambda: begun.append("one"))
     assert begun[-1] == "one"
     rounds.leave("a", 49)
     rounds.leave("a", 0)  # has begun
