@@ -18,6 +18,7 @@ from compress.processor import Processor
 from compress.tokenizer.keys import contradicted, padding_of, side_of
 from compress.tokenizer.parts import dropped, growth_of, refuse_parts, spread_of
 from compress.tokenizer.type_ids import passes_type_ids
+from compress.vetting.files import is_there
 from compress.vetting.texts import read_bytes, read_json
 
 __all__ = ["LONGEST_TEXT", "TOKENIZER", "Tokens", "open_tokenizer", "tokenizer_of"]
@@ -183,9 +184,9 @@ def _notes(place: Path, padded: str, cut: str, own: Mapping[str, Any] | None, dr
             'there, too: tokenizer.enable_truncation(length, direction="left"), tokenizer.save(path)'
         )
     for folder in (place, *([place.parent] if (place.parent / "modules.json").is_file() else [])):
-        if (folder / _PROMPTS).is_file():
-            with _guarded(place, "read"):
-                prompts = _table(folder / _PROMPTS)
+        with _guarded(place, "read"):
+            prompts = _table(folder / _PROMPTS) if is_there(folder / _PROMPTS) else None
+        if prompts is not None:
             name, known = str(prompts.get("default_prompt_name")), prompts.get("prompts")
             if isinstance(known, dict) and known.get(name):
                 yield (

@@ -6,7 +6,7 @@ import inspect
 import re
 from typing import Any
 
-from compress.formats.hub.folder import HubFolder, inside, json_of
+from compress.formats.hub.folder import HubFolder, has, inside, json_of
 from compress.tokenizer.open import TOKENIZER, tokenizer_of
 from compress.tokenizer.parts import gives_types
 from compress.tokenizer.type_ids import NAME
@@ -28,7 +28,7 @@ def type_ids_of(transformers: Any, folder: HubFolder, config: Any) -> bool | Non
         folder: with its tokenizer's files.
         config: of `config_of`.
     """
-    told = json_of(folder.path, _CONFIG, folder.root) if (folder.path / _CONFIG).is_file() else {}
+    told = json_of(folder.path, _CONFIG, folder.root) if has(folder.path, _CONFIG) else {}
     told = told if isinstance(told, dict) else {}
     names = told.get("model_input_names")
     if isinstance(names, list):
@@ -50,7 +50,7 @@ def gives_a_text_types(folder: HubFolder) -> bool:
         folder: with its tokenizer's files.
     """
     try:
-        place = next(each for each in (folder.path, folder.root) if (each / TOKENIZER).is_file())
+        place = next(each for each in (folder.path, folder.root) if has(each, TOKENIZER))
         return gives_types(tokenizer_of(inside(place, TOKENIZER, folder.root)))
     except (StopIteration, OSError, ValueError, RecursionError):
         return False
