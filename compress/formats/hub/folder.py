@@ -137,9 +137,9 @@ def json_of(folder: Path, name: str, root: Path) -> Any:
     Raises:
         CheckpointError: it is missing, no file, leads out, is no JSON, or holds NaN, or in config.json Infinity.
     """
-    path = inside(folder, name, root)
     if not has(folder, name):
         raise CheckpointError(f"can't read {folder}", why=f"it has no {name}", mend=WHOLE)
+    path = inside(folder, name, root)
     try:
         data = read_json(path)
     except (OSError, ValueError) as err:
