@@ -175,8 +175,8 @@ def _growth_of_charsmap(data: Any) -> float:
 def _refuse_template(part: Mapping[str, Any]) -> None:
     """Each of the texts goes in once: truncation leaves room for special tokens alone."""
     tokens = part.get("special_tokens")
-    for held in tokens.values() if isinstance(tokens, dict) else ():
-        made = held.get("ids") if isinstance(held, dict) else None
+    for special in tokens.values() if isinstance(tokens, dict) else ():
+        made = special.get("ids") if isinstance(special, dict) else None
         if isinstance(made, list) and len(made) > MOST_PIECES:
             raise ValueError(f"its template has a special token of {len(made):,} tokens, and {MOST_PIECES} are allowed")
     for name, texts in (("single", ["A"]), ("pair", ["A", "B"])):

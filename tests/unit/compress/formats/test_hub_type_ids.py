@@ -122,7 +122,9 @@ def of_three_types(folder: Path) -> Path:
 
 def as_transformers_has_it(folder: Path, kind: str, texts: list[Any]) -> tuple[Any, torch.Tensor]:
     """What its tokenizer makes of texts or pairs, and what its network gives of that."""
-    first, second = map(list, zip(*texts, strict=True)) if isinstance(texts[0], tuple) else (texts, None)
+    pairs = isinstance(texts[0], tuple)
+    first = [text[0] for text in texts] if pairs else texts
+    second = [text[1] for text in texts] if pairs else None
     with offline() as transformers, torch.no_grad():
         made = transformers.PreTrainedTokenizerFast.from_pretrained(folder)(
             first, second, padding=True, return_tensors="pt"
