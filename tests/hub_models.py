@@ -76,7 +76,7 @@ def sentence_folder(folder: Path) -> Path:
 
 def hub_artifact(source: Path, folder: Path, *, pair: str | None = None) -> Path:
     """The artifact of a folder, as `compress export` writes it, without what takes it minutes: nothing is measured."""
-    model = load(source)
+    model = load(source, pairs=pair is not None)
     assert model.processor is not None
     with tempfile.TemporaryDirectory() as scratch:
         given = OnnxFromTorch().run(model, Path(scratch), lambda done, total, note: None).model

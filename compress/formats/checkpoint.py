@@ -93,6 +93,7 @@ def load(
     sizes: Mapping[str, int] | Sequence[str] = (),
     part: str | None = None,
     pooling: str | None = None,
+    pairs: bool = False,
 ) -> TorchModel:
     """Load a model file of any kind, in eval mode and on the CPU.
 
@@ -107,6 +108,8 @@ def load(
         sizes: what is usual for dimensions that vary, {"seq": 128} or 'seq=128' each, in place of what the file says.
         part: "text" or "image", of a folder that holds two networks.
         pooling: "mean", "cls" or "max", of a folder that says none itself: embeddings in place of its own outputs.
+        pairs: whether a folder's network is to be given two texts at a time: it takes token_type_ids then, if it knows
+            more kinds of texts than one.
 
     Raises:
         CheckpointError: the file can't be read, or needs one of the arguments above.
@@ -130,7 +133,7 @@ def load(
             mend="leave --pooling out, and pool in the module's own forward",
         )
     if kind is FileKind.HUB_FOLDER:
-        loaded = load_hub_folder(path, trust=trust, part=part, pooling=pooling, sizes=given)
+        loaded = load_hub_folder(path, trust=trust, part=part, pooling=pooling, pairs=pairs, sizes=given)
     elif kind is FileKind.EXPORTED_PROGRAM:
         loaded = load_exported_program(path, trust=trust, sizes=given)
     elif kind is FileKind.TORCHSCRIPT:

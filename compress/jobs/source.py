@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 
 from compress.artifact import Artifact
+from compress.console.wording import AssumedWarning
 from compress.errors import CheckpointError
 from compress.formats.checkpoint import load
 from compress.formats.hub.folder import is_hub_folder, open_hub_folder
@@ -15,6 +17,7 @@ from compress.onnx_export.torch_from_onnx import taken_back
 from compress.options import SourceOptions
 from compress.processor import Columns, Processor
 from compress.signature import parse_sizes
+from compress.tokenizer.type_ids import NAME as TYPES
 
 __all__ = ["files_of", "load_source", "read_by", "refuse_folder", "size_of"]
 
@@ -38,7 +41,7 @@ def load_source(path: Path, options: SourceOptions, *, as_it_is: bool = False) -
         return taken_back(onnx_files.load_onnx(path, parse_sizes(options.size)))
     model = load(
         path, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size, part=options.part,
-        pooling=options.pooling,
+        pooling=options.pooling, pairs=options.text_pair_column is not None,
     )  # fmt: skip
     model = model if as_it_is else in_float32(model)
     return dataclasses.replace(model, processor=read_by(model, options))
@@ -64,7 +67,21 @@ def refuse_folder(path: Path) -> None:
 def read_by(model: TorchModel | Artifact, options: SourceOptions) -> Processor | None:
     """What makes inputs of texts and images, with the columns that it is to read; None where the model has none."""
     columns = Columns(options.text_column, options.text_pair_column, options.label_column)
-    return None if model.processor is None else dataclasses.replace(model.processor, columns=columns)
+    if model.processor is None:
+        return None
+    if columns.pair is not None and model.processor.kind == "text" and _knows_one(model):
+        told = (
+            f"--text-pair-column: the model takes no {TYPES}, so a second text differs from a first by what stands "
+            "between them alone. If it was trained with them, begin with its Hugging Face folder and this option"
+        )
+        warnings.warn(told, AssumedWarning, stacklevel=3)
+    return dataclasses.replace(model.processor, columns=columns)
+
+
+def _knows_one(model: TorchModel | Artifact) -> bool:
+    """Whether it takes no types of texts, and may know them none the less: a classifier takes what it knows."""
+    given = {spec.name for spec in model.signature.inputs}
+    return model.processor is not None and model.processor.task != "sequence-classification" and TYPES not in given
 
 
 def size_of(path: Path) -> int:

@@ -63,7 +63,8 @@ class SourceOptions:
     """In data of texts (.jsonl, .csv, .tsv, .parquet), the column that holds them."""
 
     text_pair_column: Annotated[str | None, Parameter(group=DATA)] = None
-    """The column of a second text, for models that judge two."""
+    """The column of a second text, for models that judge two; the network of a Hugging Face folder then takes
+    `token_type_ids`, if it knows several types of texts."""
 
     label_column: Annotated[str | None, Parameter(group=DATA)] = None
     """The column of labels; of a classifier's data by default `label` or `labels`, where there is one."""

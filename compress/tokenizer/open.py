@@ -18,11 +18,12 @@ from compress.processor import Processor
 from compress.tokenizer.keys import contradicted, padding_of, side_of
 from compress.tokenizer.parts import dropped, growth_of, refuse_parts, spread_of
 from compress.tokenizer.type_ids import passes_type_ids
+from compress.vetting.files import is_there
 from compress.vetting.texts import read_bytes, read_json
 
-__all__ = ["LONGEST_TEXT", "Tokens", "open_tokenizer"]
+__all__ = ["LONGEST_TEXT", "TOKENIZER", "Tokens", "open_tokenizer", "tokenizer_of"]
 
-_TOKENIZER, _CONFIG, _SENTENCES = "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json"
+TOKENIZER, _CONFIG, _SENTENCES = "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
 _AGAIN = "copy or download the folder again"
 LARGEST, MOST_VALUES = 128 << 20, 8_000_000  # of a tokenizer.json: those of 260,000 tokens have a quarter
@@ -107,10 +108,10 @@ def open_tokenizer(processor: Processor, extra: str = "hf") -> Tokens:
         MissingExtraError: tokenizers is not installed.
     """
     place = processor.folder
-    if _TOKENIZER not in processor.files:
+    if TOKENIZER not in processor.files:
         raise DatasetError(
             f"can't read texts for {place}",
-            why=f"there is no {_TOKENIZER} in it",
+            why=f"there is no {TOKENIZER} in it",
             mend="download it, or write it: AutoTokenizer.from_pretrained(folder).save_pretrained(folder); or give "
             "tokens as arrays in an .npz",
         )
@@ -120,11 +121,11 @@ def open_tokenizer(processor: Processor, extra: str = "hf") -> Tokens:
         raise MissingExtraError("read texts", module="tokenizers", extra=extra) from err
     longest = processor.max_length or 512
     with _guarded(place, "read"):
-        told = _tokenizer_of(place / _TOKENIZER)
+        told = tokenizer_of(place / TOKENIZER)
         config = _table(place / _CONFIG) if _CONFIG in processor.files else {}
         sentences = _table(place / _SENTENCES) if _SENTENCES in processor.files else {}
         refuse_parts(told)
-        tokenizer = Tokenizer.from_file(str(place / _TOKENIZER))
+        tokenizer = Tokenizer.from_file(str(place / TOKENIZER))
         if dropped(told) > 0:
             tokenizer.model.dropout = None
         own = tokenizer.truncation
@@ -139,7 +140,7 @@ def open_tokenizer(processor: Processor, extra: str = "hf") -> Tokens:
     if faults:
         raise DatasetError(
             f"can't make tokens as the model in {place} takes them",
-            why=f"its {_TOKENIZER} does not do what stands beside it: {'; '.join(faults)[:300]}",
+            why=f"its {TOKENIZER} does not do what stands beside it: {'; '.join(faults)[:300]}",
             mend="write it anew: AutoTokenizer.from_pretrained(folder).save_pretrained(folder); or mend the key",
         )
     if special >= longest:
@@ -172,20 +173,20 @@ def _notes(place: Path, padded: str, cut: str, own: Mapping[str, Any] | None, dr
     """Of keys that change tokens, where they are followed nowhere or not where the texts are served."""
     if dropout > 0:
         yield (
-            f"the dropout {dropout:g} in {place / _TOKENIZER} is left out: it makes other tokens of a text each time; "
+            f"the dropout {dropout:g} in {place / TOKENIZER} is left out: it makes other tokens of a text each time; "
             "hooks of your own read the file as it is: write null there"
         )
     if padded == "left":
         yield f"padding_side left in {place} is not followed: texts are filled up on the right, which the mask hides"
     if cut == "left" and side_of(None, own) != "left":
         yield (
-            f"truncation_side left in {place} stands beside {_TOKENIZER}, which hooks of your own read alone: write it "
+            f"truncation_side left in {place} stands beside {TOKENIZER}, which hooks of your own read alone: write it "
             'there, too: tokenizer.enable_truncation(length, direction="left"), tokenizer.save(path)'
         )
     for folder in (place, *([place.parent] if (place.parent / "modules.json").is_file() else [])):
-        if (folder / _PROMPTS).is_file():
-            with _guarded(place, "read"):
-                prompts = _table(folder / _PROMPTS)
+        with _guarded(place, "read"):
+            prompts = _table(folder / _PROMPTS) if is_there(folder / _PROMPTS) else None
+        if prompts is not None:
             name, known = str(prompts.get("default_prompt_name")), prompts.get("prompts")
             if isinstance(known, dict) and known.get(name):
                 yield (
@@ -206,7 +207,13 @@ def _table(path: Path) -> dict[str, Any]:
     return data
 
 
-def _tokenizer_of(path: Path) -> dict[str, Any]:
+def tokenizer_of(path: Path) -> dict[str, Any]:
+    """What a tokenizer.json says.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is no file, no JSON, no table of keys, or holds too much.
+    """
     data = read_bytes(path, LARGEST)
     if sum(data.count(sign) for sign in (b"[", b"{", b",", b":")) > MOST_VALUES:
         raise ValueError(f"{path.name} holds more than {MOST_VALUES:,} values")

@@ -7,7 +7,7 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 
-__all__ = ["NoFileError", "files_in", "open_file", "refuse_no_file"]
+__all__ = ["NoFileError", "files_in", "is_there", "open_file", "refuse_no_file"]
 
 KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -30,6 +30,21 @@ def refuse_no_file(path: Path) -> None:
         OSError: it is not there.
     """
     _refuse(path, path.stat().st_mode)
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file that may be missing is there: False where nothing has its name, not even a link.
+
+    Raises:
+        NoFileError: something has its name, and is no file.
+        OSError: that can't be told, or it is a link that leads to nothing.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    refuse_no_file(path)
+    return True
 
 
 def open_file(path: Path) -> BufferedReader:

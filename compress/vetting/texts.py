@@ -6,6 +6,7 @@ A parsed value takes up to a hundred bytes for each that it has in the text, and
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,12 @@ def read_json(path: Path) -> Any:
     return parse_json(read_text(path).encode())
 
 
-def parse_json(data: bytes) -> Any:
+def parse_json(data: bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """The value of a JSON text.
+
+    Args:
+        data: the text, in UTF-8.
+        pairs: what makes a table of its keys and values; by default a dict, where the last of a key counts.
 
     Raises:
         ValueError: it is none, holds too much, or is nested too deeply; says what.
@@ -66,7 +71,7 @@ def parse_json(data: bytes) -> Any:
     if sum(data.count(sign) for sign in (b"[", b"{", b",", b":")) > MAX_VALUES:
         raise ValueError(f"holds more than {MAX_VALUES:,} values")
     try:
-        return json.loads(data)
+        return json.loads(data, object_pairs_hook=pairs)
     except json.JSONDecodeError as err:
         raise ValueError(f"is no JSON: {err}") from err
     except RecursionError as err:

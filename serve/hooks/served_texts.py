@@ -112,9 +112,11 @@ def _front(source: Artifact, pair: bool | None) -> _Front:
     if MASK not in names and isinstance(length, str):
         why = f"it takes no {MASK}: what fills a text up to its neighbours' length would change its answer"
         raise _refused(source, why, f"export it with {MASK}")
-    pair = bool(processor.columns.pair) if pair is None else pair
-    if pair and TYPES not in names and processor.task != CLASSES:
-        raise _refused(source, "it takes one text at a time", "leave --text-pair out")
+    made_for = bool(processor.columns.pair)
+    pair = made_for if pair is None else pair
+    if pair and not made_for and TYPES not in names and processor.task != CLASSES:
+        mend = "leave --text-pair out, or export the Hugging Face folder with --text-pair-column"
+        raise _refused(source, "it takes one text at a time", mend)
     tokens = open_tokenizer(replace(processor, columns=Columns(pair=PAIR if pair else None)), extra="text")
     fixed = None if isinstance(length, str) else length
     longest = tokens.longest if fixed is None else min(tokens.longest, fixed)
@@ -125,8 +127,15 @@ def _front(source: Artifact, pair: bool | None) -> _Front:
 
 
 def _told_of_types(source: Artifact, front: _Front) -> tuple[str, ...]:
-    """What to know of token_type_ids, where the tokenizer makes other numbers than zeros."""
+    """What to know of token_type_ids, where pairs have none or the tokenizer makes other numbers than zeros."""
     passed, sample = front.tokens.type_ids, ("a", "a") if front.pair else "a"
+    task = "" if source.processor is None else source.processor.task
+    if front.pair and TYPES not in front.names and task != CLASSES:
+        told = (
+            f"the network takes no {TYPES}, so that a second text differs from a first by what stands between them "
+            "alone. If it was trained with them, export the Hugging Face folder again with --text-pair-column"
+        )
+        return (told,)
     if passed or TYPES not in front.names:
         return ()
     (made,) = front.tokens.encoded([sample])

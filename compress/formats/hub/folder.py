@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.errors import CheckpointError
+from compress.errors import CheckpointError, first_line
+from compress.vetting.files import is_there
 from compress.vetting.paths import stands_inside
 from compress.vetting.texts import read_json
 
-__all__ = ["HubFolder", "inside", "is_hub_folder", "json_of", "named_on_a_hub", "open_hub_folder"]
+__all__ = ["HubFolder", "has", "inside", "is_hub_folder", "json_of", "named_on_a_hub", "open_hub_folder"]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -46,7 +48,7 @@ class HubFolder:
 def is_hub_folder(path: Path) -> bool:
     """Whether it is such a folder, and no artifact of this project."""
     return not (path / "artifact.json").exists() and any(
-        (path / name).is_file() for name in ("config.json", "modules.json")
+        os.path.lexists(path / name) for name in ("config.json", "modules.json")
     )
 
 
@@ -75,6 +77,21 @@ def open_hub_folder(root: Path) -> HubFolder:
         raise CheckpointError(f"can't read {path / 'config.json'}", why="it is no JSON object", mend=WHOLE)
     weights, pickled = _weights(path, root)
     return HubFolder(path, root, config, modules, weights, pickled)
+
+
+def has(folder: Path, name: str) -> bool:
+    """Whether a folder has a file that it may lack.
+
+    Raises:
+        CheckpointError: something of that name is there, and is no file: a pipe, a folder, a link to nothing.
+    """
+    try:
+        return is_there(folder / name)
+    except OSError as err:
+        why = f"{name[:80]} is a link that leads to no file" if isinstance(err, FileNotFoundError) else first_line(err)
+        raise CheckpointError(
+            f"can't read {folder}", why=why[:300], mend=f"put the file in its place, or {WHOLE}"
+        ) from err
 
 
 def inside(folder: Path, name: str, root: Path | None = None) -> Path:
@@ -115,35 +132,45 @@ def json_of(folder: Path, name: str, root: Path) -> Any:
     """The value of a JSON file of a folder.
 
     Python's parser takes NaN and Infinity, which are no JSON. Configurations have the latter for what has no bound
-    (Mamba 2's `time_step_limit`); the former is no setting of anything.
+    (Mamba 2's `time_step_limit`), and nowhere else; the former is no setting of anything.
 
     Raises:
-        CheckpointError: it is missing, leads out, is no JSON, or holds NaN.
+        CheckpointError: it is missing, no file, leads out, is no JSON, or holds NaN, or in config.json Infinity.
     """
-    path = inside(folder, name, root)
-    if not path.is_file():
+    if not has(folder, name):
         raise CheckpointError(f"can't read {folder}", why=f"it has no {name}", mend=WHOLE)
+    path = inside(folder, name, root)
     try:
         data = read_json(path)
     except (OSError, ValueError) as err:
         raise CheckpointError(f"can't read {path}", why=str(err)[:300], mend=WHOLE) from err
-    key = _nan_in(data)
-    if key is not None:
+    found = _no_number_in(data, infinite=name == "config.json")
+    if found is not None:
+        key, value = found
         raise CheckpointError(
             f"can't read {path}",
-            why=f"{key[:60]!a} is NaN, which is no number" if key else "it is NaN, which is no number",
+            why=f"{ascii(key[:60]) if key else 'it'} is {value}, which is no number",
             mend="write the number of the training in its place, or " + WHOLE,
         )
     return data
 
 
-def _nan_in(data: Any) -> str | None:
-    """The key that a NaN stands under, however deep; "" where it stands under none, None where there is no NaN."""
+def _no_number_in(data: Any, *, infinite: bool) -> tuple[str, str] | None:
+    """The key that a NaN stands under, however deep, "" where it stands under none, and its name; None for no NaN.
+
+    Args:
+        data: of a JSON file.
+        infinite: look for infinite numbers, too, but for those that are limits.
+    """
     left: list[tuple[str, Any]] = [("", data)]
     while left:
         key, value = left.pop()
-        if value == {SPECIAL: "NaN"} or (isinstance(value, float) and math.isnan(value)):
-            return key
+        told = str(value.get(SPECIAL)) if isinstance(value, dict) and value.keys() == {SPECIAL} else ""
+        number = value if isinstance(value, float) else 0.0
+        if told == "NaN" or math.isnan(number):
+            return key, "NaN"
+        if infinite and (told in ("Infinity", "-Infinity") or math.isinf(number)) and not key.endswith("limit"):
+            return key, "Infinity"
         if isinstance(value, dict):
             left += value.items()
         elif isinstance(value, list):
@@ -152,7 +179,7 @@ def _nan_in(data: Any) -> str | None:
 
 
 def _modules(root: Path) -> tuple[tuple[str, str], ...]:
-    if not (root / "modules.json").is_file():
+    if not has(root, "modules.json"):
         return ()
     data = json_of(root, "modules.json", root)
     try:
@@ -171,7 +198,7 @@ def _weights(path: Path, root: Path) -> tuple[tuple[Path, ...], bool]:
     for single, index, pickled in ((SINGLE, INDEX, False), (PICKLED, PICKLED_INDEX, True)):
         if (path / single).exists() or (path / single).is_symlink():
             return (_there(path, single, root),), pickled
-        if (path / index).is_file():
+        if has(path, index):
             return _shards(path, index, root), pickled
     others = sorted(file.name for file in path.glob("*.safetensors"))
     if len(others) == 1:
@@ -197,6 +224,6 @@ def _shards(path: Path, index: str, root: Path) -> tuple[Path, ...]:
 
 def _there(path: Path, name: str, root: Path) -> Path:
     found = inside(path, name, root)
-    if not found.is_file():
+    if not has(path, name):
         raise CheckpointError(f"{path} is not whole", why=f"{name[:80]!a} is missing", mend=WHOLE)
     return found

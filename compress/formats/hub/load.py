@@ -43,6 +43,7 @@ def load_hub_folder(
     trust: bool,
     part: str | None = None,
     pooling: str | None = None,
+    pairs: bool = False,
     sizes: Mapping[str, int] | None = None,
 ) -> TorchModel:
     """Load a folder that `save_pretrained` wrote, of transformers or of sentence-transformers.
@@ -53,7 +54,7 @@ def load_hub_folder(
     Args:
         path: of the folder.
         trust: load pickled weights, too.
-        part, pooling: see `build`.
+        part, pooling, pairs: see `build`.
         sizes: representative ones.
 
     Raises:
@@ -64,7 +65,7 @@ def load_hub_folder(
     with offline() as transformers:
         state = state_of(folder, trust=trust)
         config = config_of(transformers, folder, state)
-        built = build(transformers, folder, config, state, part, pooling)
+        built = build(transformers, folder, config, state, part, pooling, pairs)
         program = _exported(built, folder)
         refuse_made_up(program, built.module, built.missing, folder)
         module, has_layers = _layered(program, built, folder)
@@ -85,7 +86,9 @@ def load_hub_folder(
 
 
 def _inputs(specs: tuple[TensorSpec, ...], batch: int, length: int, config: Any) -> tuple[torch.Tensor, ...]:
-    """Tokens that every vocabulary has, the last sample padded by half; normal numbers for images."""
+    """Tokens that every vocabulary has, half of them a second text's, the last sample padded by half; normal numbers
+    for images.
+    """
     generator = torch.Generator().manual_seed(0)
     made = []
     for spec in specs:
@@ -97,6 +100,7 @@ def _inputs(specs: tuple[TensorSpec, ...], batch: int, length: int, config: Any)
             tensor[-1, length // 2 :] = 0
         elif spec.name == "token_type_ids":
             tensor = torch.zeros(shape, dtype=torch.int64)
+            tensor[:, length // 2 :] = 1
         else:
             tensor = torch.randint(2, max(3, min(getattr(config, "vocab_size", 100), 1000)), shape, generator=generator)
         made.append(tensor)

@@ -23,7 +23,7 @@ from compress.formats.hub.config import architecture_of
 from compress.formats.hub.fit import refuse_lack, refuse_leftovers, refuse_misfits, refuse_no_numbers, refuse_types
 from compress.formats.hub.folder import WHOLE, HubFolder
 from compress.formats.hub.pooling import Tail, refuse_pooling, tail_by, tail_of, unpoolable
-from compress.formats.hub.type_ids import type_ids_of
+from compress.formats.hub.type_ids import gives_a_text_types, type_ids_of
 from compress.tokenizer.type_ids import NAME
 
 __all__ = ["Built", "build"]
@@ -100,7 +100,7 @@ class Network(nn.Module):
 
 def build(
     transformers: Any, folder: HubFolder, config: Any, state: Mapping[str, torch.Tensor], part: str | None,
-    pooling: str | None = None,
+    pooling: str | None = None, pairs: bool = False,
 ) -> Built:  # fmt: skip
     """The network with its weights.
 
@@ -111,6 +111,7 @@ def build(
         state: of `state_of`.
         part: "text" or "image", of a network of two towers.
         pooling: of `POOLINGS`, behind the encoder of a folder that says none; a head is left out then.
+        pairs: whether it is given two texts at a time.
 
     Raises:
         CheckpointError: no class of transformers is named, the weights don't fit, or it takes other inputs than
@@ -175,7 +176,8 @@ def build(
     tail = tail_of(folder) if folder.modules else tail_by(pooling)
     task = "embeddings" if tail is not None else _task(kind.__name__)
     types = type_ids_of(transformers, folder, config)
-    inputs, sort = _inputs(model, config, task, folder, types)
+    asked = pairs or task == "sequence-classification"
+    inputs, sort = _inputs(model, config, folder, types=types, pairs=asked)
     if pooling is not None and sort != "text":
         raise unpoolable(folder, f"a {kind.__name__} takes no tokens of texts")
     module = Network(model, tuple(spec.name for spec in inputs), tail).eval()
@@ -242,22 +244,26 @@ def _task(name: str) -> str:
 
 
 def _inputs(
-    model: Any, config: Any, task: str, folder: HubFolder, types: bool | None
+    model: Any, config: Any, folder: HubFolder, *, types: bool | None, pairs: bool
 ) -> tuple[tuple[TensorSpec, ...], str]:
     """What the network is given, and of what kind that is.
 
     Args:
-        model, config, task, folder: of the network.
+        model, config, folder: of the network.
         types: whether its tokenizer passes token_type_ids.
+        pairs: whether it may be given two texts at a time.
     """
     taken = inspect.signature(model.forward).parameters
     main = next((name for name in ("input_ids", "pixel_values", "input_features") if name in taken), "")
     if main == "input_ids":
         names = ["input_ids", "attention_mask"]
         kinds = getattr(config, "type_vocab_size", None)
-        # Of a single text they are all 0, which a network with a table of kinds assumes where they are not given. One
-        # without such a table (GPT-2, XLNet) does something else with zeros than with none.
-        used = task == "sequence-classification" and kinds > 1 if isinstance(kinds, int) else types is True
+        # Of a single text they are all 0, but for some (Funnel's), which a network with a table of kinds assumes where
+        # they are not given. One without such a table (GPT-2, XLNet) does something else with zeros than with none.
+        if isinstance(kinds, int):
+            used = kinds > 1 and (pairs or (types is not False and gives_a_text_types(folder)))
+        else:
+            used = types is True
         if used and NAME in taken:
             names.append(NAME)
         return tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in names), "text"

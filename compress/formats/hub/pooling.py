@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from compress.errors import CheckpointError
 from compress.formats.hub.fit import refuse_no_numbers, refuse_types
-from compress.formats.hub.folder import SINGLE, WHOLE, HubFolder, inside, json_of
+from compress.formats.hub.folder import SINGLE, WHOLE, HubFolder, has, inside, json_of
 from compress.formats.hub.tensors import read_safetensors
 
 __all__ = ["POOLINGS", "Tail", "refuse_pooling", "tail_by", "tail_of", "unpoolable"]
@@ -166,7 +166,7 @@ def _dense(folder: HubFolder, path: str) -> list[nn.Module]:
     config = json_of(place, "config.json", folder.root)
     activation = _ACTIVATIONS.get(str(config.get("activation_function")) if isinstance(config, dict) else "")
     weights = inside(place, SINGLE, folder.root)
-    if activation is None or not weights.is_file():
+    if activation is None or not has(place, SINGLE):
         raise CheckpointError(
             f"can't read {place}",
             why="its activation is none that is known here" if activation is None else f"there is no {SINGLE} in it",

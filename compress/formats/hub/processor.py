@@ -8,7 +8,7 @@ from typing import Any
 from compress.artifact import sha256_of
 from compress.errors import CheckpointError, DatasetError
 from compress.formats.hub.bounds import DEEPEST
-from compress.formats.hub.folder import HubFolder, inside, json_of
+from compress.formats.hub.folder import HubFolder, has, inside, json_of
 from compress.processor import FILES, IMAGE_SETTINGS, Processor
 
 __all__ = ["image_size", "processor_of", "within_bounds"]
@@ -31,10 +31,10 @@ def processor_of(
         pad: the configuration's pad_token_id.
 
     Raises:
-        CheckpointError: a file of them leads out of the folder.
+        CheckpointError: one of them is no file, or leads out of the folder.
     """
     for place in dict.fromkeys((folder.path, folder.root)):
-        names = [name for name in FILES if (place / name).is_symlink() or (place / name).is_file()]
+        names = [name for name in FILES if has(place, name)]
         files = {name: sha256_of(inside(place, name, folder.root)) for name in names}
         if files:
             text = kind == "text"
@@ -47,7 +47,7 @@ def processor_of(
 def _max_length(folder: HubFolder, longest: int | None) -> int:
     told = [longest]
     for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
-        place = next((each for each in (folder.root, folder.path) if (each / name).is_file()), None)
+        place = next((each for each in (folder.root, folder.path) if has(each, name)), None)
         if place is not None:
             data = json_of(place, name, folder.root)
             told.append(data.get(key) if isinstance(data, dict) else None)
@@ -61,7 +61,7 @@ def image_size(folder: HubFolder, config: Any) -> tuple[int, int]:
     Raises:
         CheckpointError: neither processor nor configuration says.
     """
-    data: Any = json_of(folder.path, IMAGE_SETTINGS, folder.root) if (folder.path / IMAGE_SETTINGS).is_file() else {}
+    data: Any = json_of(folder.path, IMAGE_SETTINGS, folder.root) if has(folder.path, IMAGE_SETTINGS) else {}
     data = data if isinstance(data, dict) else {}
     if why := _too_large("", data):
         raise CheckpointError(

@@ -10,8 +10,14 @@ import torch
 
 from compress.errors import CheckpointError, MissingExtraError, first_line
 from compress.formats.hub.folder import PICKLED, WHOLE, HubFolder
+from compress.vetting.files import open_file
+from compress.vetting.texts import parse_json
 
 __all__ = ["read_safetensors", "state_of"]
+
+
+MOST_TENSORS = 100_000  # of a file; each costs a reader some microseconds and kilobytes, whatever it holds
+LARGEST_HEADER = 100_000_000  # that safetensors' own reader takes
 
 
 def state_of(folder: HubFolder, *, trust: bool) -> dict[str, torch.Tensor]:
@@ -21,6 +27,7 @@ def state_of(folder: HubFolder, *, trust: bool) -> dict[str, torch.Tensor]:
         CheckpointError: a file is damaged, two hold one name, or they are pickles that nobody trusts.
     """
     if not folder.pickled:
+        _refuse_many(folder)
         return _together(folder.weights, [read_safetensors(path) for path in folder.weights])
     if not trust:
         raise CheckpointError(
@@ -51,11 +58,61 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     except ImportError as err:
         raise MissingExtraError(f"read {path}", module="safetensors", extra="hf") from err
     try:
+        _refuse_header(path)
         return load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, AttributeError) as err:
         raise CheckpointError(
             f"can't read {path}", why=f"it is no whole safetensors file: {first_line(err)[:200]}", mend=WHOLE
         ) from err
+
+
+def _refuse_many(folder: HubFolder) -> None:
+    try:
+        held = sum(_most_tensors(_header(path)) for path in folder.weights)
+    except OSError:  # which its reader tells of
+        return
+    if held > MOST_TENSORS:
+        raise CheckpointError(
+            f"can't read the weights of {folder.path}",
+            why=f"they are {held:,} tensors, and {MOST_TENSORS:,} are taken",
+            mend=WHOLE,
+        )
+
+
+def _refuse_header(path: Path) -> None:
+    """Look at a file's names before its reader does.
+
+    Raises:
+        ValueError: there are too many, or one stands there twice, of which a reader takes either.
+        OSError: it can't be read.
+    """
+    header = _header(path)
+    held = _most_tensors(header)
+    if held > MOST_TENSORS:
+        raise ValueError(f"it holds {held:,} tensors, and {MOST_TENSORS:,} are taken")
+    if header:
+        parse_json(header, _once)
+
+
+def _header(path: Path) -> bytes:
+    """Empty where it is larger than its reader takes, which says so."""
+    with open_file(path) as file:
+        size = int.from_bytes(file.read(8), "little")
+        return file.read(size) if size <= LARGEST_HEADER else b""
+
+
+def _most_tensors(header: bytes) -> int:
+    """Each is a table in the header's own; a name may be written in many ways, a bracket in one."""
+    return max(0, header.count(b"{") - 1)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"its header names {name[:80]!a} twice")
+        found[name] = value
+    return found
 
 
 def _together(paths: Sequence[Path], parts: list[dict[str, torch.Tensor]]) -> dict[str, Any]:

@@ -6,10 +6,12 @@ import inspect
 import re
 from typing import Any
 
-from compress.formats.hub.folder import HubFolder, json_of
+from compress.formats.hub.folder import HubFolder, has, inside, json_of
+from compress.tokenizer.open import TOKENIZER, tokenizer_of
+from compress.tokenizer.parts import gives_types
 from compress.tokenizer.type_ids import NAME
 
-__all__ = ["type_ids_of"]
+__all__ = ["gives_a_text_types", "type_ids_of"]
 
 _CONFIG = "tokenizer_config.json"
 _NAMES = re.compile(r"[A-Za-z0-9_]{1,100}")
@@ -26,7 +28,7 @@ def type_ids_of(transformers: Any, folder: HubFolder, config: Any) -> bool | Non
         folder: with its tokenizer's files.
         config: of `config_of`.
     """
-    told = json_of(folder.path, _CONFIG, folder.root) if (folder.path / _CONFIG).is_file() else {}
+    told = json_of(folder.path, _CONFIG, folder.root) if has(folder.path, _CONFIG) else {}
     told = told if isinstance(told, dict) else {}
     names = told.get("model_input_names")
     if isinstance(names, list):
@@ -37,6 +39,21 @@ def type_ids_of(transformers: Any, folder: HubFolder, config: Any) -> bool | Non
     except Exception:  # the library's tables are its own, and a class may need what is not installed
         return None
     return NAME in names if isinstance(names, list | tuple) else None
+
+
+def gives_a_text_types(folder: HubFolder) -> bool:
+    """Whether its tokenizer.json gives tokens of a single text other types than 0.
+
+    False where it has none, or one that can't be read: what makes tokens of it says so.
+
+    Args:
+        folder: with its tokenizer's files.
+    """
+    try:
+        place = next(each for each in (folder.path, folder.root) if has(each, TOKENIZER))
+        return gives_types(tokenizer_of(inside(place, TOKENIZER, folder.root)))
+    except (StopIteration, OSError, ValueError, RecursionError):
+        return False
 
 
 def _class_of(transformers: Any, named: Any, model_type: Any) -> Any:

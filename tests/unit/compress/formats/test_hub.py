@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -136,6 +137,13 @@ def _no_head(folder: Path) -> None:
         save_file(state, file)
 
 
+_EMPTY = b'{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+
+
+def _header(folder: Path, header: bytes) -> None:
+    _first(folder).write_bytes(len(header).to_bytes(8, "little") + header)
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no weights": (_no_weights, "there is no model.safetensors", "save"),
     "a shard is missing": (lambda f: _first(f).unlink(), "is missing", "download"),
@@ -182,6 +190,26 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda f: (f / "tokenizer_config.json").write_text('{"model_max_length": NaN}'),
         "'model_max_length' is NaN", "again",
     ),
+    "a setting without an end": (
+        lambda f: with_config(f, layer_norm_eps=float("inf")), "'layer_norm_eps' is Infinity", "number of the training",
+    ),
+    "a setting larger than any number": (
+        lambda f: (f / "config.json").write_text('{"layer_norm_eps": 1e400}'), "'layer_norm_eps' is Infinity", "again",
+    ),
+    "no end, as transformers writes it": (
+        lambda f: with_config(f, layer_norm_eps={"__float__": "-Infinity"}), "'layer_norm_eps' is Infinity", "again",
+    ),
+    "one name twice": (
+        lambda f: _header(f, b'{"a":%s,"a":%s}' % (_EMPTY, _EMPTY)), "its header names 'a' twice", "again",
+    ),
+    "a name of two spellings": (
+        lambda f: _header(f, b'{"a":%s,"\\u0061":%s}' % (_EMPTY, _EMPTY)), "its header names 'a' twice", "again",
+    ),
+    "tensors without number": (
+        lambda f: _header(f, b"{%s}" % b",".join(b'"%d":%s' % (at, _EMPTY) for at in range(100_001))),
+        "tensors, and 100,000 are taken", "again",
+    ),
+    "a header that is no JSON": (lambda f: _header(f, b"{"), "is no JSON", "again"),
     "a part of what is whole": (lambda f: None, "is one network", "leave --part out"),
 }  # fmt: skip
 
@@ -194,6 +222,32 @@ def test_a_folder_that_can_not_be_loaded_is_an_error_in_three_parts(folder: Path
         load(folder, part="text" if "part" in fault else None)
     assert why in caught.value.why
     assert mend in caught.value.mend
+
+
+NOT_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a pipe": (os.mkfifo, "is a pipe, and no file"),
+    "a folder": (Path.mkdir, "is a folder, and no file"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "is a device, and no file"),
+    "a link to nothing": (lambda path: path.symlink_to("nothing"), "a link that leads to no file"),
+}
+OPTIONAL = (
+    "tokenizer_config.json", "modules.json", "sentence_bert_config.json", "preprocessor_config.json",
+    "special_tokens_map.json", "tokenizer.json", "config.json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("sort", NOT_FILES)
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_what_has_a_files_name_and_is_none_is_refused_and_not_taken_for_absent(
+    folder: Path, name: str, sort: str
+) -> None:
+    put, why = NOT_FILES[sort]
+    (folder / name).unlink(missing_ok=True)
+    put(folder / name)
+    with pytest.raises(CheckpointError) as caught:
+        load(folder)
+    assert f"{name} {why}" in caught.value.why or f"{name} is {why}" in caught.value.why
+    assert "put the file in its place" in caught.value.mend
 
 
 def test_a_network_that_fails_on_real_values_is_told_in_three_parts(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from compress.console.wording import AssumedWarning
 from compress.data.reading import arrays_of
@@ -16,8 +17,11 @@ from compress.formats.checkpoint import load
 from compress.formats.hub.config import offline
 from compress.formats.hub.folder import open_hub_folder
 from compress.formats.hub.type_ids import type_ids_of
+from compress.jobs.source import load_source
+from compress.model import call
+from compress.options import SourceOptions
 from compress.processor import Columns
-from tests.hub_models import SIZES, bert_folder, with_config
+from tests.hub_models import SIZES, bert_folder, sentence_folder, with_config
 
 PAIRS = [("word1 word2", "word3"), ("word4", "word5 word6 word7")]
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
@@ -93,3 +97,101 @@ def test_a_network_without_a_table_of_types_takes_them_only_where_they_are_passe
     with pytest.warns(AssumedWarning, match="no pooling"):
         model = load(folder)
     assert (TYPES in {spec.name for spec in model.signature.inputs}) == passed
+
+
+def network_of(folder: Path, kind: str, **sizes: Any) -> Path:
+    """A network of another class, beside the tokenizer of BERT's folder; apart enough for a type to be seen."""
+    bert_folder(folder, kind="BertModel")
+    with offline() as transformers:
+        torch.manual_seed(0)
+        config = getattr(transformers, kind).config_class(**SIZES | {"initializer_range": 0.3} | sizes)
+        getattr(transformers, kind)(config).save_pretrained(folder)
+    return with_tokenizer_config(folder, model_input_names=[IDS, TYPES, MASK])
+
+
+def of_three_types(folder: Path) -> Path:
+    """The first token is of a third type, of a text alone as well, as Funnel's is."""
+    network_of(folder, "BertModel", type_vocab_size=3)
+    path = folder / "tokenizer.json"
+    told = json.loads(path.read_text())
+    for name in ("single", "pair"):
+        told["post_processor"][name][0]["SpecialToken"]["type_id"] = 2
+    path.write_text(json.dumps(told))
+    return folder
+
+
+def as_transformers_has_it(folder: Path, kind: str, texts: list[Any]) -> tuple[Any, torch.Tensor]:
+    """What its tokenizer makes of texts or pairs, and what its network gives of that."""
+    pairs = isinstance(texts[0], tuple)
+    first = [text[0] for text in texts] if pairs else texts
+    second = [text[1] for text in texts] if pairs else None
+    with offline() as transformers, torch.no_grad():
+        made = transformers.PreTrainedTokenizerFast.from_pretrained(folder)(
+            first, second, padding=True, return_tensors="pt"
+        )
+        return made, getattr(transformers, kind).from_pretrained(folder).eval()(**made)[0]
+
+
+def given_of(folder: Path, made: Any, texts: list[Any], **options: Any) -> tuple[set[str], torch.Tensor]:
+    """The inputs' names, and what the network gives of those tokens, as it is loaded here."""
+    model = load_source(folder, SourceOptions(text_pair_column="b" if isinstance(texts[0], tuple) else None, **options))
+    names = {spec.name for spec in model.signature.inputs}
+    (given,) = call(model.module, model.signature.inputs, {name: made[name].numpy() for name in names}).values()
+    return names, given
+
+
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "an encoder": ("BertModel", {}),
+    "a masked language model": ("BertForMaskedLM", {}),
+    "a classifier of tokens": ("BertForTokenClassification", {}),
+    "another encoder": ("ElectraModel", {"embedding_size": 32}),
+    "relative positions": ("DebertaV2Model", {"type_vocab_size": 2, "relative_attention": True}),
+}
+
+
+@pytest.mark.filterwarnings("ignore::compress.console.wording.AssumedWarning")
+@pytest.mark.parametrize("case", ENCODERS)
+def test_of_pairs_a_network_that_knows_types_gives_what_transformers_gives(case: str, tmp_path: Path) -> None:
+    kind, sizes = ENCODERS[case]
+    folder = network_of(tmp_path / "folder", kind, **sizes)
+    made, wanted = as_transformers_has_it(folder, kind, PAIRS)
+    names, given = given_of(folder, made, PAIRS)
+    assert TYPES in names
+    kept = made[MASK].bool()
+    torch.testing.assert_close(given[kept], wanted[kept], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::compress.console.wording.AssumedWarning")
+@pytest.mark.parametrize("texts", [PAIRS, ["word1 word2", "word3"]], ids=["pairs", "single texts"])
+def test_types_of_a_single_text_are_given_where_its_template_has_some(texts: list[Any], tmp_path: Path) -> None:
+    folder = of_three_types(tmp_path / "folder")
+    made, wanted = as_transformers_has_it(folder, "BertModel", texts)
+    assert made[TYPES].max() == 2
+    names, given = given_of(folder, made, texts)
+    assert TYPES in names
+    kept = made[MASK].bool()
+    torch.testing.assert_close(given[kept], wanted[kept], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("modules", [True, False], ids=["of its modules", "of --pooling"])
+def test_an_embedding_of_pairs_is_that_of_transformers(modules: bool, tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path / "folder") if modules else bert_folder(tmp_path / "folder", kind="BertModel")
+    with_tokenizer_config(folder, model_input_names=[IDS, TYPES, MASK])
+    made, tokens = as_transformers_has_it(folder, "BertModel", PAIRS)
+    mask = made[MASK][:, :, None]
+    wanted = (tokens * mask).sum(1) / mask.sum(1)
+    names, given = given_of(folder, made, PAIRS, **({} if modules else {"pooling": "mean"}))
+    assert names == {IDS, MASK, TYPES}
+    assert torch.nn.functional.cosine_similarity(given, wanted).min() > 1 - 1e-6
+
+
+def test_single_texts_of_one_type_need_none(tmp_path: Path) -> None:
+    model = load(sentence_folder(tmp_path / "folder"))
+    assert {spec.name for spec in model.signature.inputs} == {IDS, MASK}
+
+
+@pytest.mark.filterwarnings("ignore:.*says no pooling")
+def test_pairs_for_a_network_that_knows_no_types_are_told_of(tmp_path: Path) -> None:
+    folder = network_of(tmp_path / "folder", "RobertaModel", type_vocab_size=1)
+    with pytest.warns(AssumedWarning, match="takes no token_type_ids"):
+        load_source(folder, SourceOptions(text_pair_column="b"))

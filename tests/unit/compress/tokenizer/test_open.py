@@ -169,6 +169,10 @@ def charsmap(data: bytes) -> Callable[[dict[str, Any]], None]:
     return replaced(normalizer={"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()})
 
 
+def nested(depth: int) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": [nested(depth - 1)] if depth else []}
+
+
 DAMAGED: dict[str, Callable[[dict[str, Any]], None]] = {
     "a charsmap that is none": charsmap(b"\xff\xff\xff\x7fAAAA"),
     "a charsmap out of bounds": charsmap(b"\x04\0\0\0\xff\xff\xff\xffAAAA"),
@@ -207,6 +211,26 @@ DAMAGED: dict[str, Callable[[dict[str, Any]], None]] = {
     "a template without the text": lambda told: told["post_processor"].update(
         single=[{"SpecialToken": {"id": "[CLS]", "type_id": 0}}]
     ),
+    "parts without number": replaced(
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "BertPreTokenizer"}] * 250_000}
+    ),
+    "parts without number, one in the other": replaced(normalizer=nested(100)),
+    "parts without number, of all kinds": replaced(
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}] * 40},
+        decoder={"type": "Sequence", "decoders": [{"type": "Fuse"}] * 40},
+    ),
+    "a template of many pieces": lambda told: told["post_processor"]["single"].extend(
+        [{"SpecialToken": {"id": "[SEP]", "type_id": 0}}] * 100
+    ),
+    "a special token of many tokens": lambda told: told["post_processor"]["special_tokens"]["[SEP]"].update(
+        ids=[3] * 100, tokens=["[SEP]"] * 100
+    ),
+    "a pattern of many choices": replaced(
+        pre_tokenizer={"type": "Split", "pattern": {"Regex": "a|" * 10_000}, "behavior": "Isolated", "invert": False}
+    ),
+    "a vocabulary of long words": replaced(
+        model={"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a" * 257, -1.0]]}
+    ),
     "words of any length": lambda told: told["model"].update(max_input_chars_per_word=10**9),
 }
 
@@ -221,6 +245,14 @@ def test_a_damaged_tokenizer_is_an_error_in_three_parts(processor: Processor, fa
         tokens_of(processor, ["a" * 30, "strange words"])
     assert "the tokenizer of" in caught.value.what
     assert all((caught.value.why, caught.value.mend))
+
+
+def test_as_many_parts_as_a_file_may_have_are_taken(processor: Processor) -> None:
+    path = processor.folder / "tokenizer.json"
+    told = json.loads(path.read_text())
+    parts = [{"type": "BertPreTokenizer"}] * 60  # with the sequence, the normalizer, the model and the template 64
+    path.write_text(json.dumps(told | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}}))
+    assert tokens_of(processor, ["the cat"]) == [[2, 6, 7, 3]]
 
 
 def test_a_word_as_long_as_a_file_may_say_is_looked_up(processor: Processor) -> None:

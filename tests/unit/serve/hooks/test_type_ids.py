@@ -18,7 +18,7 @@ from compress.processor import Columns, Processor
 from serve.hooks.load import load_hooks
 from serve.hooks.new import new_hooks
 from serve.hooks.served_texts import served_texts
-from tests.hub_models import bert_folder, hub_artifact
+from tests.hub_models import bert_folder, hub_artifact, sentence_folder
 from tests.starting_models import ids, tokenizer_file
 
 PAIRS = [("word1 word2", "word3"), ("word4", "word5 word6 word7")]
@@ -61,6 +61,36 @@ def test_a_cross_encoder_answers_pairs_as_transformers_does(tmp_path: Path, told
     np.testing.assert_allclose(given, wanted, atol=1e-5)
     assert tokens.token_type_ids.max() == passed
     assert bool([note for note in notes if "passes none" in note]) != passed, "that zeros are given is told"
+
+
+def test_an_encoder_embeds_pairs_as_transformers_does(tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path / "encoder")
+    first, second = map(list, zip(*PAIRS, strict=True))
+    with offline() as transformers, torch.no_grad():
+        made = transformers.AutoTokenizer.from_pretrained(folder)(first, second, padding=True, return_tensors="pt")
+        tokens = transformers.AutoModel.from_pretrained(folder).eval()(**made).last_hidden_state
+    mask = made[MASK][:, :, None]
+    wanted = torch.nn.functional.normalize((tokens * mask).sum(1) / mask.sum(1))
+
+    source = Artifact.load(hub_artifact(folder, tmp_path / "artifact", pair="second"))
+    given, notes = preprocessed(source, tmp_path / "hooks", first, second)
+    session = onnxruntime.InferenceSession(source.model_path)
+    (embeddings,) = session.run(None, {name: getattr(given, name) for name in (IDS, MASK, TYPES)})
+
+    np.testing.assert_allclose(embeddings, wanted, atol=1e-5)
+    assert not notes
+
+
+def test_pairs_for_an_encoder_without_types_are_told_of(tmp_path: Path) -> None:
+    source = artifact_of_pairs(tmp_path / "pairs", {})
+    assert source.processor is not None
+    specs = tuple(spec for spec in source.signature.inputs if spec.name != TYPES)
+    bare = dataclasses.replace(
+        source,
+        processor=dataclasses.replace(source.processor, task="embeddings"),
+        signature=dataclasses.replace(source.signature, inputs=specs),
+    )
+    assert any(f"takes no {TYPES}" in note for note in served_texts(bare)[1])
 
 
 def artifact_of_pairs(place: Path, told: dict[str, Any], types: bool | None = None) -> Artifact:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from onnx import helper
 
 from compress.artifact import Artifact, sha256_of
-from compress.errors import HookError, RepositoryError, ToolkitError
+from compress.errors import DatasetError, HookError, RepositoryError, ToolkitError
 from compress.processor import Columns, Processor
 from serve.config.pbtxt import parse
 from serve.hooks.load import load_hooks
@@ -107,6 +108,22 @@ def test_what_no_text_becomes_is_left_to_tokens_and_refused_where_texts_are_aske
         found = packed(artifact)
         assert "text" not in names(found)[0]
         assert any(why in warning for warning in found.warnings)
+
+
+def test_a_tokenizer_of_parts_without_number_is_refused_and_nothing_is_packed(tmp_path: Path) -> None:
+    artifact = artifact_of_texts(tmp_path / "artifact")
+    made = Artifact.load(artifact)
+    assert made.processor is not None
+    file = artifact / "processor/tokenizer.json"
+    parts = {"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}] * 250_000}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pre_tokenizer": parts}))
+    processor = dataclasses.replace(made.processor, files={file.name: sha256_of(file)})
+    dataclasses.replace(made, processor=processor).save()
+    with pytest.raises(DatasetError) as caught:
+        packed(artifact)
+    assert "over 64 parts" in caught.value.why
+    assert all((caught.value.what, caught.value.mend))
+    assert not (tmp_path / "models").exists()
 
 
 def test_answers_for_each_token_are_none_for_texts(tmp_path: Path) -> None:
