@@ -87,13 +87,13 @@ class Served:
 
 
 @contextmanager
-def served(triton: TritonServer, folder: Path, places: int = PLACES) -> Iterator[Served]:
+def served(triton: TritonServer, folder: Path, places: int = PLACES, timeout_s: float = 30.0) -> Iterator[Served]:
     keys, port = folder / "keys.json", free_port()
     flooding, other = (add_key(keys, name)[0] for name in ("flooding", "other"))
     admin = add_key(keys, "admin", admin=True)[0]
     settings = Settings(
         upstream=(f"http://{triton.http_address}",), grpc_upstream=(triton.grpc_address,), port=0, grpc_port=port,
-        keys=keys, models={name: ModelSettings(max_in_flight=places) for name in ("slow", "held", "counts")},
+        timeout_s=timeout_s, keys=keys, models={name: ModelSettings(max_in_flight=places) for name in ("slow", "held", "counts")},
     )  # fmt: skip
     with gateway_thread(settings) as url, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield Served(url, channel, flooding, other, admin)
@@ -180,8 +180,11 @@ def test_a_request_with_many_answers_has_its_place_until_the_last(triton: Triton
 
 
 def test_messages_that_wait_for_a_slot_keep_no_place_from_those_that_free_it(tmp_path: Path) -> None:
-    """Two places and four slots: three sequences are begun while all slots are held, then others are ended."""
-    with remembering(tmp_path / "models") as triton, served(triton, tmp_path, places=2) as there:
+    """Two places and four slots: three sequences are begun while all slots are held, then others are ended.
+
+    Triton answers a stream's messages in their order, so what ends a sequence keeps its place until that is given up.
+    """
+    with remembering(tmp_path / "models") as triton, served(triton, tmp_path, places=2, timeout_s=5.0) as there:
         begun = [of_sequence("counts", 1, sequence_id=each, sequence_start=True) for each in range(1, 8)]
         ended = [of_sequence("counts", 1, sequence_id=each, sequence_end=True) for each in range(1, 8)]
         answers = list(there.stream(iter([*begun, *ended]), there.flooding))
