@@ -122,7 +122,7 @@ class Work:
         fairness: that counts it, whatever its model shares its keys with by the time that it is over.
         account: of its key.
         begun: when it was sent.
-        guards: what counts it, as heavy ones are kept back while it is with the server.
+        guards: what counts it, as heavy ones are kept back while it is with the server, up to KEPT_S.
         priority: that it had then.
         over: whether that was told.
     """
@@ -167,6 +167,7 @@ class Fairness:
         self._in_flight = 0
         self._most_heavy = 1  # heavy requests that may be with the server where none is kept back
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
+        self._guarding: deque[Work] = deque()  # they, and some that are over
         self._payers: Counter[int] = Counter()  # those among them that pay for all of it by what they use
         self._kept_part = 0.0  # of the time of late, that they were
         self._kept: dict[int, float] = {}  # by priority of the light ones: until when heavy ones are kept back
@@ -216,6 +217,7 @@ class Fairness:
     def _kept_until(self, account: Account, now: float) -> float:
         """Until when a heavy key is kept back, for those of no worse priority."""
         until = max((at for priority, at in self._kept.items() if priority <= account.priority), default=-math.inf)
+        self._let_go(now)
         # Between batches, what waits for who uses little would leave the server without work.
         guards = self._guards if account.together < BATCHED else self._payers
         if any(count for priority, count in guards.items() if priority <= account.priority):
@@ -284,6 +286,8 @@ class Fairness:
             for each in work.guards:
                 each[account.priority] += 1
             work.priority = account.priority
+            self._guarding.append(work)
+            self._let_go(now)
         return work
 
     def undo(self, work: Work) -> None:
@@ -322,8 +326,17 @@ class Fairness:
     def _over(self, work: Work) -> None:
         self._in_flight -= 1
         self.heavy -= work.account.heavy
+        self._unguard(work)
+
+    def _let_go(self, now: float) -> None:
+        """What is with the server for long may wait there for a heavy request: for a slot, until its sequence ends."""
+        while self._guarding and (self._guarding[0].over or now - self._guarding[0].begun > KEPT_S):
+            self._unguard(self._guarding.popleft())
+
+    def _unguard(self, work: Work) -> None:
         for each in work.guards:
             each[work.priority] -= 1
+        work.guards = ()
 
     def _settle(self) -> None:
         """Charge what was answered together: each for what it is known to take, and by its size."""

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.gateway.access.admission import Admission, Bounds
-from serve.gateway.access.fairness import Fairness
+from serve.gateway.access.fairness import KEPT_S, Fairness
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.lists import Lists
 from serve.gateway.errors import OverloadedError
@@ -505,3 +505,20 @@ def test_keys_that_have_gone_are_forgotten() -> None:
         work = fairness.begin(fairness.of(f"k{number}", 5, 10.0 * number), 10.0 * number)
         fairness.end(work, 1, 10.0 * number)
     assert len(fairness) < 100
+
+
+def test_a_light_request_that_does_not_end_keeps_heavy_ones_back_for_a_moment_only() -> None:
+    """It may wait for one of them at the server: for a slot, until a sequence ends."""
+    fairness, now = Fairness(), 1000.0
+    fairness.instances = 2
+    for _ in range(8):
+        for who, cost_s in (("light", 0.01), ("heavy", HEAVY_S)):
+            work = fairness.begin(fairness.of(who, 5, now), now)
+            now += cost_s
+            fairness.end(work, 1, now)
+    heavy = fairness.of("heavy", 5, now)
+    assert heavy.heavy
+    fairness.begin(heavy, now)
+    fairness.begin(fairness.of("light", 5, now), now)
+    assert not fairness.may(heavy, 8.0, now + 0.1)
+    assert fairness.may(heavy, 8.0, now + 2 * KEPT_S)
