@@ -34,6 +34,7 @@ FACTOR = 8  # times what requests of most others take, as a model's answers may,
 HALF_LIFE_S = 20.0  # of what is remembered of heavy requests among light ones
 SHORTEST_TARGET_S = 0.05
 HEAVY_SHARE = 0.25  # of the time, that all heavy requests have at least
+GUARDS_S = 5.0  # that a light request with the server keeps heavy ones back: longer than it waits behind their batches
 KEPT_S = 1.0  # that heavy ones are kept back ahead, at most, or that a key saves of its part
 BATCHED = 1.5  # requests answered together, from which they come in batches
 SOON_S, SOON = 0.25, 1.5  # the longest pause between requests that are near, and times a key's usual one
@@ -122,7 +123,7 @@ class Work:
         fairness: that counts it, whatever its model shares its keys with by the time that it is over.
         account: of its key.
         begun: when it was sent.
-        guards: what counts it, as heavy ones are kept back while it is with the server, up to KEPT_S.
+        guards: what counts it, as heavy ones are kept back while it is with the server, up to GUARDS_S.
         priority: that it had then.
         over: whether that was told.
     """
@@ -330,7 +331,7 @@ class Fairness:
 
     def _let_go(self, now: float) -> None:
         """What is with the server for long may wait there for a heavy request: for a slot, until its sequence ends."""
-        while self._guarding and (self._guarding[0].over or now - self._guarding[0].begun > KEPT_S):
+        while self._guarding and (self._guarding[0].over or now - self._guarding[0].begun > GUARDS_S):
             self._unguard(self._guarding.popleft())
 
     def _unguard(self, work: Work) -> None:

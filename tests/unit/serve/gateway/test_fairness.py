@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.gateway.access.admission import Admission, Bounds
-from serve.gateway.access.fairness import KEPT_S, Fairness
+from serve.gateway.access.fairness import GUARDS_S, Fairness
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.lists import Lists
 from serve.gateway.errors import OverloadedError
@@ -521,4 +521,4 @@ def test_a_light_request_that_does_not_end_keeps_heavy_ones_back_for_a_moment_on
     fairness.begin(heavy, now)
     fairness.begin(fairness.of("light", 5, now), now)
     assert not fairness.may(heavy, 8.0, now + 0.1)
-    assert fairness.may(heavy, 8.0, now + 2 * KEPT_S)
+    assert fairness.may(heavy, 8.0, now + GUARDS_S + 0.1)
