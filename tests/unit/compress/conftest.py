@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,6 @@ import onnxruntime as ort
 import pytest
 import torch
 from torch._export import utils as _utils
-from torch.onnx._internal.exporter import _registration
 
 from compress.formats.onnx.load import fingerprint_of_file
 from compress.jobs import prove, search, serving_runtime
@@ -113,16 +111,6 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "plots", lambda *_given: [])
     monkeypatch.setattr(report, "training_plots", lambda *_given: [])
     monkeypatch.setattr(report, "roofline_plot", lambda _found: "")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def operators_read_once() -> Iterator[None]:
-    """torch.onnx reads the sources and the types of its thousand operators anew in each export, half of a small one."""
-    with pytest.MonkeyPatch.context() as patched:
-        apis, schemas = (vars(_registration)[name] for name in ("onnxscript_apis", "_schemas"))
-        patched.setattr(apis, "get_torchlib_ops", functools.cache(apis.get_torchlib_ops))
-        patched.setattr(schemas, "op_signature_from_function", functools.cache(schemas.op_signature_from_function))
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
