@@ -178,11 +178,11 @@ def _refuse_template(part: Mapping[str, Any]) -> None:
     for special in tokens.values() if isinstance(tokens, dict) else ():
         made = special.get("ids") if isinstance(special, dict) else None
         if isinstance(made, list) and len(made) > MOST_PIECES:
-            raise ValueError(f"its template has a special token of {len(made):,} tokens, and {MOST_PIECES} are allowed")
+            raise ValueError(f"a special token of its template is made of {len(made):,}, and {MOST_PIECES} are allowed")
     for name, texts in (("single", ["A"]), ("pair", ["A", "B"])):
         pieces = part.get(name)
         if isinstance(pieces, list) and len(pieces) > MOST_PIECES:
-            raise ValueError(f"its template has {len(pieces):,} pieces, and {MOST_PIECES} are allowed")
+            raise ValueError(f"the pieces of its template are {len(pieces):,}, and {MOST_PIECES} are allowed")
         held = (
             [piece.get("Sequence") for piece in pieces if isinstance(piece, dict)] if isinstance(pieces, list) else []
         )
