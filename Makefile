@@ -53,12 +53,14 @@ demo: $(VENV)/.installed
 
 # Each worker begins with a part of its own, so that those that compute run beside those that wait, and takes from the
 # others' ends: what a file makes for all its tests is made once. Of e2e, the longest file comes first. One file at a time
-# has the machine's shared memory to itself.
+# has the machine's shared memory to itself. What fails in one part keeps none of the others from being told.
 test test-all: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SHORT) tests/hostile tests/unit -n $(WORKERS) --dist worksteal
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SHORT) tests/e2e tests/integration tests/gpu \
-	  --ignore tests/integration/test_triton_process.py -n 3 --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest $(SHORT) tests/integration/test_triton_process.py
+	@failed=0; export OMP_NUM_THREADS=1; set -x; \
+	  $(BIN)/python -m pytest $(SHORT) tests/hostile tests/unit -n $(WORKERS) --dist worksteal || failed=1; \
+	  $(BIN)/python -m pytest $(SHORT) tests/e2e tests/integration tests/gpu \
+	    --ignore tests/integration/test_triton_process.py -n 3 --dist loadfile --no-loadscope-reorder || failed=1; \
+	  unset OMP_NUM_THREADS; \
+	  $(BIN)/python -m pytest $(SHORT) tests/integration/test_triton_process.py || failed=1; exit $$failed
 
 test: SHORT := --short
 
