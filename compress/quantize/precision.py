@@ -12,7 +12,7 @@ import onnx
 from compress.formats.onnx.scope import inner_nodes
 from compress.quantize.weights_onnx import RECURRENT
 
-__all__ = ["Precisions", "operators", "precisions"]
+__all__ = ["FOUR_BIT", "Precisions", "operators", "precisions"]
 
 INTEGER = (
     "ConvInteger",
@@ -24,6 +24,7 @@ INTEGER = (
     "DynamicQuantizeMatMul",
     "MatMulIntegerToFloat",
 )
+FOUR_BIT = ("MatMulNBits", "GatherBlockQuantized")
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
@@ -35,11 +36,13 @@ class Precisions:
         int8: how many in INT8, `weights_only` among them.
         floats: which in float, with the reason by name.
         weights_only: of those in INT8, recurrent ones whose activations are float.
+        int4: how many have 4-bit weights, tables among them.
     """
 
     int8: int
     floats: dict[str, str]
     weights_only: tuple[str, ...] = ()
+    int4: int = 0
 
 
 def precisions(path: Path, *, weights_only: bool = False, excluded: Collection[str] = ()) -> Precisions:
@@ -57,6 +60,7 @@ def precisions(path: Path, *, weights_only: bool = False, excluded: Collection[s
         if node.op_type == "Transpose" and node.input[0] in weights:
             weights.add(node.output[0])
             dequantized |= {node.output[0]} if node.input[0] in dequantized else set()
+    four = sum(node.op_type in FOUR_BIT for node in graph.node)
     eight = 0
     floats: dict[str, str] = {}
     recurrent: list[str] = []
@@ -77,7 +81,7 @@ def precisions(path: Path, *, weights_only: bool = False, excluded: Collection[s
             floats[name] = "left in float on purpose" if name in excluded else "recurrent layers stay in float"
     inside = [node for node in inner_nodes(graph) if node.op_type in (*LAYERS, *RECURRENT)]
     floats |= {node.name or node.output[0]: "inside a branch or a loop" for node in inside}
-    return Precisions(eight, floats, () if weights_only else tuple(recurrent))
+    return Precisions(eight, floats, () if weights_only else tuple(recurrent), four)
 
 
 def operators(path: Path) -> dict[str, int]:

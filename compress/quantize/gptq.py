@@ -1,0 +1,145 @@
+"""GPTQ: each weight is rounded knowing what the columns before it lost, by what the layer really reads.
+
+Frantar et al., GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers, ICLR 2023, section 3.
+Columns go in the order of how much they are read; a block's scale is fixed before ("static groups"), since what is
+stored has blocks of consecutive columns. Behind it, scales are fitted once more to the codes, by the same Gram matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from compress.quantize.blocks import LEVELS, SIZE, Array, Blocks, Steps, fitted, rounded
+
+__all__ = ["Chosen", "chosen", "lost"]
+
+DAMPING = 0.01  # of the mean of the diagonal
+HARDER = (1, 10, 100)  # times as much, where the matrix can't be factored
+TOGETHER = 128  # columns between two updates of all that follow
+PASSES = 2  # of GPTQ, the second with the scales that fitted the first one's codes
+CHUNK = 1 << 22  # numbers of a batch of small systems
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A matrix in 4 bits, and what its products lose on the data: squares, summed; by rounding to nearest, too."""
+
+    blocks: Blocks
+    lost: float
+    lost_rounded: float
+
+
+def lost(weights: Array, blocks: Blocks, gram: Array) -> Array:
+    """The squared error of each row's products, summed over the data that the Gram matrix [columns, columns] is of."""
+    error = (weights - blocks.restored()).astype(np.float64)
+    found: Array = np.maximum(((error @ gram) * error).sum(1), 0.0)
+    return found
+
+
+def chosen(weights: Array, gram: Array, *, symmetric: bool = False) -> Chosen:
+    """4-bit weights that lose least on the data, row by row the best of rounding and GPTQ: never worse than rounding.
+
+    Args:
+        weights: float32 [rows, columns].
+        gram: float64 [columns, columns], of what the layer reads.
+        symmetric: whether all zero-points are the middle.
+    """
+    best = rounded(weights, fitted(weights, symmetric=symmetric))
+    least = lost(weights, best, gram)
+    nearest = float(least.sum())
+    factor = _factor(gram)
+    if factor is None:
+        return Chosen(best, nearest, nearest)
+    steps = fitted(weights, np.diag(gram), symmetric=symmetric)
+    tries = [rounded(weights, steps)]
+    for _ in range(PASSES):
+        made = _compensated(weights, steps, *factor)
+        again = _refitted(weights, made, gram)
+        tries += [made, again]
+        steps = again.steps
+    for made in tries:
+        error = lost(weights, made, gram)
+        better = error < least
+        best, least = _taken(best, made, better), np.where(better, error, least)
+    return Chosen(best, float(least.sum()), nearest)
+
+
+def _taken(first: Blocks, second: Blocks, rows: Array) -> Blocks:
+    """The first one, with some rows of the second."""
+    at = rows[:, None]
+    steps = Steps(
+        np.where(at, second.steps.scale, first.steps.scale), np.where(at, second.steps.zero, first.steps.zero)
+    )
+    return Blocks(np.where(at, second.codes, first.codes), steps)
+
+
+def _factor(gram: Array) -> tuple[Array, Array] | None:
+    """The order of columns, and the upper Cholesky factor of the damped matrix's inverse; None where there is none."""
+    diagonal = np.diag(gram)
+    mean = float(diagonal.mean())
+    if not np.isfinite(gram).all() or mean <= 0:
+        return None
+    order = np.argsort(-diagonal, kind="stable")
+    turned = gram[np.ix_(order, order)]
+    for times in HARDER:
+        damped = turned + times * DAMPING * mean * np.eye(len(gram))
+        try:
+            upper = np.linalg.cholesky(np.linalg.inv(damped)).T
+        except np.linalg.LinAlgError:
+            continue
+        if np.isfinite(upper).all():
+            return order, upper
+    return None
+
+
+def _compensated(weights: Array, steps: Steps, order: Array, upper: Array) -> Blocks:
+    """Rounded column by column; what a column loses is made up for by those that follow."""
+    left = np.ascontiguousarray(weights.T[order])  # [columns, rows]
+    by = upper.astype(np.float32)
+    codes = np.empty(left.shape, np.uint8)
+    scales, zeros = np.ascontiguousarray(steps.scale.T), np.ascontiguousarray(steps.zero.T).astype(np.float32)
+    for start in range(0, len(left), TOGETHER):
+        end = min(start + TOGETHER, len(left))
+        errors = np.empty((end - start, left.shape[1]), np.float32)
+        for at in range(start, end):
+            block = order[at] // SIZE
+            scale, zero = scales[block], zeros[block]
+            code = np.clip(np.rint(left[at] / scale) + zero, 0, LEVELS)
+            codes[order[at]] = code
+            errors[at - start] = (left[at] - (code - zero) * scale) / by[at, at]
+            left[at + 1 : end] -= by[at, at + 1 : end, None] * errors[at - start]
+        left[end:] -= by[start:end, end:].T @ errors
+    return Blocks(np.ascontiguousarray(codes.T), steps)
+
+
+def _refitted(weights: Array, blocks: Blocks, gram: Array) -> Blocks:
+    """The same codes with the scales that lose least by the Gram matrix; a row's stay where they can't be told."""
+    rows, count = blocks.steps.scale.shape
+    columns = weights.shape[1]
+    lacking = count * SIZE - columns
+    wide = np.pad(gram, ((0, lacking), (0, lacking)))
+    scale = blocks.steps.scale.copy()
+    step = max(1, CHUNK // max(count * count, count * SIZE))
+    for at in range(0, rows, step):
+        some = slice(at, at + step)
+        zero = np.repeat(blocks.steps.zero[some], SIZE, 1)[:, :columns].astype(np.float64)
+        codes = np.pad(blocks.codes[some] - zero, ((0, 0), (0, lacking)))
+        w = np.pad(weights[some].astype(np.float64), ((0, 0), (0, lacking)))
+        read = w @ wide
+        matrix = np.empty((len(codes), count, count))
+        for block in range(count):
+            own = slice(block * SIZE, (block + 1) * SIZE)
+            matrix[:, block] = ((codes[:, own] @ wide[own]) * codes).reshape(len(codes), count, SIZE).sum(-1)
+        told = (read * codes).reshape(len(codes), count, SIZE).sum(-1)
+        size = np.einsum("rbb->rb", matrix).mean(1)
+        matrix += (1e-6 * size + 1e-30)[:, None, None] * np.eye(count)
+        told += (1e-6 * size + 1e-30)[:, None] * scale[some]
+        try:
+            found = np.linalg.solve(matrix, told[..., None])[..., 0].astype(np.float32)
+        except np.linalg.LinAlgError:
+            continue
+        there = np.isfinite(found).all(1) & (found > 0).all(1)
+        scale[some] = np.where(there[:, None], found, scale[some])
+    return Blocks(blocks.codes, Steps(scale, blocks.steps.zero))
