@@ -36,6 +36,7 @@ from compress.quantize.attends import attends
 from compress.quantize.half.half_onnx import HalfOnnx
 from compress.quantize.qat.train_quantized import TrainQuantized, shorter
 from compress.quantize.quantize_faster import QuantizeFaster
+from compress.quantize.quantize_int4 import QuantizeInt4
 from compress.quantize.quantize_onnx import QuantizeOnnx
 from compress.quantize.quantize_within import QuantizeWithin
 from compress.quantize.smooth_onnx import SmoothOnnx
@@ -215,7 +216,9 @@ def _pruning(
 
 
 def _whole(stage: Stage) -> Stage:
-    """A stage that chooses what to quantize, as one that takes all."""
+    """A stage that chooses what to quantize, as one that takes all, and one that chooses how, as one that rounds."""
+    if isinstance(stage, QuantizeInt4):
+        return dataclasses.replace(stage, calibration=None)
     return stage.quantize if isinstance(stage, QuantizeWithin | QuantizeFaster) else stage
 
 
@@ -285,6 +288,8 @@ def _precision(
             stages.append(QuantizeFaster(quantize, options.threads))
         else:
             stages.append(quantize)
+    if options.int4 is not None:
+        stages.append(QuantizeInt4(calibration, options.keep_float))
     if options.precision != "fp32":
         stages.append(HalfOnnx(options.precision, calibration, target=options.target))
     return stages

@@ -22,6 +22,7 @@ from compress.jobs.recipe import find_data
 from compress.model import Arrays, Model, OnnxModel, sample_inputs
 from compress.model.inputs import example_inputs
 from compress.options import ExportOptions
+from compress.quantize.precision import FOUR_BIT
 from compress.report.findings import telling
 from compress.runtime.backends import Backend, open_model
 from compress.runtime.backends.onnxrt import is_emulated, is_half
@@ -34,7 +35,7 @@ __all__ = ["beside", "chosen", "refuse_missing", "served"]
 
 COMPARED = 256  # samples, whose outputs on both runtimes are held against each other
 BATCHED_SECONDS = 15.0  # that timing both runtimes at a larger batch may take
-QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", *FOUR_BIT)
 _Value = TypeVar("_Value")
 
 

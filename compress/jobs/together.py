@@ -34,9 +34,9 @@ def refuse_together(options: ExportOptions, *, judged: bool) -> None:
         (len(given) > 1, "can't prune to two goals", " and ".join(given) + " are given", "leave one of them"),
         (
             options.calibration is not None
-            and not (static or options.smooth or options.precision != "fp32" or repairs(options)),
+            and not (static or options.int4 or options.smooth or options.precision != "fp32" or repairs(options)),
             "calibration data is given, but nothing to calibrate",
-            "only static INT8, QAT, smoothing, half precision and the repair after pruning look at calibration data",
+            "only static INT8, QAT, smoothing, half precision, 4-bit weights and the repair after pruning look at it",
             "add --int8 static or --prune 0.5, or leave --calibration out",
         ),
         (
@@ -68,6 +68,24 @@ def refuse_together(options: ExportOptions, *, judged: bool) -> None:
             "can't train with fake quantization",
             "there is no training data",
             "add --finetune train.npz, or ask for --int8 static",
+        ),
+        (
+            options.int4 is not None and options.int8 is not None,
+            "can't make weights 8-bit and 4-bit",
+            "--int8 and --int4 are both given",
+            "leave one of them: --int8 for speed, --int4 for the smallest file",
+        ),
+        (
+            options.int4 is not None and options.target != "cpu",
+            f"can't make 4-bit weights for {options.target}",
+            "they are operators of ONNX Runtime's own: TensorRT does not read them, and on a GPU they were never run",
+            "leave --target or --int4 out",
+        ),
+        (
+            options.int4 is not None and options.precision != "fp32",
+            f"can't make 4-bit weights and {options.precision.upper()} of one model",
+            "what is beside 4-bit weights is computed in FP32 on a CPU",
+            "leave --precision or --int4 out",
         ),
         (
             options.int8 == "auto" and options.target != "cpu",

@@ -95,7 +95,8 @@ class CompressOptions(TrainingOptions, SourceOptions):
     """Inputs and labels to judge each stage by; apart from training and calibration data."""
 
     calibration: Annotated[str | None, Parameter(group=DATA)] = None
-    """Typical inputs, for the ranges of activations (about 100) and the repair after pruning (some hundreds)."""
+    """Typical inputs, for the ranges of activations (about 100), the repair after pruning and 4-bit weights (some
+    hundreds)."""
 
     finetune: Annotated[str | None, Parameter(group=DATA)] = None
     """Training data for the recovery, with labels or without."""
@@ -230,6 +231,10 @@ class ExportOptions(CompressOptions, EngineOptions):
     """8-bit weights and activations; static and qat need --calibration, qat needs --finetune; weights: only these.
     auto: static with --calibration, else dynamic, and only for what measures faster here with it."""
 
+    int4: Annotated[Literal["weights"] | None, Parameter(group=_INT8)] = None
+    """4-bit weights of layers and embedding tables, for the size of the file, not for speed; with --calibration chosen
+    by what the layers read (GPTQ), else rounded."""
+
     calibrator: Annotated[Calibrator, Parameter(group=_INT8)] = "minmax"
     """How the range of each activation follows from the calibration data."""
 
@@ -240,7 +245,7 @@ class ExportOptions(CompressOptions, EngineOptions):
     """Largest loss in points of the metric: layers are put back to float until INT8 is inside; missed: exit code 3."""
 
     precision: Annotated[Literal["fp32", "fp16", "bf16"], Parameter(group=_INT8)] = "fp32"
-    """Of what is not INT8; layers that would overflow stay in FP32."""
+    """Of what is not quantized; layers that would overflow stay in FP32."""
 
 
 @Parameter(name="*")

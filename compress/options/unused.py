@@ -61,7 +61,11 @@ RULES: dict[type, tuple[Rule, ...]] = {
         *SHARED,
         *TRAINING,
         (("calibrator",), is_static, "only static INT8 and QAT have ranges to choose"),
-        (("keep_float",), lambda o: o.int8 is not None, "nothing is quantized without --int8"),
+        (
+            ("keep_float",),
+            lambda o: o.int8 is not None or o.int4 is not None,
+            "nothing is quantized without --int8 or --int4",
+        ),
         (("budget_by",), lambda o: o.max_drop is not None, "there is no --max-drop to hold anything against"),
         # --dims sets the sizes that everything is measured at, too.
         (

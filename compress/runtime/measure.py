@@ -114,7 +114,25 @@ def onnx_params(path: Path) -> int:
         name for node in graph.node if node.op_type == "Mul" and ranged & {*node.input} for name in node.input
     }
     inside = [t for body in inner_bodies(graph) for t in body.initializer]
-    return sum(int(np.prod(t.dims)) for t in (*graph.initializer, *inside) if t.name not in not_weights)
+    found = {t.name: int(np.prod(t.dims)) for t in graph.initializer if t.name not in not_weights}
+    found |= _few_bits(graph)
+    return sum(found.values()) + sum(int(np.prod(t.dims)) for t in inside if t.name not in not_weights)
+
+
+def _few_bits(graph: onnx.GraphProto) -> dict[str, int]:
+    """How many weights stand in the bytes of each initializer that ONNX Runtime's operators of few bits read."""
+    sizes = {t.name: math.prod(t.dims) for t in graph.initializer}
+    moved = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Reshape"}
+    found: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type in _FEW_BITS:
+            told = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            name = node.input[_FEW_BITS[node.op_type]]
+            name = moved.get(name, name)
+            if name in sizes:
+                whole = sizes[name] * 8 // told.get("bits", 4)
+                found[name] = told["K"] * told["N"] if {"K", "N"} <= told.keys() else found.get(name, whole)
+    return found
 
 
 def onnx_layer_bytes(path: Path) -> dict[str, int]:
@@ -122,11 +140,12 @@ def onnx_layer_bytes(path: Path) -> dict[str, int]:
     graph = counted_graph(path).graph
     sizes = {t.name: math.prod(t.dims) * _BITS.get(t.data_type, 32) // 8 for t in graph.initializer}
     for node in graph.node:
-        if node.op_type in ("DequantizeLinear", "Transpose") and node.input[0] in sizes:  # turned: two layers share it
+        # Turned, or as a table's rows: two layers share it.
+        if node.op_type in ("DequantizeLinear", "Transpose", "Reshape") and node.input[0] in sizes:
             sizes[node.output[0]] = sizes[node.input[0]]
     found: dict[str, int] = {}
     for node in graph.node:
-        at = 0 if node.op_type == "Gather" else 3 if node.op_type in _QUANTIZED else 1
+        at = 0 if node.op_type in ("Gather", "GatherBlockQuantized") else 3 if node.op_type in _QUANTIZED else 1
         if node.op_type in _WEIGHTED and len(node.input) > at and node.input[at] in sizes:
             found[node.name.removesuffix("_quant").removesuffix("_rows")] = sizes[node.input[at]]
     return found
@@ -140,14 +159,16 @@ _BITS = {
 }
 _WEIGHTED = (
     "Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul", "QGemm",
-    "Gather",
+    "Gather", "MatMulNBits", "GatherBlockQuantized",
 )  # fmt: skip
+_FEW_BITS = {"MatMulNBits": 1, "GatherBlockQuantized": 0}  # where their weights stand
 _QDQ = ("QuantizeLinear", "DequantizeLinear")
 _AFTER = {"MatMulInteger": 2, "ConvInteger": 2, "DynamicQuantizeLSTM": 8}  # where zero-points and scales begin
 # Where scales and zero-points of other tools' operators stand; those of the weights come before a bias, if at all.
 _RANGES = {
     "QLinearConv": (1, 2, 4, 5, 6, 7), "QLinearMatMul": (1, 2, 4, 5, 6, 7), "QGemm": (1, 2, 4, 5, 7, 8),
     "DynamicQuantizeMatMul": (2, 3), "MatMulIntegerToFloat": (2, 3, 4, 5),
+    "MatMulNBits": (2, 3, 4), "GatherBlockQuantized": (2, 3),
 }  # fmt: skip
 _SHAPED = ("Reshape", "Expand", "Slice", "ReduceMean", "ReduceSum", "Unsqueeze", "Squeeze", "Pad", "Resize", "Tile")
 
@@ -156,7 +177,7 @@ _RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM")
 _QUANTIZED = ("QLinearConv", "QLinearMatMul", "QGemm")  # their operands are inputs 0 and 3
 _MULTIPLYING = (
     "Conv", "ConvTranspose", "ConvInteger", "Gemm", "MatMul", "MatMulInteger", "DynamicQuantizeMatMul",
-    "MatMulIntegerToFloat", "Einsum", *_QUANTIZED, *_RECURRENT,
+    "MatMulIntegerToFloat", "MatMulNBits", "Einsum", *_QUANTIZED, *_RECURRENT,
 )  # fmt: skip
 
 

@@ -19,6 +19,10 @@ from compress.tensorrt.view import HALVES, Layer, View, name_of
 
 __all__ = ["lint_cpu"]
 
+FOUR_BIT = {
+    "MatMulNBits": "ONNX Runtime 1.17, in Triton 24.03",
+    "GatherBlockQuantized": "ONNX Runtime 1.23, in Triton 25.09",
+}  # the first that runs them, as they are written here
 INTEGER = ("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul")
 KNOWN = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")  # domains whose operators ONNX Runtime has
 BLOCK = 8  # channels that a vector unit takes at a time, at the least
@@ -43,6 +47,8 @@ def _layer(node: NodeProto, view: View) -> Layer:
     gives = view.kind(node.output[0]) if node.output else "?"
     if node.op_type in INTEGER or (node.op_type in WEIGHTED and view.in_int8(node)):
         return Layer(name_of(node), node.op_type, "INT8", gives, "8-bit inputs and weights")
+    if node.op_type in FOUR_BIT:
+        return Layer(name_of(node), node.op_type, "INT4", gives, "4-bit weights, computed in float")
     return Layer(name_of(node), node.op_type, gives, gives, "")
 
 
@@ -78,6 +84,13 @@ def _whole(layers: Sequence[Layer], view: View) -> Iterator[Finding]:
             "note", "", f"channels of {counted(len(odd), 'convolutions')} are no multiple of {BLOCK}: the rest is done "
             f"the slow way: {', '.join(odd[:3])}{', …' if len(odd) > 3 else ''}",
             f"where they were pruned: --round-to {BLOCK}",
+        )  # fmt: skip
+    few = [layer for layer in layers if layer.kind in FOUR_BIT]
+    if few:
+        kind = max((layer.kind for layer in few), key=lambda kind: (kind == "GatherBlockQuantized", kind))
+        yield Finding(
+            "note", "", f"{counted(len(few), 'layers')} with 4-bit weights, which gain size, not time: {kind} needs "
+            f"{FOUR_BIT[kind]}", "take --int8 where time counts; update what is older",
         )  # fmt: skip
     if any(node.op_type == "DynamicQuantizeLinear" for node in view.nodes):
         yield Finding(
