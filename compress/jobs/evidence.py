@@ -19,6 +19,7 @@ from compress.formats.hub.folder import is_hub_folder
 from compress.formats.onnx.load import is_onnx
 from compress.jobs.blamed import blamed
 from compress.jobs.examine import roofline_of
+from compress.jobs.few_bits import few_bits_told
 from compress.jobs.original import Original
 from compress.jobs.profiled import profiles_told
 from compress.jobs.prove import measure, rows_of
@@ -94,6 +95,7 @@ def report_of(
             *_uncounted_told(baseline),
             *_runtime_told(choice),
             *findings(reports, options.confidence),
+            *few_bits_told(rows, found.latency.found, options.threads),
             *blame,
             *profiles_told(stages),
         ),

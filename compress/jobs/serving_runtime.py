@@ -31,7 +31,7 @@ from compress.runtime.latency import FEWEST, Latency, Ratio, latency, ratio
 from compress.runtime.machine import fast_bfloat16
 from compress.runtime.measure import cores
 
-__all__ = ["beside", "chosen", "refuse_missing", "served"]
+__all__ = ["at_batch", "beside", "chosen", "refuse_missing", "served"]
 
 COMPARED = 256  # samples, whose outputs on both runtimes are held against each other
 BATCHED_SECONDS = 15.0  # that timing both runtimes at a larger batch may take
@@ -122,7 +122,7 @@ def chosen(
     speedup = _ratio(timed)
     batched = None
     if speedup is not None and options.runtime == "auto":
-        batched = _batched({last: rows[last], other: others[other]}, timed, options.threads)
+        batched = at_batch({last: rows[last], other: others[other]}, timed, options.threads)
     (call,) = batches_of(rows[last].signature, (1,))
     at = f"at batch {call} with {counted(options.threads, 'threads')}"
     keeps = (True, True)
@@ -150,11 +150,11 @@ def _ratio(timed: Mapping[str, Latency]) -> Ratio | None:
     return ratio(*(each.rounds_ms for each in timed.values())) if len(timed) == 2 else None
 
 
-def _batched(models: Mapping[str, Model], timed: Mapping[str, Latency], threads: int) -> Ratio | None:
-    """How both compare at a larger batch, timed in turns; None where the batch is fixed, or that would take long.
+def at_batch(models: Mapping[str, Model], timed: Mapping[str, Latency], threads: int) -> Ratio | None:
+    """How two files compare at a larger batch, timed in turns; None where the batch is fixed, or that would take long.
 
     Args:
-        models: the file on ONNX Runtime and on OpenVINO.
+        models: by name; the first is what the second is held against.
         timed: both at batch 1.
         threads: of each.
     """

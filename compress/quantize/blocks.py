@@ -45,7 +45,8 @@ class Blocks:
         """The float32 weights [rows, columns] that it stands for."""
         columns = self.codes.shape[1]
         scale, zero = (np.repeat(part, SIZE, 1)[:, :columns] for part in (self.steps.scale, self.steps.zero))
-        return (self.codes.astype(np.float32) - zero) * scale
+        weights: Array = (self.codes.astype(np.float32) - zero) * scale
+        return weights
 
 
 def fitted(weights: Array, importance: Array | None = None, *, symmetric: bool = False) -> Steps:
@@ -75,7 +76,8 @@ def _fitted(weights: Array, importance: Array | None, *, symmetric: bool) -> Ste
     for share in SHARES:
         wide = (high - low) * np.float32(share) / (LEVELS + symmetric)
         wide = np.where(wide > 0, wide, np.float32(1))
-        middle = np.full(low.shape, MIDDLE) if symmetric else np.clip(np.rint(-low * np.float32(share) / wide), 0, LEVELS)
+        below = np.clip(np.rint(-low * np.float32(share) / wide), 0, LEVELS)
+        middle = np.full_like(below, MIDDLE) if symmetric else below
         codes = np.clip(np.rint(w / wide[..., None]) + middle[..., None], 0, LEVELS) - middle[..., None]
         codes = codes.astype(np.float32)
         weighed = felt * codes

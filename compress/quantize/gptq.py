@@ -140,6 +140,6 @@ def _refitted(weights: Array, blocks: Blocks, gram: Array) -> Blocks:
             found = np.linalg.solve(matrix, told[..., None])[..., 0].astype(np.float32)
         except np.linalg.LinAlgError:
             continue
-        there = np.isfinite(found).all(1) & (found > 0).all(1)
-        scale[some] = np.where(there[:, None], found, scale[some])
+        there = (np.isfinite(found) & (found > 0)).all(axis=1, keepdims=True)
+        scale[some] = np.where(there, found, scale[some])
     return Blocks(blocks.codes, Steps(scale, blocks.steps.zero))

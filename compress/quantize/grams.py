@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,29 +106,28 @@ def _add(total: Array, rows: Array) -> None:
 def _beyond(graph: onnx.GraphProto, name: str, found: Mapping[str, Array], samples: tuple[int, int]) -> StageError:
     if not np.isfinite(found[name]).all():
         return no_numbers(graph, name, found, samples, shown=False)
+    most, (first, last) = np.abs(found[name]).max(), samples
     return StageError(
         "calibration gives values that are too large to be squared",
-        why=f"the tensor {name!r} reaches {np.abs(found[name]).max():.3g} for a sample from {samples[0]} to {samples[1]}",
+        why=f"the tensor {name!r} reaches {most:.3g} for a sample from {first} to {last}",
         mend="drop samples that none like them is ever served; or leave --calibration out, and weights are rounded",
     )
 
 
 def _rows(values: Array, width: int, inputs: Arrays, mask: str | None) -> Array:
     """[rows, width], without those of padding."""
-    if mask is not None:
-        told = inputs[mask].astype(bool)
-        if values.ndim == 3 and values.shape[:2] == told.shape:
-            return values[told]
-        if values.ndim == 2 and len(values) == told.size > len(told):  # tokens of all samples, one after the other
-            return values[told.reshape(-1)]
-    return values.reshape(-1, width)
+    rows = values.reshape(-1, width)
+    if mask is None:
+        return rows
+    told = inputs[mask].astype(bool)
+    by_token = values.ndim == 3 and values.shape[:2] == told.shape
+    in_a_row = values.ndim == 2 and len(values) == told.size > len(told)  # the tokens of all samples
+    return np.ascontiguousarray(rows[told.reshape(-1)] if by_token or in_a_row else rows)
 
 
 def _mask(data: Dataset) -> str | None:
     """The input that says which tokens count: its name says so, and it holds ones and zeros."""
-    few: Sequence[int] | Array = np.arange(min(len(data), FEW))
-    for name, array in data.inputs.items():
-        if "mask" in name and len(array.shape) == 2 and np.dtype(array.dtype).kind in "iub":
-            if np.isin(data.take(np.asarray(few))[0][name], (0, 1)).all():
-                return name
-    return None
+    named = [name for name, array in data.inputs.items() if "mask" in name and len(array.shape) == 2]
+    whole = [name for name in named if np.dtype(data.inputs[name].dtype).kind in "iub"]
+    few = data.take(np.arange(min(len(data), FEW)))[0] if whole else {}
+    return next((name for name in whole if np.isin(few[name], (0, 1)).all()), None)

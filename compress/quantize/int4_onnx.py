@@ -1,7 +1,7 @@
 """4-bit weights in an ONNX graph, by two of ONNX Runtime's operators: MatMulNBits and GatherBlockQuantized.
 
-Both take a matrix as rows of blocks: of a layer a row is an output, of a table an entry. So the two forms of one matrix,
-a table and the layer that multiplies by its transpose, are the same numbers, and stored once.
+Both take a matrix as rows of blocks: of a layer a row is an output, of a table an entry. So a table and the layer that
+multiplies by its transpose read the same numbers, stored once.
 """
 
 from __future__ import annotations

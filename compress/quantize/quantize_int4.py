@@ -135,7 +135,7 @@ class QuantizeInt4:
         elif gain is None:
             did += "rounded to nearest: no layer's products tell more"
         else:
-            did += f"GPTQ by {counted(len(self.calibration), 'samples')}, {gain:.0%} of the error of rounding to nearest"
+            did += f"GPTQ by {counted(len(self.calibration), 'samples')}, {gain:.0%} of the error of plain rounding"
         progress(1, 1, f"{counted(layers.int4, 'layers')} in INT4")
         return Given(
             OnnxModel(path, model.signature),

@@ -74,8 +74,9 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
         found.append(Note(f"Pruned but not trained since: --finetune {recovers}."))
     if onnx.size_bytes and last.size_bytes and last.size_bytes > onnx.size_bytes:
         grown = f"The file has grown, from {onnx.size_bytes:,} to {last.size_bytes:,} bytes"
-        scales = ": in so small a model, scales and Q/DQ nodes outweigh what 8-bit weights save"
-        quantized = any(row.stage.startswith("quantize") and row.details.get("layers", {}).get("int8") for row in rows)
+        scales = ": in so small a model, scales and further nodes outweigh what weights of few bits save"
+        layers = [row.details.get("layers", {}) for row in rows if row.stage.startswith("quantize")]
+        quantized = any(each.get("int8") or each.get("int4") for each in layers)
         found.append(f"{grown}{scales if quantized and not engine else ''}.")
     if last.drop is not None and original.value is not None and last.value is not None and telling(last, original):
         went = "rose" if last.value > original.value else "fell"

@@ -41,18 +41,22 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u206
 _NUMBERS = {"int": 0, "f8": 1, "f4": 5}
 _WIDTHS = {1: 8, 5: 4}
 Fields = dict[int, list[Any]]
+Calls = frozenset[tuple[str, str]]
 
 
 class OnnxFileError(ValueError):
     """An ONNX file that is damaged, or reaches beyond itself; says what."""
 
 
-def vet_onnx(path: Path, *, runs: bool = True) -> None:
+def vet_onnx(path: Path, *, runs: bool = True) -> Calls:
     """Look through a file.
 
     Args:
         path: of the file; weights outside of it are looked for in its folder.
         runs: refuse operators that no library here has; what only reads the graph can take them.
+
+    Returns:
+        Domain and name of each operator that it calls.
 
     Raises:
         OnnxFileError: it is no ONNX file, is damaged, or reaches beyond itself.
@@ -61,7 +65,7 @@ def vet_onnx(path: Path, *, runs: bool = True) -> None:
         with path.open("rb") as file:
             check_size(path.stat().st_size)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held, memoryview(held) as data:
-                vet_onnx_bytes(data, path.parent, runs=runs)
+                return vet_onnx_bytes(data, path.parent, runs=runs)
     except OSError as err:
         raise OnnxFileError(f"it can't be read: {err.strerror or err}") from err
 
@@ -78,8 +82,8 @@ def check_size(size: int) -> None:
         raise OnnxFileError(f"it has {size:,} bytes: more than the 2 GiB that Protobuf can hold")
 
 
-def vet_onnx_bytes(data: bytes | memoryview, folder: Path, *, runs: bool = True) -> None:
-    """Look through the bytes of a file that stands in a folder.
+def vet_onnx_bytes(data: bytes | memoryview, folder: Path, *, runs: bool = True) -> Calls:
+    """Look through the bytes of a file that stands in a folder; gives the operators that it calls.
 
     Raises:
         OnnxFileError: as for a file.
@@ -91,7 +95,7 @@ def vet_onnx_bytes(data: bytes | memoryview, folder: Path, *, runs: bool = True)
         found = scan.message("Model", 0, len(scan.data), 0, 0)
         if 7 not in found:
             raise OnnxFileError("it holds no graph")
-        scan.operators(runs=runs)
+        return scan.operators(runs=runs)
     finally:
         scan.data.release()
 
@@ -181,8 +185,8 @@ class _Scan:
             self.calls = outer
         return found
 
-    def operators(self, *, runs: bool) -> None:
-        """Check that all that is called is known, and that calls of functions end."""
+    def operators(self, *, runs: bool) -> Calls:
+        """Check that all that is called is known, and that calls of functions end; gives what is called."""
         sizes: dict[tuple[str, str], int] = {}
         for function in self.functions:
             self._inlined(function, sizes, ())
@@ -191,11 +195,13 @@ class _Scan:
             total += sizes.get(call, 1)
             if total > MAX_INLINED:
                 raise OnnxFileError(f"its functions make more than {MAX_INLINED:,} nodes")
-        for domain, name in {*self.calls, *(call for calls in self.functions.values() for call in calls)}:
+        called = frozenset((*self.calls, *(call for calls in self.functions.values() for call in calls)))
+        for domain, name in called:
             if name in _LOADING:
                 raise OnnxFileError(f"it calls {name}, which loads what another program has compiled")
             if runs and domain not in _STANDARD and (domain, name) not in self.functions:
                 raise OnnxFileError(f"it calls {name!r} of {domain!r}, which a library would have to bring")
+        return called
 
     def _inlined(self, name: tuple[str, str], sizes: dict[tuple[str, str], int], within: tuple[Any, ...]) -> int:
         if name in within or len(within) > MAX_DEPTH:

@@ -31,6 +31,7 @@ from serve.lint.finding import Finding, Findings, error, shown, unreadable, warn
 from serve.lint.hook_rules import hook_rules
 from serve.lint.model import Model, read
 from serve.lint.openvino_rules import openvino_place_rules, openvino_rules
+from serve.lint.operator_rules import operator_rules
 from serve.lint.packed_rules import packed_rules
 from serve.lint.plan_rules import Version, plan_rules
 from serve.lint.python_rules import python_rules
@@ -128,6 +129,7 @@ def lint(
         found += advice.batch_advice(model, files)
         if files is not None:
             found += untold(model, onnx_rules(model, files))
+            found += untold(model, operator_rules(model, files, container=container))
     found += _of_plans(models, tensorrt)
     if container:
         found += [finding for model in models.values() for finding in advice.open_threads(model)]

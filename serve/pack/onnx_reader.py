@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,12 @@ class OnnxTensor:
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """What a file holds, or why ONNX Runtime refuses it."""
+    """What a file holds, or why ONNX Runtime refuses it; `operators` are the domain and name of each that it calls."""
 
     inputs: tuple[OnnxTensor, ...] = ()
     outputs: tuple[OnnxTensor, ...] = ()
     error: str = ""
+    operators: frozenset[tuple[str, str]] = frozenset()
 
 
 def read_onnx(paths: Sequence[Path]) -> dict[Path, OnnxFile] | None:
@@ -60,10 +61,11 @@ def read_onnx(paths: Sequence[Path]) -> dict[Path, OnnxFile] | None:
     Only files that reach nowhere beyond themselves are given to it.
     """
     found: dict[Path, OnnxFile] = {}
+    called: dict[Path, frozenset[tuple[str, str]]] = {}
     for path in paths:
         try:
             if path.exists():
-                vet_onnx(path)
+                called[path] = vet_onnx(path)
         except OnnxFileError as err:
             found[path] = OnnxFile(error=str(err))
     left = [path for path in paths if path not in found]
@@ -77,7 +79,7 @@ def read_onnx(paths: Sequence[Path]) -> dict[Path, OnnxFile] | None:
             blamed = next((path for path in left if path not in found), None)
             found |= {} if blamed is None else {blamed: OnnxFile(error=failed)}
         left = [path for path in left if path not in found]
-    return found
+    return {path: replace(held, operators=called.get(path, frozenset())) for path, held in found.items()}
 
 
 def _asked(paths: Sequence[Path]) -> tuple[list[str] | None, str]:

@@ -60,7 +60,7 @@ BASE = [row("original", 5.0, value=0.9), row("original_onnx", 2.0, value=0.9)]
         ([row("fold_onnx", 1.0), row("half_onnx", 1.0, size_bytes=1006)], "from 1,000 to 1,006 bytes."),
         (
             [row("fold_onnx", 1.0), row("quantize_onnx", 0.5, size_bytes=1006, layers={"int8": 3})],
-            "scales and Q/DQ nodes outweigh",
+            "scales and further nodes outweigh",
         ),
         (
             [row("repair_channels", layers=4), row("quantize_onnx", 0.5, size_bytes=1006, layers={"int8": 0})],

@@ -1,0 +1,46 @@
+"""What 4-bit weights cost in time, in the report's words: they are for size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compress.console.wording import Note
+from compress.evaluate.runtime_choice import BATCHED
+from compress.jobs.serving_runtime import at_batch
+from compress.model import Model
+from compress.runtime.latency import Latency, Ratio, ratio
+
+__all__ = ["few_bits_told"]
+
+
+def few_bits_told(rows: Mapping[str, Model], timed: Mapping[str, Latency], threads: int) -> tuple[Note, ...]:
+    """How long the file with 4-bit weights takes beside the float file before it, at batch 1 and at a larger one.
+
+    Args:
+        rows: models by row.
+        timed: at batch 1, by row.
+        threads: of each.
+    """
+    both = {name: timed[name] for name in ("fold_onnx", "quantize_int4") if name in timed and name in rows}
+    if len(both) < 2:
+        return ()
+    found = {1: ratio(*(each.rounds_ms for each in both.values()))}
+    found[BATCHED] = at_batch({name: rows[name] for name in both}, both, threads)
+    told = [f"{_longer(each)} at batch {batch}" for batch, each in found.items() if each is not None]
+    if not told:
+        return ()
+    return (
+        Note(
+            f"4-bit weights gain size, not time: on this machine they take {', '.join(told)}, beside the float file "
+            "before them. For time, ask for --int8."
+        ),
+    )
+
+
+def _longer(speed: Ratio) -> str:
+    """The time that it takes, as a multiple."""
+    told = f"{1 / speed.value:.2f} times as long"
+    if speed.low is None or speed.high is None:
+        return told
+    noise = "" if speed.faster or speed.slower else ", within noise"
+    return f"{told} ({1 / speed.high:.2f} to {1 / speed.low:.2f}{noise})"

@@ -1,0 +1,41 @@
+"""Operators that not every Triton's ONNX Runtime has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from serve.lint.file_rules import onnx_files
+from serve.lint.finding import Findings, warning
+from serve.lint.model import Model
+from serve.pack.onnx_reader import OnnxFile
+
+__all__ = ["operator_rules"]
+
+SINCE = {
+    ("com.microsoft", "MatMulNBits"): ("layers with 4-bit weights", "1.17", "24.03"),
+    ("com.microsoft", "GatherBlockQuantized"): ("tables with 4-bit weights", "1.23", "25.09"),
+}
+"""What it is, the ONNX Runtime that has it as `compress export --int4` writes it, and the Triton that has that; the
+newest last. build.py of triton-inference-server/server tells which has which."""
+
+
+def operator_rules(model: Model, files: Mapping[Path, OnnxFile], *, container: bool) -> Findings:
+    """What a Triton elsewhere may be too old for. The embedded one opens the file here, and says so itself.
+
+    Args:
+        model: any.
+        files: what `read_onnx` found.
+        container: it is for a Triton elsewhere.
+    """
+    if not container or model.backend != "onnxruntime":
+        return
+    for path in onnx_files(model):
+        needed = [since for operator, since in SINCE.items() if operator in files[path].operators]
+        if needed:
+            what, runtime, triton = needed[-1]
+            yield warning(
+                model.name,
+                f"{path.parent.name}/{path.name} has {what}, which ONNX Runtime reads since {runtime}",
+                f"serve it by Triton {triton} or newer",
+            )
