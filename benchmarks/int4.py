@@ -27,8 +27,8 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
     DefaultWeightOnlyQuantConfig,
     HQQWeightOnlyQuantConfig,
     MatMulNBitsQuantizer,
+    WeightOnlyQuantConfig,
 )
-from onnxruntime.quantization.quant_utils import QuantFormat
 from rich.console import Console
 from rich.table import Table
 
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--skip-time", action="store_true")
     arguments = parser.parse_args()
+    logging.disable(logging.WARNING)  # ONNX Runtime's quantizer tells of each node
     original = compress.load(arguments.folder / "model.pt")
     calibration, data = (
         Dataset.open(str(arguments.folder / f"{name}.npz"), original.signature) for name in ("calibration", "eval")
@@ -109,24 +110,30 @@ def made(original: TorchModel, calibration: Dataset, folder: Path) -> dict[str, 
     for number, (kind, stage) in enumerate(stages.items()):
         (folder / str(number)).mkdir()
         files[kind] = stage.run(given, folder / str(number), _quiet).model.path
-    logging.disable(logging.CRITICAL)  # the quantizer tells of each node
-    for kind, config in (
-        ("ONNX Runtime INT4", DefaultWeightOnlyQuantConfig(32, is_symmetric=False, **_both(32))),
-        ("ONNX Runtime INT4, HQQ", HQQWeightOnlyQuantConfig(32, **_both(32))),
-    ):
-        quantizer = MatMulNBitsQuantizer(
-            onnx.load(given.path), 32, is_symmetric=False, accuracy_level=0, algo_config=config
-        )
-        quantizer.process()
+    files["INT4, GPTQ, activations in 8 bits"] = folder / "eight.onnx"
+    onnx.save(in_eight_bits(onnx.load(files["INT4, GPTQ"])), folder / "eight.onnx")
+    tables = DefaultWeightOnlyQuantConfig(32, op_types_to_quantize=("Gather",), quant_axes=(("Gather", 1),))
+    peers: dict[str, tuple[WeightOnlyQuantConfig, ...]] = {
+        "ONNX Runtime INT4": (DefaultWeightOnlyQuantConfig(32, op_types_to_quantize=("MatMul",)), tables),
+        "ONNX Runtime INT4, HQQ": (HQQWeightOnlyQuantConfig(32, op_types_to_quantize=("MatMul",)), tables),
+    }
+    for kind, configs in peers.items():
+        model = onnx.load(given.path)
+        for config in configs:  # HQQ takes no tables
+            quantizer = MatMulNBitsQuantizer(model, algo_config=config)
+            quantizer.process()
+            model = quantizer.model.model
         files[kind] = folder / f"{len(files)}.onnx"
-        quantizer.model.save_model_to_file(str(files[kind]))
+        onnx.save(model, files[kind])
     return files
 
 
-def _both(_block: int) -> dict[str, Any]:
-    """Tables, too."""
-    return {"op_types_to_quantize": ("MatMul", "Gather"), "quant_axes": (("MatMul", 0), ("Gather", 1)),
-            "quant_format": QuantFormat.QOperator}  # fmt: skip
+def in_eight_bits(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same, its products of 8-bit activations, as ONNX Runtime's operator can."""
+    for node in model.graph.node:
+        if node.op_type == "MatMulNBits":
+            node.attribute.append(onnx.helper.make_attribute("accuracy_level", 4))
+    return model
 
 
 def likenesses(opened: dict[str, OnnxBackend], inputs: Inputs) -> dict[str, np.ndarray[Any, Any]]:

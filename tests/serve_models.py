@@ -72,7 +72,8 @@ def artifact_of(
     ]
     initializers = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
     graph = helper.make_graph(nodes, "tiny", *infos, initializers)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    more = [helper.make_opsetid(domain, 1) for domain in {node.domain for node in nodes} - {""}]
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), *more], ir_version=10)
     onnx.checker.check_model(model, full_check=True)
     path = folder / "model.onnx"
     onnx.save(model, path)
@@ -91,6 +92,30 @@ def lookup_artifact(folder: Path) -> Path:
     node = helper.make_node("Gather", ["table", "ids"], ["rows"])
     table = {"table": np.arange(10, dtype=np.float32)}
     return artifact_of(folder, [node], ["ids:int64[batch,2]"], ["rows:float32[batch,2]"], table)
+
+
+def four_bit_artifact(folder: Path) -> Path:
+    """ids:int64[batch,2] to rows:float32[batch,2,64] of a table and logits:float32[batch,2,8], both of 4-bit weights."""
+    codes = np.random.default_rng(0).integers(0, 256, (20 + 8, 2, 16)).astype(np.uint8)
+    scale = np.linspace(0.1, 1, 2 * (20 + 8), dtype=np.float32).reshape(-1, 2)
+    zero = np.full((20 + 8, 1), 0x87, np.uint8)
+    weights: dict[str, np.ndarray[Any, Any]] = {
+        "table": codes[:20].reshape(20, 32), "table_scale": scale[:20], "table_zero": zero[:20],
+        "head": codes[20:], "head_scale": scale[20:], "head_zero": zero[20:],
+    }  # fmt: skip
+    domain = "com.microsoft"
+    nodes = [
+        helper.make_node(
+            "GatherBlockQuantized", ["table", "ids", "table_scale", "table_zero"], ["rows"], domain=domain,
+            gather_axis=0, quantize_axis=1, block_size=32,
+        ),
+        helper.make_node(
+            "MatMulNBits", ["rows", "head", "head_scale", "head_zero"], ["logits"], domain=domain, K=64, N=8, bits=4,
+            block_size=32,
+        ),
+    ]  # fmt: skip
+    outputs = ["rows:float32[batch,2,64]", "logits:float32[batch,2,8]"]
+    return artifact_of(folder, nodes, ["ids:int64[batch,2]"], outputs, weights)
 
 
 def sum_artifact(folder: Path) -> Path:

@@ -51,9 +51,8 @@ class QuantizeInt4:
     @property
     def options(self) -> Mapping[str, Any]:
         data = None if self.calibration is None else self.calibration.sha256
-        return {"mode": "weights", "bits": 4, "block": SIZE, "calibration": data} | (
-            {"exclude": list(self.exclude)} if self.exclude else {}
-        )
+        options: dict[str, Any] = {"mode": "weights", "bits": 4, "block": SIZE, "calibration": data, "target": "cpu"}
+        return options | ({"exclude": list(self.exclude)} if self.exclude else {})
 
     def check(self, model: Model) -> None:
         """Any float32 file can be tried."""

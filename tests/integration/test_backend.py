@@ -8,6 +8,7 @@ import sys
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ from serve.config.pbtxt import from_pbtxt
 from serve.pack.write import PackOptions, pack
 from serve.triton.launch import TritonServer
 from tests.integration.test_triton import FREE, infer
-from tests.serve_models import hook_file, tiny_artifact
+from tests.serve_models import four_bit_artifact, hook_file, tiny_artifact
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     pack(tiny_artifact(folder / "tiny"), repository=repository, name="plain", options=one)
     pack(folder / "tiny", repository=repository, name="hooked", hooks=hook_file(folder / "h"), options=one)
     with_default(repository / "scaled")
+    pack(four_bit_artifact(folder / "four_bit"), repository=repository, name="four_bit", options=one)
     with TritonServer(repository, ports=FREE, log=folder / "triton.log") as server:
         yield server
 
@@ -68,6 +70,23 @@ def test_an_input_with_a_value_of_its_own_may_be_left_out(server: TritonServer) 
     assert infer(server, "scaled", x=("FP32", [1, 2], [1, 2])) == {"y": [10.0, 200.0]}
     scale = ("FP32", [1, 2], [2, 3])
     assert infer(server, "scaled", x=("FP32", [1, 2], [1, 2]), scale=scale) == {"y": [2.0, 6.0]}
+
+
+def test_4_bit_weights_are_answered_as_they_are_meant(server: TritonServer, tmp_path: Path) -> None:
+    found = infer(server, "four_bit", ids=("INT64", [1, 2], [3, 19]))
+    held = onnx.load(four_bit_artifact(tmp_path) / "model.onnx").graph.initializer
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in held}
+
+    def restored(name: str) -> np.ndarray[Any, Any]:
+        codes = weights[name].reshape(len(weights[name]), -1)
+        each = np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), 2, 32).astype(np.float32)
+        zero = np.array([7, 8], np.float32)[:, None]
+        found: np.ndarray[Any, Any] = (each - zero) * weights[f"{name}_scale"][..., None]
+        return found.reshape(len(codes), 64)
+
+    rows = restored("table")[[3, 19]]
+    np.testing.assert_array_equal(found["rows"], rows.ravel())
+    np.testing.assert_allclose(found["logits"], (rows @ restored("head").T).ravel(), rtol=1e-4, atol=1e-2)
 
 
 def test_requests_with_and_without_it_are_answered_side_by_side(server: TritonServer) -> None:

@@ -36,7 +36,7 @@ class Seen:
     def __init__(self) -> None:
         self.reused: dict[str, bool] = {}
 
-    def started(self, stage: str) -> Progress:  # noqa: ARG002
+    def started(self, stage: str) -> Progress:
         return lambda _done, _total, _note: None
 
     def ended(self, outcome: Outcome) -> None:

@@ -17,7 +17,7 @@ from serve.lint.run import lint
 from serve.pack.onnx_reader import read_onnx
 from serve.pack.write import PackOptions, pack
 from tests.lint_corpus import BATCHING, CASES, GROUP, LOGITS, OPENVINO, WARMUP, Case, X, parameter
-from tests.serve_models import hook_file, tiny_artifact
+from tests.serve_models import four_bit_artifact, hook_file, tiny_artifact
 
 SHIPPED = Path(__file__).parents[4] / "model_repository"
 WARMED = "model_warmup {"
@@ -79,6 +79,16 @@ def test_what_pack_writes_has_nothing_to_mend(tmp_path: Path) -> None:
     pack(artifact, repository=tmp_path / "models", name="plain", options=options)
     pack(artifact, repository=tmp_path / "models", name="hooked", hooks=hook_file(tmp_path), options=options)
     assert lint(tmp_path / "models") == []
+
+
+def test_a_triton_elsewhere_may_be_too_old_for_4_bit_weights(tmp_path: Path) -> None:
+    artifact = four_bit_artifact(tmp_path / "artifact")
+    pack(artifact, repository=tmp_path / "models", name="few", options=PackOptions(instances=1))
+    assert lint(tmp_path / "models") == []
+    (found,) = lint(tmp_path / "models", container=True)
+    assert found.severity == "warning"
+    assert "tables with 4-bit weights, which ONNX Runtime reads since 1.23" in found.what
+    assert "Triton 25.09 or newer" in found.mend
 
 
 def test_the_shipped_repository_has_no_error(tmp_path: Path) -> None:
