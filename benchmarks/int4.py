@@ -110,8 +110,8 @@ def made(original: TorchModel, calibration: Dataset, folder: Path) -> dict[str, 
     for number, (kind, stage) in enumerate(stages.items()):
         (folder / str(number)).mkdir()
         files[kind] = stage.run(given, folder / str(number), _quiet).model.path
-    files["INT4, GPTQ, activations in 8 bits"] = folder / "eight.onnx"
-    onnx.save(in_eight_bits(onnx.load(files["INT4, GPTQ"])), folder / "eight.onnx")
+    files["INT4, GPTQ, activations in float"] = folder / "float.onnx"
+    onnx.save(in_float(onnx.load(files["INT4, GPTQ"])), folder / "float.onnx")
     tables = DefaultWeightOnlyQuantConfig(32, op_types_to_quantize=("Gather",), quant_axes=(("Gather", 1),))
     peers: dict[str, tuple[WeightOnlyQuantConfig, ...]] = {
         "ONNX Runtime INT4": (DefaultWeightOnlyQuantConfig(32, op_types_to_quantize=("MatMul",)), tables),
@@ -128,11 +128,12 @@ def made(original: TorchModel, calibration: Dataset, folder: Path) -> dict[str, 
     return files
 
 
-def in_eight_bits(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same, its products of 8-bit activations, as ONNX Runtime's operator can."""
+def in_float(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same, its activations not rounded to 8 bits inside ONNX Runtime's operator."""
     for node in model.graph.node:
-        if node.op_type == "MatMulNBits":
-            node.attribute.append(onnx.helper.make_attribute("accuracy_level", 4))
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":
+                attribute.i = 0
     return model
 
 

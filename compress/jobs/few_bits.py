@@ -31,8 +31,8 @@ def few_bits_told(rows: Mapping[str, Model], timed: Mapping[str, Latency], threa
         return ()
     return (
         Note(
-            f"4-bit weights gain size, not time: on this machine they take {', '.join(told)}, beside the float file "
-            "before them. For time, ask for --int8."
+            f"4-bit weights are for size: beside the float file before them they take {', '.join(told)}, on this "
+            "machine. For time, ask for --int8."
         ),
     )
 

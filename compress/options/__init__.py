@@ -232,8 +232,8 @@ class ExportOptions(CompressOptions, EngineOptions):
     auto: static with --calibration, else dynamic, and only for what measures faster here with it."""
 
     int4: Annotated[Literal["weights"] | None, Parameter(group=_INT8)] = None
-    """4-bit weights of layers and embedding tables, for the size of the file, not for speed; with --calibration chosen
-    by what the layers read (GPTQ), else rounded."""
+    """4-bit weights of layers and embedding tables, for the size of the file more than for speed; with --calibration
+    chosen by what the layers read (GPTQ), else rounded."""
 
     calibrator: Annotated[Calibrator, Parameter(group=_INT8)] = "minmax"
     """How the range of each activation follows from the calibration data."""

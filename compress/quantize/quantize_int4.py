@@ -1,4 +1,4 @@
-"""4-bit weights: the file shrinks to an eighth of its matrices, the arithmetic stays in float.
+"""4-bit weights: a matrix shrinks to a sixth; what it multiplies stays float, but for 8 bits inside the operator.
 
 With calibration data by GPTQ (see `gptq`), from Gram matrices of what each layer reads; without, each weight becomes
 the nearest of its block's levels.

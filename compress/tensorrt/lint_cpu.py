@@ -48,7 +48,7 @@ def _layer(node: NodeProto, view: View) -> Layer:
     if node.op_type in INTEGER or (node.op_type in WEIGHTED and view.in_int8(node)):
         return Layer(name_of(node), node.op_type, "INT8", gives, "8-bit inputs and weights")
     if node.op_type in FOUR_BIT:
-        return Layer(name_of(node), node.op_type, "INT4", gives, "4-bit weights, computed in float")
+        return Layer(name_of(node), node.op_type, "INT4", gives, "4-bit weights, what they multiply in 8 bits")
     return Layer(name_of(node), node.op_type, gives, gives, "")
 
 
@@ -89,7 +89,7 @@ def _whole(layers: Sequence[Layer], view: View) -> Iterator[Finding]:
     if few:
         kind = max((layer.kind for layer in few), key=lambda kind: (kind == "GatherBlockQuantized", kind))
         yield Finding(
-            "note", "", f"{counted(len(few), 'layers')} with 4-bit weights, which gain size, not time: {kind} needs "
+            "note", "", f"{counted(len(few), 'layers')} with 4-bit weights, which are for size: {kind} needs "
             f"{FOUR_BIT[kind]}", "take --int8 where time counts; update what is older",
         )  # fmt: skip
     if any(node.op_type == "DynamicQuantizeLinear" for node in view.nodes):

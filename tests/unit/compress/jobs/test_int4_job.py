@@ -64,7 +64,7 @@ def test_calibration_and_keep_float_have_a_use_with_4_bit_weights() -> None:
     assert unused(options) == ()
 
 
-def test_the_report_says_that_size_is_gained_not_time(checkpoint: Path) -> None:
+def test_the_report_says_what_4_bit_weights_cost_in_time(checkpoint: Path) -> None:
     folder = checkpoint.parent
     options = ExportOptions(
         output=folder / "artifact", int4="weights", calibration="calibration.npz", eval="eval.npz", metric="cosine",
@@ -79,7 +79,7 @@ def test_the_report_says_that_size_is_gained_not_time(checkpoint: Path) -> None:
     assert last.details["layers"] == {"int4": 2, "int8": 0, "float": 0}
     assert last.measured.params == report.stages[0].measured.params
     assert last.measured.macs == report.stages[0].measured.macs
-    told = next(each for each in report.findings if each.startswith("4-bit weights gain size, not time"))
+    told = next(each for each in report.findings if each.startswith("4-bit weights are for size: "))
     assert "times as long" in told
     assert "at batch 1" in told
     assert "at batch 8" in told
