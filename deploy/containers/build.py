@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from compress.errors import ServerError
 from deploy.containers.engine import Engine, missing
 from deploy.containers.sbom import write_sbom
+from serve.doctor.before import CPU_WHEELS, own_sources
 from serve.repository.read import read_models
 from serve.up.container import requirements_of
 
@@ -111,6 +113,7 @@ def build(engine: Engine, image: Image, repository: Path, *, cache: bool = True)
     context, tag = (repository if image.name == "models" else ROOT), tag_of(image.name)
     words = ["build", "--file", str(file), "--tag", tag, *([] if cache else ["--no-cache"])]
     words += [f"--build-arg={name}={base}" for name, base in bases([image.name]).items()]
+    words += [f"--build-arg=TORCH_INDEX={CPU_WHEELS}"] if image.name == "compress" and not _told_where() else []
     if engine.podman:
         ignored = file.with_name(f"{file.name}.dockerignore")
         words += ["--format=docker", f"--timestamp={_epoch()}"]  # the other format has no place for health checks
@@ -151,6 +154,12 @@ def build_all(engine: Engine, names: Iterable[str], repository: Path, folder: Pa
         print(words, flush=True)
         done.append(made)
     return done
+
+
+def _told_where() -> bool:
+    """Whether pip's configuration says where packages are: then it has to reach the build, by BUILD_FLAGS."""
+    asked = [sys.executable, "-m", "pip", "config", "list"]
+    return own_sources(subprocess.run(asked, capture_output=True, text=True, check=False).stdout)
 
 
 def _epoch() -> str:
