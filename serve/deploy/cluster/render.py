@@ -104,8 +104,8 @@ def warnings_of(workload: Workload, options: RenderOptions) -> list[str]:
         )
     if rate_of(options, read_plan(options.plan)) is None:
         found.append(
-            f"a replica for each {UNMEASURED:g} requests/s, which nothing has measured: `serve plan` finds a rate; or give "
-            "--load, of a test that keeps the objective, or --target"
+            f"a replica for each {UNMEASURED:g} requests/s, which nothing has measured: `serve plan` finds a rate; or "
+            "give --load, of a test that keeps the objective, or --target"
         )
     told, widened = _watchable(options.slo or read_plan(options.plan)["objective"])
     if widened:
