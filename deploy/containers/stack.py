@@ -8,7 +8,6 @@ Pods that serve stand under one name there, NAME-triton, as behind a headless se
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import sys
 import tarfile
 import time
@@ -22,6 +21,7 @@ from typing import Any
 from compress.errors import ServerError
 from deploy.containers.build import tag_of
 from deploy.containers.engine import Engine
+from deploy.containers.keys import make_keys
 from serve.deploy.cluster.render import render
 from serve.deploy.options import RenderOptions
 from serve.repository.folders import check_hidden, files_of
@@ -168,19 +168,10 @@ class Stack:
                 self.engine.run("network", "create", *flags, f"{self.name}-{part}")
 
     def _secrets(self) -> None:
-        """Keys of a client and of Prometheus, made once."""
-        keys = self.folder / "keys.json"
-        if not keys.exists():
-            for name, file, flags in (
-                ("client", "client-key", []), ("prometheus", "metrics-key", ["--metrics", "--model", "none"]),
-            ):  # fmt: skip
-                words = [sys.executable, "-m", "serve", "keys", "add", name, "--file", str(keys), *flags]
-                made = subprocess.run(words, check=True, capture_output=True, text=True)
-                path = self.folder / file
-                path.touch(mode=0o600)
-                path.write_text(made.stdout)
+        """Keys as volumes."""
+        make_keys(self.folder)
         for volume, entry, path in (
-            ("keys", "keys.json", keys),
+            ("keys", "keys.json", self.folder / "keys.json"),
             ("metrics-key", "key", self.folder / "metrics-key"),
         ):
             name = f"{self.name}-{volume}"
