@@ -163,5 +163,5 @@ def _told_where() -> bool:
 
 
 def _epoch() -> str:
-    """Of every file: the same for each commit, as layers of an earlier build are taken again. ZIP knows no earlier time."""
+    """Of every file: of no commit, as layers of an earlier build are taken again; ZIP knows no earlier time."""
     return os.environ.get("SOURCE_DATE_EPOCH") or "315532800"
