@@ -69,7 +69,7 @@ def test_compose_takes_its_file() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["triton", "gateway", "prometheus", "grafana", "collector"])
+@pytest.mark.parametrize("name", ["check", "triton", "gateway", "prometheus", "grafana", "collector"])
 def test_a_service_can_do_as_little_as_possible(name: str) -> None:
     service = composed()["services"][name]
     assert service["read_only"]
@@ -88,6 +88,21 @@ def test_only_the_gateway_and_the_watchers_can_be_reached() -> None:
         for volume in service.get("volumes", ()):
             source = volume.partition(":")[0]
             assert not source.startswith("./") or (DEPLOY / source).exists()
+
+
+def test_what_is_run_is_what_make_images_built_and_the_rest_is_asked_for() -> None:
+    services = composed()["services"]
+    built = {name for name, service in services.items() if "localhost/compress-serve-" in service["image"]}
+    assert built == {"check", "triton", "gateway", "prometheus"} == {
+        name for name, service in services.items() if "profiles" not in service
+    }  # fmt: skip
+    assert not any("build" in service for service in services.values())
+
+
+def test_nothing_is_served_before_it_was_checked() -> None:
+    services = composed()["services"]
+    assert services["check"]["volumes"] == services["triton"]["volumes"]
+    assert services["triton"]["depends_on"] == {"check": {"condition": "service_completed_successfully"}}
 
 
 def test_the_scraped_names_are_the_services() -> None:
