@@ -113,7 +113,8 @@ def run_composed(composed: Composed) -> dict[str, Any]:
         with _load(composed, "kill_composed") as alone:
             _kill(composed, composed.container("triton"))
         found["killed"] = _counted(alone)
-        found["scraped"] = _scraped(composed)
+        with _load(composed, "watched"):  # of the one that was killed, a look or none at its last requests
+            found["scraped"] = _scraped(composed)
         begun = time.perf_counter()
     finally:
         composed.down()
@@ -259,7 +260,10 @@ def _scraped(serving: Serving) -> dict[str, float]:
         "most requests a second": "max_over_time(autoscale:requests:rate1m[10m])",
         "inferences": "sum(nv_inference_request_success)",
     }
-    found = {name: _asked(serving, query) for name, query in queries.items()}
+    while not all((found := {name: _asked(serving, query) for name, query in queries.items()}).values()):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(1)
     _hold(all(found.values()), f"it has recorded what an autoscaler looks at: {found}")
     return found
 
