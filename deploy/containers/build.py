@@ -99,7 +99,7 @@ def check_machine(engine: Engine, names: Iterable[str], *, play: bool) -> None:
         raise ServerError("can't build the images here", why=why, mend=mend)
 
 
-def build(engine: Engine, image: Image, repository: Path, *, cache: bool = True) -> Built:
+def build(engine: Engine, image: Image, repository: Path, *, cache: bool = True, root: Path = ROOT) -> Built:
     """Build one.
 
     Args:
@@ -107,12 +107,13 @@ def build(engine: Engine, image: Image, repository: Path, *, cache: bool = True)
         image: which.
         repository: whose hooks a Triton shall be able to run, and what the image "models" holds.
         cache: take steps of an earlier build that nothing has changed.
+        root: of the sources.
 
     Raises:
         ServerError: the build failed; its own words stand above.
     """
-    file = DOCKER / f"{image.name}.Dockerfile"
-    context, tag = (repository if image.name == "models" else ROOT), tag_of(image.name)
+    file = root / f"deploy/docker/{image.name}.Dockerfile"
+    context, tag = (repository if image.name == "models" else root), tag_of(image.name)
     words = ["build", "--file", str(file), "--tag", tag, *([] if cache else ["--no-cache"])]
     words += [f"--build-arg={name}={base}" for name, base in bases([image.name]).items()]
     words += [f"--build-arg=TORCH_INDEX={CPU_WHEELS}"] if image.name == "compress" and not _told_where() else []
@@ -123,7 +124,7 @@ def build(engine: Engine, image: Image, repository: Path, *, cache: bool = True)
     begun = time.perf_counter()
     with tempfile.TemporaryFile("w+") as log:
         command = [engine.command, *words, *shlex.split(os.environ.get("BUILD_FLAGS", "")), str(context)]
-        environ = os.environ | {"SOURCE_DATE_EPOCH": _epoch()}
+        environ = os.environ | {"SOURCE_DATE_EPOCH": _epoch(), "DOCKER_BUILDKIT": "1"}
         done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False, env=environ)
         if done.returncode:
             log.seek(0)
