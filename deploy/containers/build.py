@@ -150,13 +150,13 @@ def build_all(engine: Engine, names: Iterable[str], repository: Path, folder: Pa
         if image.name not in names:
             continue
         made = build(engine, image, repository)
-        words = f"{made.tag:45} {made.size_bytes / MB:7.0f} MB  {made.seconds:5.0f} s"
+        words = f"{made.tag:45} {made.size_bytes / MB:8,.1f} MB  {made.seconds:5.0f} s"
         if image.packages:
             path = folder / f"{image.name}.cdx.json"
             words += f"  {write_sbom(engine, made.tag, path)} packages: {path}"
         print(words, flush=True)
         if image.name == "triton-cpu":
-            print(f"{NVIDIAS[0]:45} {NVIDIAS[1]:7} MB  by the word of its maintainers, for comparison", flush=True)
+            print(f"{NVIDIAS[0]:45} {NVIDIAS[1]:8,.1f} MB  by the word of its maintainers, for comparison", flush=True)
         done.append(made)
     return done
 
