@@ -23,7 +23,7 @@ from typing import Any
 
 from compress.errors import ServerError
 from deploy.containers.build import IMAGES, MB, ROOT, Built, build, build_all
-from deploy.containers.composed import Composed
+from deploy.containers.composed import SERVICES, Composed
 from deploy.containers.stack import Stack
 from serve.load.report.report import read_report
 
@@ -107,7 +107,7 @@ def run_composed(composed: Composed) -> dict[str, Any]:
         begun = time.perf_counter()
         _said("the repository's check, Triton, gateway and Prometheus come up", composed.up, repository)
         found["up_s"] = round(time.perf_counter() - begun, 1)
-        for service in ("triton", "gateway", "prometheus"):
+        for service in SERVICES:
             _confined(composed, composed.container(service))
         found["accuracy"] = _verify(composed, "first")
         with _load(composed, "kill_composed") as alone:

@@ -14,8 +14,9 @@ from compress.errors import ServerError
 from deploy.containers.engine import Engine
 from deploy.containers.keys import make_keys
 
-__all__ = ["Composed", "find_compose"]
+__all__ = ["SERVICES", "Composed", "find_compose"]
 
+SERVICES = ("triton", "gateway", "prometheus")
 FILE = Path(__file__).parents[1] / "compose.yaml"
 
 
@@ -75,6 +76,13 @@ class Composed:
         """
         self._secrets()
         self._compose("up", "--wait", "--wait-timeout", "180", environ={"MODEL_REPOSITORY": str(repository.resolve())})
+        # Asked of Docker: the Compose that pip installs ends with 0 whatever came of it.
+        if sick := [service for service in SERVICES if self.health(service) != "healthy"]:
+            raise ServerError(
+                f"can't bring {' and '.join(sick)} up",
+                why="not healthy" + ("" if "triton" not in sick else "; perhaps the repository is not what was packed"),
+                mend=f"see what they said: docker compose -f {FILE} logs check {' '.join(sick)}",
+            )
 
     def down(self) -> None:
         """Stop those that ask before those that answer; what clients keep (keys, releases) stays."""
@@ -83,6 +91,11 @@ class Composed:
     def container(self, service: str) -> str:
         """Its name."""
         return f"serving-{service}-1"
+
+    def health(self, service: str) -> str:
+        """Its health, as Docker knows it; "" where it does not run."""
+        words = ["container", "inspect", "--format", "{{.State.Health.Status}}", self.container(service)]
+        return self.engine.run(*words, check=False).stdout.strip()
 
     def _secrets(self) -> None:
         """Copies for Docker, which mounts a file as it is: any user may read them, in a folder that is its owner's."""

@@ -88,7 +88,8 @@ def test_docker_without_compose_is_told_what_to_install(monkeypatch: pytest.Monk
 
 def test_what_docker_mounts_any_user_can_read_in_a_folder_that_none_can_enter(tmp_path: Path) -> None:
     """Docker mounts a file with its owner and mode, and the images' users are not this one."""
-    docker = program(tmp_path, "docker", f'echo "$MODEL_REPOSITORY $SECRETS $GATEWAY_PORT $*" >> {tmp_path}/said')
+    says = f'echo "$MODEL_REPOSITORY $SECRETS $GATEWAY_PORT $*" >> {tmp_path}/said; [ $1 = compose ] || echo healthy'
+    docker = program(tmp_path, "docker", says)
     composed = Composed(Engine(str(docker), podman=False), tmp_path / "state", gateway_port=1, prometheus_port=2)
     composed.up(tmp_path)
     before = (tmp_path / "state/secrets/grafana-password").read_text()
@@ -106,6 +107,15 @@ def test_what_docker_mounts_any_user_can_read_in_a_folder_that_none_can_enter(tm
     assert [line.rpartition("compose.yaml ")[2] for line in said] == ["up --wait --wait-timeout 180"] * 2 + [
         "--profile more down"
     ]
+
+
+def test_what_is_not_healthy_is_told_whatever_compose_says(tmp_path: Path) -> None:
+    docker = program(
+        tmp_path, "docker", 'case "$*" in *inspect*prometheus*) echo healthy;; *inspect*) echo starting;; esac'
+    )
+    with pytest.raises(ServerError, match="can't bring triton and gateway up") as told:
+        Composed(Engine(str(docker), podman=False), tmp_path / "state").up(tmp_path)
+    assert "logs check triton gateway" in told.value.mend
 
 
 def test_times_of_files_are_those_of_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
