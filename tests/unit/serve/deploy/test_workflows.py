@@ -91,7 +91,7 @@ def test_expressions_have_the_first_value_that_is_there(text: str, expected: str
     ],
 )
 def test_an_image_is_built_from_what_the_action_names(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, inputs: dict[str, str], context: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, inputs: dict[str, Any], context: str
 ) -> None:
     podman = tmp_path / "podman"
     told = '[{"Id": "a", "RootFS": {"Layers": []}, "Size": 1}]'
