@@ -110,7 +110,13 @@ class Stack:
         check_hidden(repository)
         render(repository, self.folder / "kubernetes", options)
         self._volume(claim, repository)
-        self._play("triton.yaml", "--network", f"{self.name}-models:alias={self.name}-triton")
+        try:
+            self._play("triton.yaml", "--network", f"{self.name}-models:alias={self.name}-triton")
+        except ServerError:
+            said = self.engine.run("logs", "--tail", "3", f"{pod}-check", check=False)
+            print(f"the repository's check: {said.stdout}{said.stderr}".rstrip(), file=sys.stderr)
+            self._forget(pod)
+            raise
         ready = ["exec", f"{pod}-triton", "http-ok", "http://127.0.0.1:8000/v2/health/ready"]
         self._until(lambda: self.engine.run(*ready, check=False).returncode == 0, "Triton", pod)
         return pod

@@ -17,7 +17,7 @@ from deploy.containers.build import IMAGES, _epoch, bases
 from deploy.containers.composed import Composed, find_compose
 from deploy.containers.engine import Engine, find_engine
 from deploy.containers.sbom import bill
-from deploy.containers.stack import _digest, _readable
+from deploy.containers.stack import Stack, _digest, _readable
 
 ROOT = Path(__file__).parents[4]
 
@@ -116,6 +116,18 @@ def test_what_is_not_healthy_is_told_whatever_compose_says(tmp_path: Path) -> No
     with pytest.raises(ServerError, match="can't bring triton and gateway up") as told:
         Composed(Engine(str(docker), podman=False), tmp_path / "state").up(tmp_path)
     assert "logs check triton gateway" in told.value.mend
+
+
+def test_what_the_check_of_a_repository_said_is_told_and_no_pod_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says = f'echo "$*" >> {tmp_path}/said; case "$*" in "kube play"*) exit 1;; logs*check) echo "not what was packed";; esac'
+    podman = program(tmp_path, "podman", says)
+    with pytest.raises(ServerError, match="kube play"):
+        Stack(Engine(str(podman), podman=True), tmp_path).add(ROOT / "model_repository")
+    assert "not what was packed" in capsys.readouterr().err
+    said = (tmp_path / "said").read_text()
+    assert "pod rm --force serving-triton-models-" in said.partition("kube play")[2]
 
 
 def test_times_of_files_are_those_of_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
