@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["MIB", "footprint_bytes", "reader_bytes"]
+__all__ = ["MIB", "apart_bytes", "footprint_bytes", "reader_bytes"]
 
 MIB = 1024 * 1024
 # A gateway that does nothing, and its process that reads long JSON.
@@ -13,6 +13,15 @@ PASSING = 4  # copies of the longest body, of one request at a time, while it is
 def reader_bytes(bound: int) -> int:
     """What the process that reads long JSON may make of one request."""
     return bound // 2
+
+
+def apart_bytes(bound: int, max_body_bytes: int) -> int:
+    """What that process may have before it is stopped: twice what is planned for, as answers are written there, too.
+
+    Args:
+        bound, max_body_bytes: as for `footprint_bytes`.
+    """
+    return 2 * reader_bytes(bound) + PASSING * max_body_bytes
 
 
 def footprint_bytes(bound: int, max_body_bytes: int) -> int:
