@@ -31,6 +31,7 @@ __all__ = ["Request", "check_json_bytes", "loaded", "raw_head", "read_request"]
 # What the parser makes of JSON, with what it holds meanwhile: for a comma a number and its place, for a list or an
 # object itself, empty, for a text's quotes what it takes beside its letters, for a colon a name's place in an object.
 COMMA_BYTES, LIST_BYTES, QUOTE_BYTES, COLON_BYTES = 56, 104, 24, 100
+NO_MEMORY = "Not enough memory"  # begins what the parser says of it
 WIDEST = 4  # bytes of a letter where one of its text is beyond 16 bits
 
 # What a JSON element of a datatype may be.
@@ -130,10 +131,14 @@ def read_request(
 
 
 def loaded(text: bytes) -> Any:
-    """What a JSON says; raises BadRequestError."""
+    """What a JSON says; raises BadRequestError, and MemoryError, which the parser says in words of its own."""
     try:
         return orjson.loads(text)
+    except SystemError:
+        raise MemoryError from None
     except orjson.JSONDecodeError as err:
+        if str(err).startswith(NO_MEMORY):
+            raise MemoryError from None
         raise BadRequestError("the request's JSON can't be read", why=str(err), mend="see GET .../example") from err
 
 

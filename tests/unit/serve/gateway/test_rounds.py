@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from serve.gateway.access.keys import add_key
 from serve.gateway.access.loop_time import ROUND_S, LoopTime
 from serve.gateway.edge.connections import MOST_PIPELINED
 from serve.gateway.edge.rounds import MOST_BEGUN, OF_A_KEY, Rounds
+from serve.gateway.errors import BadRequestError
 from serve.gateway.settings import Settings
 from tests.serve_http import gateway, in_loop
 from tests.unit.serve.gateway.test_accepting import clients, connect
@@ -153,3 +156,43 @@ async def test_a_key_has_its_time_of_each_round() -> None:
     assert time.is_up("a")
     assert not time.is_up("b")
     await until(lambda: not time.is_up("a"))
+
+
+@in_loop
+async def test_what_a_key_has_read_beyond_its_time_is_read_one_in_a_round_and_another_key_waits_for_none_of_it() -> (
+    None
+):
+    """However much waits, of each key there is one in a round of the loop; nothing is read for who has left."""
+    time, done = LoopTime(), list[str]()
+    time.use("many", ROUND_S)
+    tasks = [asyncio.create_task(time.call("many", lambda at=at: done.append(str(at)))) for at in range(6)]
+    await asyncio.sleep(0)
+    assert not done
+    await time.call("one", lambda: done.append("one"))
+    assert done == ["one"]
+    tasks[1].cancel()
+    rounds = 0
+    while not all(task.done() for task in tasks):
+        before = len(done)
+        await asyncio.sleep(0)
+        rounds += 1
+        assert len(done) <= before + 1
+    assert done == ["one", "0", "2", "3", "4", "5"]
+    assert rounds >= 5
+    await time.call("many", lambda: done.append("last"))
+    assert done[-1] == "last"
+
+
+@in_loop
+async def test_what_is_refused_is_counted_like_what_is_read() -> None:
+    time = LoopTime()
+
+    def refused() -> None:
+        until = perf_counter() + ROUND_S
+        while perf_counter() < until:
+            pass
+        raise BadRequestError("it is none")
+
+    with pytest.raises(BadRequestError):
+        await time.call("a", refused)
+    assert time.is_up("a")
