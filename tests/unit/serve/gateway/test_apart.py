@@ -166,10 +166,10 @@ async def test_what_needs_more_memory_than_there_is_is_told_so_and_others_are_re
             apart.call("b", None, takes, 2 * MIB),
             return_exceptions=True,
         )
-        for at in (0, 2, 4):
-            assert isinstance(found[at], NoRoomError), found[at]
-            assert found[at].status == 413
-            assert "raw" in found[at].mend
+        for refused in (found[0], found[2], found[4]):
+            assert isinstance(refused, NoRoomError), refused
+            assert refused.status == 413
+            assert "raw" in refused.mend
         assert [found[1], found[3], found[5]] == [1, 1001, 1]
         assert await apart.call("c", None, os.getpid) == first, "it went on"
     finally:

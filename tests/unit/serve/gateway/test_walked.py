@@ -19,11 +19,11 @@ from serve.gateway.edge.predict_values import message_of
 from serve.gateway.errors import BadInputError, GatewayError
 from serve.gateway.oip.contract import Contract
 from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
-from serve.gateway.oip.protocol import ProtocolError, parse_request
+from serve.gateway.oip.protocol import parse_request
 from serve.gateway.oip.request import check_json_bytes, loaded, read_request
-from serve.gateway.oip.tensors import DATATYPES, NoNumbersError, plain_numbers
+from serve.gateway.oip.tensors import DATATYPES, NoNumbersError, ProtocolError, plain_numbers
 from serve.hooks.packed.values import to_array
-from serve.load.ask.check import Answer, outputs_of_plain
+from serve.load.ask.check import outputs_of_plain
 
 TIMES, BESIDE = 100, 200_000  # bytes for a byte of the body, and what an answer to the shortest takes
 NUMBERS = [name for name in DATATYPES if name != "BYTES"]
@@ -177,5 +177,4 @@ def test_what_hooks_give_and_what_is_compared_is_not_padded_either() -> None:
 
     assert peak_of(gives) < 4_000_000, "300 MB of texts"
     body = json.dumps({"outputs": {"y": value}}).encode()
-    assert Answer(body) is not None
     assert peak_of(lambda: outputs_of_plain(body)) < 8_000_000
