@@ -19,9 +19,10 @@ __all__ = ["FREE_RECORDS", "MOST_GREETING", "MOST_RECORDS", "MOST_SILENT", "SMAL
 
 HEADER_BYTES = 5
 LEAST_BYTES = 22  # that a record has in TLS 1.3, with its header
-LONGEST_BYTES = 16384 + 2048  # that one may have without it, in TLS 1.2
+RECORD_BYTES = 16384  # that a record brings at most
+LONGEST_BYTES = RECORD_BYTES + 2048  # that it has without its header, in TLS 1.2
 KINDS = range(20, 25)
-SMALL_BYTES = 4096  # below this, decrypting a record costs less than all else that has to be done for it
+SMALL_BYTES = 1024  # below it; those that fit into a packet, as some clients begin with, are larger
 SLICE_RECORDS = 64
 FREE_RECORDS = 8  # small ones of a read that nothing waits before: those of nearly all requests
 MOST_RECORDS = 256  # small ones, in a pause; each takes two or three microseconds
@@ -85,22 +86,36 @@ class Records(ssl.SSLObject):
                 return
 
     def pending(self) -> int:
+        if self._ended:
+            return 1  # its end is to be read
         left = 0 if self._waits else len(self._data) - self._at
         return super().pending() or self._given.pending or (left if left >= HEADER_BYTES else 0)
 
     def read(self, most: int = 1024, buffer: Any = None) -> Any:
-        while True:
-            if self._given.pending or self._ended or super().pending():
+        """As much as may be read now, in one piece: uvloop would ask for each record."""
+        if buffer is not None:
+            raise NotImplementedError("the gateway's protocols have no buffers of their own")
+        read, given, found, size = super().read, self._given, list[bytes](), 0
+        each = min(most, RECORD_BYTES)
+        while size + each <= most:
+            if given.pending or self._ended or super().pending():
                 try:
-                    found = super().read(most, buffer)
+                    part = read(each)
                 except ssl.SSLWantReadError:
                     self._check_silent()
                 else:
                     self._brought += 1
-                    self._ended = not found
-                    return found
+                    if not part:
+                        self._ended = True
+                        break
+                    found.append(part)
+                    size += len(part)
+                    continue
             if not self._go_on():
-                raise ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "no more may be read now")
+                if not found:
+                    raise ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "no more may be read now")
+                break
+        return found[0] if len(found) == 1 else b"".join(found)
 
     def _check_silent(self) -> None:
         if self._begun - self._brought > MOST_SILENT:
