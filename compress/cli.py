@@ -384,7 +384,7 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
         print(f"sizes    {sizes}")
     if found.model is not None:
         print(f"params   {weights:,}")
-        beside = f", without {counted(left, 'layers')} in loops or of unknown sizes" if left else ""
+        beside = f", without {counted(left, 'layers')} in loops, or of sizes or operators not known" if left else ""
         (call,) = batches_of(found.signature, ()) if not found.signature.batches else (1,)
         of = f" for the {call} samples of a call" if call > 1 else f" for a sample at {sizes}" if sizes else ""
         print(f"MACs     {macs:,}{of}{beside}")

@@ -30,6 +30,7 @@ from compress.formats.weights import module_of
 from compress.model import OnnxModel, TorchModel
 from compress.model.infer import infer_signature, proven
 from compress.signature import parse_sizes
+from compress.storage.shortages import reading
 
 __all__ = ["fingerprint", "fingerprint_of_module", "load", "save", "signed", "write"]
 
@@ -124,33 +125,34 @@ def load(
     if trust_pickle is not None:
         warnings.warn("trust_pickle is now named trust", FutureWarning, stacklevel=2)
         trust = trust or trust_pickle
-    kind = file_kind(path)
-    given = dict(sizes) if isinstance(sizes, Mapping) else parse_sizes(sizes)
-    if pooling is not None and kind is not FileKind.HUB_FOLDER:
-        raise CheckpointError(
-            f"can't put a pooling behind {path}",
-            why="it is no Hugging Face folder, and what its outputs are is not known",
-            mend="leave --pooling out, and pool in the module's own forward",
-        )
-    if kind is FileKind.HUB_FOLDER:
-        loaded = load_hub_folder(path, trust=trust, part=part, pooling=pooling, pairs=pairs, sizes=given)
-    elif kind is FileKind.EXPORTED_PROGRAM:
-        loaded = load_exported_program(path, trust=trust, sizes=given)
-    elif kind is FileKind.TORCHSCRIPT:
-        loaded = _with_signature(load_torchscript(path, trust=trust), path, inputs, given, layered=False)
-    else:
-        content = read_safetensors(path) if kind is FileKind.SAFETENSORS else unpickle(path, trust=trust)
-        if is_native(content):
-            loaded = read(content, path)
-            loaded = dataclasses.replace(loaded, signature=proven(loaded.module, loaded.signature.sized(given)))
+    with reading(path):
+        kind = file_kind(path)
+        given = dict(sizes) if isinstance(sizes, Mapping) else parse_sizes(sizes)
+        if pooling is not None and kind is not FileKind.HUB_FOLDER:
+            raise CheckpointError(
+                f"can't put a pooling behind {path}",
+                why="it is no Hugging Face folder, and what its outputs are is not known",
+                mend="leave --pooling out, and pool in the module's own forward",
+            )
+        if kind is FileKind.HUB_FOLDER:
+            loaded = load_hub_folder(path, trust=trust, part=part, pooling=pooling, pairs=pairs, sizes=given)
+        elif kind is FileKind.EXPORTED_PROGRAM:
+            loaded = load_exported_program(path, trust=trust, sizes=given)
+        elif kind is FileKind.TORCHSCRIPT:
+            loaded = _with_signature(load_torchscript(path, trust=trust), path, inputs, given, layered=False)
         else:
-            module, assumed = module_of(content, path, model)
-            loaded = _with_signature(module, path, inputs, given, layered=True)
-            loaded = dataclasses.replace(loaded, assumed=assumed, factory=model or "")
-    _refuse_nan(loaded.module, path)
-    if kind not in (FileKind.EXPORTED_PROGRAM, FileKind.HUB_FOLDER):  # whose mode was fixed when it was exported
-        loaded.module.eval()
-    return loaded
+            content = read_safetensors(path) if kind is FileKind.SAFETENSORS else unpickle(path, trust=trust)
+            if is_native(content):
+                loaded = read(content, path)
+                loaded = dataclasses.replace(loaded, signature=proven(loaded.module, loaded.signature.sized(given)))
+            else:
+                module, assumed = module_of(content, path, model)
+                loaded = _with_signature(module, path, inputs, given, layered=True)
+                loaded = dataclasses.replace(loaded, assumed=assumed, factory=model or "")
+        _refuse_nan(loaded.module, path)
+        if kind not in (FileKind.EXPORTED_PROGRAM, FileKind.HUB_FOLDER):  # whose mode was fixed when it was exported
+            loaded.module.eval()
+        return loaded
 
 
 def fingerprint(model: TorchModel) -> str:

@@ -134,7 +134,10 @@ def _uncounted_told(baseline: OnnxModel) -> tuple[Note, ...]:
     if not left:
         return ()
     return (
-        Note(f"MACs are without {counted(left, 'layers')} of the original in loops or of sizes that nothing tells."),
+        Note(
+            f"MACs are without {counted(left, 'layers')} of the original in loops, or of sizes or operators that "
+            "are not known."
+        ),
     )
 
 

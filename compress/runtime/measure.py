@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from compress.host.cores import cores_here
 from compress.model import call, sample_inputs
 from compress.runtime.latency import Latency, latency
 from compress.runtime.onnx_shapes import shapes_for
+from compress.runtime.products import countable, multiplies, product_macs, weights_in
 
 __all__ = [
     "Latency",
@@ -130,7 +131,7 @@ def _few_bits(graph: onnx.GraphProto) -> dict[str, int]:
             name = node.input[_FEW_BITS[node.op_type]]
             name = moved.get(name, name)
             if name in sizes:
-                whole = sizes[name] * 8 // told.get("bits", 4)
+                whole = sizes[name] * 8 // max(1, told.get("bits", 4))
                 found[name] = told["K"] * told["N"] if {"K", "N"} <= told.keys() else found.get(name, whole)
     return found
 
@@ -217,7 +218,8 @@ class Work:
     Attributes:
         macs: of convolutions and matrix products, those of an If's larger branch included.
         uncounted: convolutions and matrix products that run as often as the data has it (in a Loop or a Scan), or in
-            sizes that nothing tells; they are not in `macs`.
+            sizes that nothing tells, and operators with weights of which nobody here knows how they multiply; they are
+            not in `macs`.
     """
 
     macs: int
@@ -242,31 +244,37 @@ def onnx_work(path: Path, signature: Signature) -> Work:
         signature: of it, with its sizes. Where it fixes the batch, a call's samples are counted, not one.
     """
     model = counted_graph(path)
-    nodes = [node for node in model.graph.node if node.op_type in _MULTIPLYING]
-    inner = [node for node in inner_nodes(model.graph) if node.op_type in _MULTIPLYING]
-    wanted = {name for node in (*nodes, *inner) for name in (*node.input[:4], node.output[0]) if name}
-    return _work(model.graph, shapes_for(path, sample_inputs(signature, 1), wanted, model))
+    weights = weights_in(model.graph)
+    every = (*model.graph.node, *inner_nodes(model.graph))
+    nodes = [node for node in every if node.op_type in _MULTIPLYING or countable(node)]
+    wanted = {name for node in nodes for name in (*node.input[:4], node.output[0]) if name}
+    return _work(model.graph, shapes_for(path, sample_inputs(signature, 1), wanted, model), weights)
 
 
-def _work(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> Work:
+def _multiplies(node: onnx.NodeProto, weights: Collection[str]) -> bool:
+    return node.op_type in _MULTIPLYING or multiplies(node, weights)
+
+
+def _work(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]], weights: Collection[str]) -> Work:
     macs = uncounted = 0
     for node in graph.node:
-        if node.op_type in _MULTIPLYING:
-            if all(name in shapes for name in (*node.input[:4], node.output[0]) if name):
-                macs += _node_macs(node, shapes)
-            else:
-                uncounted += 1
+        if _multiplies(node, weights):
+            known = all(name in shapes for name in (*node.input[:4], node.output[0]) if name)
+            found = _node_macs(node, shapes) if known else None
+            macs, uncounted = macs + (found or 0), uncounted + (found is None)
             continue
-        branches = [_work(body, shapes) for body in bodies(node)]
+        branches = [_work(body, shapes, weights) for body in bodies(node)]
         if node.op_type == "If":
             larger = max(branches, key=lambda each: (each.macs, each.uncounted))
             macs, uncounted = macs + larger.macs, uncounted + larger.uncounted
         elif branches:
-            uncounted += sum(each.op_type in _MULTIPLYING for each in inner_nodes(onnx.GraphProto(node=[node])))
+            uncounted += sum(_multiplies(each, weights) for each in inner_nodes(onnx.GraphProto(node=[node])))
     return Work(macs, uncounted)
 
 
-def _node_macs(node: onnx.NodeProto, shapes: Mapping[str, Sequence[int]]) -> int:
+def _node_macs(node: onnx.NodeProto, shapes: Mapping[str, Sequence[int]]) -> int | None:
+    if node.op_type not in _MULTIPLYING:
+        return product_macs(node, shapes)
     if node.op_type == "Einsum":
         return _einsum_macs(node, [shapes[name] for name in node.input]) if len(node.input) > 1 else 0
     second = 3 if node.op_type in _QUANTIZED else 1

@@ -18,9 +18,9 @@ from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from compress.errors import ResourceError, ToolkitError, first_line
+from compress.errors import CheckpointError, ResourceError, ToolkitError, first_line
 
-__all__ = ["cant_write", "lacks_memory", "raise_shortage", "shortages"]
+__all__ = ["cant_write", "lacks_memory", "raise_shortage", "reading", "shortages"]
 
 # Of these there is no doubt; the others mean that only where they are about one of our places.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -61,6 +61,27 @@ def raise_shortage(error: Exception) -> None:
     """Raise an error that says that memory has run out, as it is: nothing that was tried is at fault for it."""
     if lacks_memory(error):
         raise error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Within it, memory that runs out is told as that of a file that is read, where no setting of a run is to blame.
+
+    Raises:
+        ResourceError: memory has run out.
+    """
+    try:
+        yield
+    except Exception as err:
+        cause = err.__cause__ if isinstance(err, CheckpointError) else None if isinstance(err, ToolkitError) else err
+        if cause is None or not lacks_memory(cause):
+            raise
+        raise ResourceError(
+            f"there is not enough memory to read {path}",
+            why=first_line(cause),
+            mend="take a machine with several times the memory of the file's size; if that is there, the file is "
+            "damaged or was made to take it: get another from who made it",
+        ) from err
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from compress.evaluate.label_values import IGNORED, blocks, values_of
 from compress.evaluate.layout import lies_alike, lies_otherwise
 from compress.evaluate.output_kind import OutputForm, OutputKind, by_labels, class_axes
 
-__all__ = ["are_classes", "counts", "left_out", "refuse_labels", "watched"]
+__all__ = ["alone", "are_classes", "counts", "left_out", "refuse_labels", "watched"]
 
 
 def are_classes(labels: Any, output: TensorSpec) -> bool:
@@ -167,3 +167,11 @@ def _refuse_values(labels: Any, output: TensorSpec, what: str, loss: str) -> Non
         if others:
             why = f"some are {', '.join(f'{value:g}' for value in others[:5])}, and --loss sigmoid takes 0 to 1"
             raise DatasetError(what, why=why, mend="write them so, or give --loss regression")
+
+
+def alone(labels: Any, output: TensorSpec) -> int | None:
+    """The class that all labels are of; None where there are several, or that is not known before they are made."""
+    if not are_classes(labels, output) or isinstance(labels, Fetched) or len(labels) < 2:
+        return None
+    values = np.asarray(labels[:])
+    return int(values[0]) if (values == values[0]).all() else None

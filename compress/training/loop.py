@@ -25,7 +25,7 @@ from compress.training.batches.sampler import Sampler
 from compress.training.frozen import frozen_for, note_of
 from compress.training.journal import Journal
 from compress.training.judging import Judge
-from compress.training.labels import counts, left_out
+from compress.training.labels import alone, counts, left_out
 from compress.training.machine.gpu_watch import GpuWatch
 from compress.training.machine.profile import Profile
 from compress.training.machine.setup import device_kind, fabric_for, on_threads
@@ -110,6 +110,10 @@ class _Training:
             self.warnings.append(UNSURE)
         if self.labels_teach and (unknown := left_out(form, output, labels)) is not None:
             self.warnings.append(unknown)
+        if self.labels_teach and (only := alone(labels, output)) is not None:
+            self.warnings.append(
+                f"All labels are of the class {only}: they teach to answer it always, and scores by them say no more."
+            )
         if self.labels_teach and form.doubt:
             self.warnings.append(form.doubt)
         self.fabric = fabric_for(kind, self.precision, task.module)

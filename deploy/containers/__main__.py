@@ -8,8 +8,9 @@ from pathlib import Path
 
 from cyclopts import App
 
-from compress.errors import ToolkitError
+from compress.errors import ServerError, ToolkitError
 from deploy.containers.build import IMAGES, build_all, check_machine
+from deploy.containers.composed import Composed
 from deploy.containers.engine import find_engine
 from deploy.containers.stack import Stack
 
@@ -17,11 +18,15 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build/containers"
 MODELS = ROOT / "model_repository"
 PLAYED = ("gateway", "triton-cpu", "prometheus")
-app = App(name="python -m deploy.containers", help="Images, and the pods that Podman plays from them, on this machine.")
+app = App(
+    name="python -m deploy.containers", help="Images, and what Podman or Docker plays from them, on this machine."
+)
 
 
-def _stack(gateway_port: int = 8080, prometheus_port: int = 9090) -> Stack:
-    return Stack(find_engine(), FOLDER, gateway_port=gateway_port, prometheus_port=prometheus_port)
+def _serving(gateway_port: int = 8080, prometheus_port: int = 9090) -> Stack | Composed:
+    engine = find_engine()
+    kind = Stack if engine.podman else Composed
+    return kind(engine, FOLDER, gateway_port=gateway_port, prometheus_port=prometheus_port)
 
 
 @app.command
@@ -54,10 +59,11 @@ def up(repository: Path = MODELS, *, gateway_port: int = 8080, prometheus_port: 
     prometheus_port
         On 127.0.0.1.
     """
-    stack = _stack(gateway_port, prometheus_port)
-    check_machine(stack.engine, (), play=True)
-    stack.up(repository)
-    print(f"gateway {stack.url}, Prometheus {stack.prometheus}; clients' key: SERVE_API_KEY=$(cat {FOLDER}/client-key)")
+    serving = _serving(gateway_port, prometheus_port)
+    check_machine(serving.engine, (), play=True)
+    serving.up(repository)
+    print(f"gateway {serving.url}, Prometheus {serving.prometheus}")
+    print(f"clients' key: SERVE_API_KEY=$(cat {FOLDER}/client-key)")
 
 
 @app.command
@@ -69,17 +75,26 @@ def roll(repository: Path) -> None:
     repository
         What `serve pack` wrote.
     """
-    print(f"{_stack().roll(repository)} serves now")
+    serving = _serving()
+    if not isinstance(serving, Stack):
+        raise ServerError(
+            "can't put another repository in place without a pause",
+            why="Docker Compose has one Triton",
+            mend="up OTHER_REPOSITORY, with a pause; or Podman",
+        )
+    print(f"{serving.roll(repository)} serves now")
 
 
 @app.command
 def down() -> None:
     """Stop gateway, Prometheus and Triton, in this order; keys and releases stay."""
-    _stack().down()
+    _serving().down()
 
 
 @app.command
-def check(*, gateway_port: int = 8080, prometheus_port: int = 9090, twice: bool = True) -> None:
+def check(
+    *, gateway_port: int = 8080, prometheus_port: int = 9090, twice: bool = True, build_first: bool = True
+) -> None:
     """Build all, and prove it: see deploy/README.md.
 
     Parameters
@@ -90,13 +105,20 @@ def check(*, gateway_port: int = 8080, prometheus_port: int = 9090, twice: bool 
         On 127.0.0.1.
     twice
         Build the images that serve once more, and compare them.
+    build_first
+        With Docker, build what is run; not, where `docker load` brought it.
     """
-    from deploy.containers.check import run
+    from deploy.containers.check import run, run_composed
 
-    engine = find_engine()
-    check_machine(engine, [image.name for image in IMAGES], play=True)
-    stack = _stack(gateway_port, prometheus_port)
-    print(json.dumps(run(stack, twice=twice)))
+    serving = _serving(gateway_port, prometheus_port)
+    if isinstance(serving, Stack):
+        check_machine(serving.engine, [image.name for image in IMAGES], play=True)
+        print(json.dumps(run(serving, twice=twice)))
+    else:
+        check_machine(serving.engine, PLAYED if build_first else (), play=True)
+        if build_first:
+            build_all(serving.engine, PLAYED, MODELS, FOLDER)
+        print(json.dumps(run_composed(serving)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""`make images-check`: what is claimed of the images and of the pods, tried on this machine.
+"""`make images-check`: what is claimed of the images, and of what plays them, tried on this machine.
 
-Two versions of the digits network are served one after the other, and asked through the gateway; the server that runs
-them is killed under load, and replaced under load.
+By Podman two versions of the digits network are served one after the other, and asked through the gateway; the server
+that runs them is killed under load, and replaced under load. By Docker, one is served and killed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from typing import Any
 
 from compress.errors import ServerError
 from deploy.containers.build import IMAGES, MB, ROOT, Built, build, build_all
+from deploy.containers.composed import SERVICES, Composed
 from deploy.containers.stack import Stack
 from serve.load.report.report import read_report
 
-__all__ = ["run"]
+__all__ = ["run", "run_composed"]
+
+Serving = Stack | Composed
 
 DIGITS = ROOT / "examples/digits"
 RATE, LOAD_S, SETTLE_S = 50, 20, 5.0
@@ -64,11 +67,11 @@ def run(stack: Stack, *, twice: bool) -> dict[str, Any]:
             _confined(stack, container)
         found["accuracy_first"] = _verify(stack, "first")
         with _load(stack, "kill_alone") as alone:
-            _kill(stack, pod)
+            _kill(stack, f"{pod}-triton")
         found["killed_alone"] = _counted(alone)
         second = _said("a second version beside the first", stack.add, versions[1])
         with _load(stack, "kill_one_of_two") as one:
-            _kill(stack, pod)
+            _kill(stack, f"{pod}-triton")
         found["killed_one_of_two"] = _counted(one)
         with _load(stack, "roll") as roll:
             _said("the first goes, under load", stack.take_away, pod)
@@ -83,6 +86,39 @@ def run(stack: Stack, *, twice: bool) -> dict[str, Any]:
         stack.down()
     found["down_s"] = round(time.perf_counter() - begun, 1)
     _hold(not stack.pods(), "nothing is left")
+    return found
+
+
+def run_composed(composed: Composed) -> dict[str, Any]:
+    """Serve by Docker Compose what was built, disturb, and stop.
+
+    Args:
+        composed: where; nothing of its name may run.
+
+    Returns:
+        The figures.
+
+    Raises:
+        ServerError: a claim does not hold.
+    """
+    repository = _version(composed.folder, "first", [])
+    found: dict[str, Any] = {}
+    try:
+        begun = time.perf_counter()
+        _said("the repository's check, Triton, gateway and Prometheus come up", composed.up, repository)
+        found["up_s"] = round(time.perf_counter() - begun, 1)
+        for service in SERVICES:
+            _confined(composed, composed.container(service))
+        found["accuracy"] = _verify(composed, "first")
+        with _load(composed, "kill_composed") as alone:
+            _kill(composed, composed.container("triton"))
+        found["killed"] = _counted(alone)
+        with _load(composed, "watched"):  # of the one that was killed, a look or none at its last requests
+            found["scraped"] = _scraped(composed)
+        begun = time.perf_counter()
+    finally:
+        composed.down()
+    found["down_s"] = round(time.perf_counter() - begun, 1)
     return found
 
 
@@ -136,39 +172,46 @@ def _hold(holds: bool, what: str) -> None:
     print(f"holds: {what}", flush=True)
 
 
-def _confined(stack: Stack, container: str) -> None:
-    told = stack.engine.run("exec", container, "sh", "-c", STATUS).stdout
+def _confined(serving: Serving, container: str) -> None:
+    told = serving.engine.run("exec", container, "sh", "-c", STATUS).stdout
     status = {line.partition(":")[0]: line.split()[1:] for line in told.splitlines() if ":\t" in line}
     _hold(
         status["Uid"] == ["1000"] * 4 and status["NoNewPrivs"] == ["1"] and "Read-only file system" in told
         and int(status["CapEff"][0], 16) == int(status["CapBnd"][0], 16) == 0,
         f"{container} is not root, has no capabilities and a read-only root",
     )  # fmt: skip
-    done = stack.engine.run("healthcheck", "run", container, check=False)
-    _hold(done.returncode == 0, f"{container} passes its probe")
+    _hold(_passes(serving, container), f"{container} passes its probe")
 
 
-def _keyed(stack: Stack) -> dict[str, str]:
-    return os.environ | {"SERVE_API_KEY": stack.key}
+def _passes(serving: Serving, container: str) -> bool:
+    """By Podman it is run now; Docker runs it itself, and tells."""
+    if serving.engine.podman:
+        return serving.engine.run("healthcheck", "run", container, check=False).returncode == 0
+    (told,) = serving.engine.ask("container", "inspect", container)
+    return bool(told["State"]["Health"]["Status"] == "healthy")
 
 
-def _verify(stack: Stack, name: str) -> str:
+def _keyed(serving: Serving) -> dict[str, str]:
+    return os.environ | {"SERVE_API_KEY": serving.key}
+
+
+def _verify(serving: Serving, name: str) -> str:
     """Each evaluation image through the gateway; fails unless the artifact's own accuracy comes out."""
-    data = stack.folder / "digits"
-    words = ["--eval", str(data / "images"), "--artifact", str(data / name), "--output", "label", "--url", stack.url]
-    said = _python("-m", "serve", "verify", "digits", *words, environ=_keyed(stack))
+    data = serving.folder / "digits"
+    words = ["--eval", str(data / "images"), "--artifact", str(data / name), "--output", "label", "--url", serving.url]
+    said = _python("-m", "serve", "verify", "digits", *words, environ=_keyed(serving))
     print(said.strip(), flush=True)
     return said.splitlines()[0]
 
 
 @contextmanager
-def _load(stack: Stack, name: str) -> Iterator[Path]:
+def _load(serving: Serving, name: str) -> Iterator[Path]:
     """Requests at a steady rate, meanwhile; the body begins after some seconds of them."""
-    path = stack.folder / f"{name}.json"
+    path = serving.folder / f"{name}.json"
     path.unlink(missing_ok=True)
     words = ["--model", "digits", "--rate", str(RATE), "--duration", str(LOAD_S), "--warmup", "1"]
-    command = ["-m", "serve", "load", stack.url, *words, "--output", str(path)]
-    thread = threading.Thread(target=_python, args=command, kwargs={"environ": _keyed(stack), "fails": True})
+    command = ["-m", "serve", "load", serving.url, *words, "--output", str(path)]
+    thread = threading.Thread(target=_python, args=command, kwargs={"environ": _keyed(serving), "fails": True})
     thread.start()
     try:
         time.sleep(SETTLE_S)
@@ -186,50 +229,54 @@ def _counted(path: Path) -> dict[str, Any]:
     return found
 
 
-def _kill(stack: Stack, pod: str) -> None:
-    """As the kernel does when memory runs out; Podman starts it again."""
-    container = f"{pod}-triton"
-    before = _pid(stack, container)
+def _kill(serving: Serving, container: str) -> None:
+    """As the kernel does when memory runs out; the engine starts it again."""
+    before = _pid(serving, container)
     os.kill(before, signal.SIGKILL)  # `podman kill` would be taken for a wish that it stays away
     begun = time.perf_counter()
     ready = ["exec", container, "http-ok", "http://127.0.0.1:8000/v2/health/ready"]
-    while _pid(stack, container) == before or stack.engine.run(*ready, check=False).returncode:
+    while _pid(serving, container) == before or serving.engine.run(*ready, check=False).returncode:
         if time.perf_counter() - begun > 60:
-            raise ServerError(f"{container} did not come back", why="60 s went by", mend=f"podman logs {container}")
+            raise ServerError(
+                f"{container} did not come back", why="60 s went by", mend=f"look at the logs of {container}"
+            )
         time.sleep(0.1)
     print(f"{container} was killed, and is ready again after {time.perf_counter() - begun:.1f} s", flush=True)
 
 
-def _pid(stack: Stack, container: str) -> int:
-    (told,) = stack.engine.ask("container", "inspect", container)
+def _pid(serving: Serving, container: str) -> int:
+    (told,) = serving.engine.ask("container", "inspect", container)
     return int(told["State"]["Pid"])
 
 
-def _scraped(stack: Stack) -> dict[str, float]:
+def _scraped(serving: Serving) -> dict[str, float]:
     """What Prometheus has of both, by the names that autoscalers and alerts use, once it has looked again."""
     wanted = {"gateway": 1, "triton": 1}
     deadline = time.monotonic() + SCRAPED_S
-    while (up := _targets_up(stack)) != wanted and time.monotonic() < deadline:
+    while (up := _targets_up(serving)) != wanted and time.monotonic() < deadline:
         time.sleep(1)
     _hold(up == wanted, f"Prometheus scrapes the one Triton and the one gateway: {up}")
     queries = {
         "most requests a second": "max_over_time(autoscale:requests:rate1m[10m])",
         "inferences": "sum(nv_inference_request_success)",
     }
-    found = {name: _asked(stack, query) for name, query in queries.items()}
+    while not all((found := {name: _asked(serving, query) for name, query in queries.items()}).values()):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(1)
     _hold(all(found.values()), f"it has recorded what an autoscaler looks at: {found}")
     return found
 
 
-def _targets_up(stack: Stack) -> dict[str, int]:
+def _targets_up(serving: Serving) -> dict[str, int]:
     """How many answer, by their job; an address that stands under two names counts as often."""
-    with urllib.request.urlopen(f"{stack.prometheus}/api/v1/targets?state=active", timeout=5) as answer:  # noqa: S310
+    with urllib.request.urlopen(f"{serving.prometheus}/api/v1/targets?state=active", timeout=5) as answer:  # noqa: S310
         targets = json.load(answer)["data"]["activeTargets"]
     return dict(Counter(each["labels"]["job"] for each in targets if each["health"] == "up"))
 
 
-def _asked(stack: Stack, query: str) -> float:
-    url = f"{stack.prometheus}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+def _asked(serving: Serving, query: str) -> float:
+    url = f"{serving.prometheus}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
     with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310  on this machine
         rows = json.load(answer)["data"]["result"]
     return float(rows[0]["value"][1]) if rows else 0.0

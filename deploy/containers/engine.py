@@ -96,8 +96,6 @@ def missing(engine: Engine, bases: Sequence[str], *, play: bool) -> list[tuple[s
             found.append((f"Podman can't work: {info.stderr.strip()}", "see deploy/README.md, On a bare machine"))
         elif play and json.loads(info.stdout)["host"].get("networkBackend") != "netavark":
             found.append(("pods can't find each other by name: Podman's network is CNI's", NAMES))
-    elif play:
-        found.append(("Docker plays no manifests", f"apt-get install --no-install-recommends {PACKAGES}"))
     return found + [(f"the base {base} can't be had", OWN_BASE) for base in bases if not _had(engine, base)]
 
 

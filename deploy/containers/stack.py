@@ -8,7 +8,6 @@ Pods that serve stand under one name there, NAME-triton, as behind a headless se
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import sys
 import tarfile
 import time
@@ -22,6 +21,7 @@ from typing import Any
 from compress.errors import ServerError
 from deploy.containers.build import tag_of
 from deploy.containers.engine import Engine
+from deploy.containers.keys import make_keys
 from serve.deploy.cluster.render import render
 from serve.deploy.options import RenderOptions
 from serve.repository.folders import check_hidden, files_of
@@ -110,7 +110,13 @@ class Stack:
         check_hidden(repository)
         render(repository, self.folder / "kubernetes", options)
         self._volume(claim, repository)
-        self._play("triton.yaml", "--network", f"{self.name}-models:alias={self.name}-triton")
+        try:
+            self._play("triton.yaml", "--network", f"{self.name}-models:alias={self.name}-triton")
+        except ServerError:
+            said = self.engine.run("logs", "--tail", "3", f"{pod}-check", check=False)
+            print(f"the repository's check: {said.stdout}{said.stderr}".rstrip(), file=sys.stderr)
+            self._forget(pod)
+            raise
         ready = ["exec", f"{pod}-triton", "http-ok", "http://127.0.0.1:8000/v2/health/ready"]
         self._until(lambda: self.engine.run(*ready, check=False).returncode == 0, "Triton", pod)
         return pod
@@ -168,19 +174,10 @@ class Stack:
                 self.engine.run("network", "create", *flags, f"{self.name}-{part}")
 
     def _secrets(self) -> None:
-        """Keys of a client and of Prometheus, made once."""
-        keys = self.folder / "keys.json"
-        if not keys.exists():
-            for name, file, flags in (
-                ("client", "client-key", []), ("prometheus", "metrics-key", ["--metrics", "--model", "none"]),
-            ):  # fmt: skip
-                words = [sys.executable, "-m", "serve", "keys", "add", name, "--file", str(keys), *flags]
-                made = subprocess.run(words, check=True, capture_output=True, text=True)
-                path = self.folder / file
-                path.touch(mode=0o600)
-                path.write_text(made.stdout)
+        """Keys as volumes."""
+        make_keys(self.folder)
         for volume, entry, path in (
-            ("keys", "keys.json", keys),
+            ("keys", "keys.json", self.folder / "keys.json"),
             ("metrics-key", "key", self.folder / "metrics-key"),
         ):
             name = f"{self.name}-{volume}"

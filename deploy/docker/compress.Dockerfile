@@ -12,11 +12,12 @@ RUN python -m venv /opt/compress
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY compress ./compress
 COPY serve ./serve
+# Packages hold files for other releases of Python, too: what this one can't compile is left.
 RUN /opt/compress/bin/pip install --no-cache-dir --no-compile --disable-pip-version-check -c constraints.txt \
       ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} ".[compress,finetune]" \
     && /opt/compress/bin/pip uninstall --quiet --yes pip setuptools \
     && find /opt/compress -name __pycache__ -prune -exec rm -r {} + \
-    && python -m compileall -q --invalidation-mode unchecked-hash /opt/compress/lib
+    && (python -m compileall -qq --invalidation-mode unchecked-hash /opt/compress/lib || true)
 
 FROM ${PYTHON}
 ARG VERSION=0.1.0

@@ -15,6 +15,7 @@ RUN touch hooks.txt \
     && /opt/serve/bin/pip install --no-cache-dir --no-compile --disable-pip-version-check -c constraints.txt \
       -r hooks.txt ".[triton,sign]" \
     && XDG_CACHE_HOME=/opt/wheel /opt/serve/bin/serve triton install
+# Packages hold files for other releases of Python, too: what this one can't compile is left.
 # NumPy 1 in place of the environment's, the stub of this Python alone, our ONNX Runtime backend in place of the C++ one.
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN site=$(echo /opt/serve/lib/python3.*/site-packages) wheel=$(echo /opt/wheel/compress-serve/triton-*) \
@@ -27,7 +28,7 @@ RUN site=$(echo /opt/serve/lib/python3.*/site-packages) wheel=$(echo /opt/wheel/
     && cp "$server/python_backend_stubs/${version#python}/triton_python_backend_stub" /opt/tritonserver/backends/python \
     && cp -r "$site"/serve/triton/backends/*/ /opt/tritonserver/backends \
     && find /opt/serve /opt/tritonserver -name __pycache__ -prune -exec rm -r {} + \
-    && python -m compileall -q --invalidation-mode unchecked-hash "$site" /opt/tritonserver/backends
+    && (python -m compileall -qq --invalidation-mode unchecked-hash "$site" /opt/tritonserver/backends || true)
 
 FROM ${PYTHON}
 ARG VERSION=0.1.0

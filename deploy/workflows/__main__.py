@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cyclopts import App
 
+from compress.errors import ToolkitError
 from deploy.workflows.run import DONE, FOLDER, Runner
 
 app = App(name="python -m deploy.workflows", help="The steps of .github/workflows, in fresh clones on this machine.")
@@ -34,7 +35,7 @@ def run(*names: str, whole: bool = False) -> None:
                 for step, why in runner.workflow(path):
                     print(f"== {step}: {f'not run: {why}' if why else DONE.get(step.uses, 'run')}", flush=True)
                     left += [f"{step}: {why}"] if why else []
-            except (subprocess.CalledProcessError, ValueError, OSError) as err:
+            except (subprocess.CalledProcessError, ToolkitError, ValueError, OSError) as err:
                 print(f"== {path.name}: {err}", file=sys.stderr)
                 sys.exit(1)
     print("\nNot run here:", *left, sep="\n  ")

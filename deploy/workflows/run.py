@@ -13,6 +13,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from compress.errors import ServerError
+from deploy.containers.build import IMAGES, build, check_machine
+from deploy.containers.engine import find_engine
 from deploy.workflows.steps import Step, filled, read_steps
 
 __all__ = ["DONE", "FOLDER", "NOT_RUN", "Runner", "reason_not_to"]
@@ -24,12 +27,14 @@ DONE = {
     "actions/setup-python": "an environment of this Python's",
     "actions/upload-artifact": "copied",
     "actions/download-artifact": "copied",
+    "docker/build-push-action": "built by the engine that is here, not pushed",
 }
 NOT_RUN = {
     "azure/setup-kubectl": "it downloads kubectl, which has to be here",
-    "docker/setup-buildx-action": "it needs Docker; `make images` builds with what is here",
+    "docker/setup-buildx-action": "the engine that is here builds without it",
     "docker/login-action": "it needs the registry",
-    "docker/build-push-action": "it needs the registry; `make images` builds the same files",
+    'sudo env "PATH=$PATH" ENGINE=podman make images-check': "`make images-check` is run by itself",
+    'sudo env "PATH=$PATH" ENGINE=docker make images-check': "`ENGINE=docker make images-check` is run by itself",
     "bash .ci/run": "CI runs it at each change, and all of it each night; --whole does, here",
 }
 DIGEST = "sha256:" + "0" * 64
@@ -64,6 +69,8 @@ class Runner:
             if step.job != job:
                 job, self._path = step.job, os.environ["PATH"]
             why = reason_not_to(step, whole=self._whole)
+            if step.uses == "docker/build-push-action":
+                why = _why_nothing_is_built()
             if not why:
                 self.step(step)
             yield step, why
@@ -96,8 +103,21 @@ class Runner:
                 _upload(clone, inputs["path"].split(), self._folder / "artifacts" / inputs["name"])
             case "actions/download-artifact":
                 shutil.copytree(self._folder / "artifacts" / inputs["name"], clone / inputs["path"])
+            case "docker/build-push-action":
+                name = Path(inputs["file"]).name.removesuffix(".Dockerfile")
+                (image,) = [each for each in IMAGES if each.name == name]
+                build(find_engine(), image, clone / inputs.get("context", "."), root=clone)
             case other:
                 raise ValueError(f"nothing stands in for {other}")
+
+
+def _why_nothing_is_built() -> str:
+    """Why no image can be built here; "" where it can."""
+    try:
+        check_machine(find_engine(), ["gateway"], play=False)
+    except ServerError as err:
+        return f"{err.what}: {err.why}"
+    return ""
 
 
 def _upload(clone: Path, paths: list[str], artifact: Path) -> None:

@@ -48,7 +48,8 @@ class RenderOptions:
     """Where the model repository is: pvc:CLAIM, s3://BUCKET/PATH, or image:REFERENCE (an image volume)."""
 
     target: float | None = None
-    """Requests a second that one Triton shall have; by default that of --plan."""
+    """Requests a second that one Triton shall have; by default that of --plan, else 0.7 of the most that --load saw
+    within the objective, else 50."""
 
     min_replicas: int | None = None
     """Tritons at least; by default that of --plan, or 2."""

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from serve import __version__
-from serve.gateway.access.footprint import reader_bytes
+from serve.gateway.access.footprint import apart_bytes, reader_bytes
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.memory import Memory
 from serve.gateway.access.metrics import PlacesCollector
@@ -121,7 +121,12 @@ def create_app(
     releases = Releases(settings.state, upstream, () if rules is None else rules.names)
     gate = Gate(settings, incidents, memory, residency)
     contracts = Contracts(
-        upstream, settings.max_elements, reader_bytes(settings.memory_bytes), validate=settings.validate
+        upstream,
+        settings.max_elements,
+        reader_bytes(settings.memory_bytes),
+        apart_bytes(settings.memory_bytes, settings.max_body_bytes),
+        loop_time=gate.loop_time,
+        validate=settings.validate,
     )
 
     def works(model: str, instances: int, asks: Sequence[str]) -> None:

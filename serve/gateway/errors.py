@@ -34,6 +34,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 __all__ = [
+    "NO_ROOM",
     "AnswerTooLargeError",
     "BadInputError",
     "BadRequestError",
@@ -60,6 +61,7 @@ __all__ = [
 
 E = TypeVar("E", bound=BaseException)
 DISCARD_S, LONG_DISCARD_S = 2.0, 30.0
+NO_ROOM = "there is no memory to write it as JSON"  # of an answer
 DISCARD_BYTES = 256 * 1024 * 1024
 
 

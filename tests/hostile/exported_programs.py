@@ -385,6 +385,8 @@ def _power(base: str, times: int) -> str:
 
 PAIRS = list(itertools.pairwise(S))
 SIZES = {
+    "float_of_many_digits": "Mul(Float('1.5', precision=68719476736), Symbol('s77', positive=True, integer=True))",
+    "power_of_a_fraction_of_a_fraction": "Pow(Integer(3), Rational(1, Rational(1, 3000000000)))",
     "power_of_powers": _power("Integer(9)", 14),
     "power_of_sums": f"Mod({_power('+'.join(S[:12]), 3)}, 7)",
     "divisor_of_products": f"FloorDiv({'*'.join(f'({a}+{b})' for a, b in PAIRS)}, {S[0]}+1)",

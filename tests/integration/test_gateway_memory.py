@@ -27,6 +27,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from serve.gateway.access.footprint import MIB, footprint_bytes
 from serve.gateway.access.keys import add_key
+from serve.gateway.oip.cost import is_dear
 from serve.triton.launch import TritonServer
 from tests.gateway_models import fetch, served_models
 
@@ -302,6 +303,36 @@ def test_lists_in_lists_without_end_are_a_bad_request(triton: TritonServer) -> N
                 value = deep[:900] + inner + deep[900:]
                 url, body = f"{served.url}/predict/{model}", b'{"%b":%b}' % (name, value)
                 assert fetch(url, body, content_type="application/json")[0] == 400
+
+
+@pytest.mark.parametrize("numbers", [6000, 11_000], ids=["read in the event loop", "read in another process"])
+def test_numbers_beside_a_long_text_take_no_more_than_they_are_and_others_are_answered(
+    triton: TritonServer, numbers: int
+) -> None:
+    """As texts of one length they would be gigabytes: whoever looks for numbers may not let numpy choose."""
+    bomb = json.dumps({"x": [1] * numbers + ["a" * 50_000]}, separators=(",", ":")).encode()
+    assert is_dear(bomb) == (numbers > 6000)
+    with gateway(triton, memory_bytes=256 * MIB) as served:
+        url, answered = f"{served.url}/predict/tiny", list[int]()
+        long = json.dumps({"x": [[0.5] * 4] * 8, "none": "a" * 100_000}).encode()
+        assert fetch(url, long, content_type="application/json")[0] == 422  # both processes are there
+        before = served.peak()
+        others = [
+            threading.Thread(
+                target=lambda: answered.append(fetch(f"{served.url}/v2/models/tiny/infer", GOOD)[0]), name=f"other {at}"
+            )
+            for at in range(16)
+        ]
+        for at, other in enumerate(others):
+            other.start()
+            if at % 4 == 0:
+                status, told = fetch(url, bomb, content_type="application/json")
+                assert status == 422, told
+                assert "this holds a mixture" in told["why"]
+        for other in others:
+            other.join()
+        assert answered == [200] * len(others)
+        assert served.peak() - before < 64 * MIB
 
 
 def test_long_values_are_read_and_written_in_another_process(triton: TritonServer) -> None:

@@ -6,33 +6,41 @@ What passes is written again from the syntax tree that was checked, so that nobo
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import math
 import re
+from fractions import Fraction
 
 __all__ = ["clean_expression"]
 
 MAX_LENGTH, MAX_DEPTH = 20_000, 60
 # sympy multiplies out, and finds common divisors, before anything can stop it.
-MAX_TERMS, MAX_BITS, MAX_ARGUMENTS = 64, 4096, 16
+MAX_TERMS, MAX_BITS, MAX_DEGREE, MAX_ARGUMENTS = 64, 4096, 32, 16
+MAX_PRECISION = 213
+"""Of a float, in bits: 64 digits; torch writes 53."""
 LARGEST = 2**63 - 1
 LARGEST_EXPONENT = 8
 # torch.utils._sympy.symbol.prefix_str of sizes, backed and not; and of floats.
-_SYMBOL = re.compile(r"(?:s|u|ps|zf|zuf)\d{1,9}")
+_SYMBOL = re.compile(r"(?:s|u|ps|zf|zuf)[0-9]{1,9}")
+_FLOAT = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?(e[+-]?[0-9]{1,3})?")
 _NUMBERS = {"Integer", "Float", "Rational"}
-_ASSUMPTIONS = {"positive", "nonnegative", "negative", "nonpositive", "nonzero", "integer", "real", "evaluate"}
+_ASSUMPTIONS = {"positive", "nonnegative", "negative", "nonpositive", "nonzero", "integer", "real"}
 _CONSTANTS = {"oo", "int_oo", "true", "false", "True", "False"}
 _POWERS = {"Pow", "PowByNatural", "FloatPow"}
+_QUOTIENTS = {
+    "FloorDiv", "CleanDiv", "CeilDiv", "IntTrueDiv", "FloatTrueDiv", "Mod", "PythonMod", "ModularIndexing",
+}  # fmt: skip
+_KINDS = {ast.Mult: "Mul", ast.Div: "FloorDiv", ast.FloorDiv: "FloorDiv", ast.Mod: "Mod"}
 _FUNCTIONS = {
     # What srepr writes of sympy's own
-    "Add", "Mul", "Mod", "Max", "Min", "Abs", "And", "Or", "Not", "floor", "ceiling", "Symbol",
+    "Add", "Mul", "Max", "Min", "Abs", "And", "Or", "Not", "floor", "ceiling", "Symbol",
     "Equality", "Unequality", "StrictLessThan", "StrictGreaterThan", "LessThan", "GreaterThan",
     "Eq", "Ne", "Lt", "Le", "Gt", "Ge",
     # torch.utils._sympy.functions; without shifts, which can fill the memory
-    "FloorDiv", "ModularIndexing", "Where", "PythonMod", "CleanDiv", "CeilToInt", "FloorToInt", "CeilDiv",
-    "FloatTrueDiv", "IntTrueDiv", "IsNonOverlappingAndDenseIndicator", "TruncToFloat", "TruncToInt", "RoundToInt",
+    "Where", "CeilToInt", "FloorToInt", "IsNonOverlappingAndDenseIndicator", "TruncToFloat", "TruncToInt", "RoundToInt",
     "RoundDecimal", "ToFloat", "Identity",
-    *_NUMBERS, *_POWERS,
+    *_NUMBERS, *_POWERS, *_QUOTIENTS,
 }  # fmt: skip
 _OPERATIONS = (
     ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.USub, ast.UAdd, ast.Invert, ast.BitAnd,
@@ -51,76 +59,163 @@ def clean_expression(text: str) -> str:
         if len(text) > MAX_LENGTH:
             raise ValueError("it is too long")
         tree = ast.parse(text, mode="eval").body
-        _check(tree, MAX_DEPTH)
-        _measure(tree)
+        _measured(tree, MAX_DEPTH)
         return ast.unparse(tree)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as err:
         shown = text if len(text) < 100 else f"{text[:100]}…"
         raise ValueError(f"holds the expression {shown!r}") from err
 
 
-def _check(node: ast.expr, depth: int) -> None:
+@dataclasses.dataclass(frozen=True)
+class _Size:
+    """What an expression gets to at most, as a fraction of two sums that are multiplied out.
+
+    Attributes:
+        terms: above, beside a constant.
+        bits: of the longest number in it; powers of symbols count as well.
+        constant: whether there may be one above.
+        below: terms below.
+        degree, degree_below: of both.
+    """
+
+    terms: int
+    bits: int
+    constant: bool = False
+    below: int = 1
+    degree: int = 0
+    degree_below: int = 0
+
+    @property
+    def above(self) -> int:
+        return self.terms + self.constant
+
+
+def _measured(node: ast.expr, depth: int) -> _Size:
+    """The size of what is known to be harmless: there is no node that is not looked at, and none that is not measured.
+
+    Raises:
+        ValueError: it is something else, or too large.
+    """
     if depth == 0:
         raise ValueError("it is nested too deeply")
+    found = _size_of(node, depth)
+    if max(found.above, found.below) > MAX_TERMS or found.bits > MAX_BITS:
+        raise ValueError("it gets too long, multiplied out")
+    if max(found.degree, found.degree_below) > MAX_DEGREE:
+        raise ValueError("it holds too high a power")
+    return found
+
+
+def _size_of(node: ast.expr, depth: int) -> _Size:
     if isinstance(node, ast.Constant):
-        _number(node.value)
-    elif isinstance(node, ast.Name):
-        if node.id not in _CONSTANTS and not _SYMBOL.fullmatch(node.id):
-            raise ValueError(node.id)
-    elif isinstance(node, ast.Call):
-        _call(node, depth)
-    elif isinstance(node, ast.BinOp):
+        return _Size(0, _bits(_literal(node)), constant=True)
+    if isinstance(node, ast.Name):
+        if node.id in _CONSTANTS:
+            return _Size(0, 1, constant=True)
+        return _symbol(node.id)
+    if isinstance(node, ast.Call):
+        return _call(node, depth)
+    if isinstance(node, ast.BinOp):
         _operation(node.op)
         if isinstance(node.op, ast.Pow):
-            _exponent(node.right)
-        _check(node.left, depth - 1)
-        _check(node.right, depth - 1)
-    elif isinstance(node, ast.UnaryOp):
+            return _power(_measured(node.left, depth - 1), _exponent(node.right))
+        return _together(
+            _KINDS.get(type(node.op), ""), [_measured(side, depth - 1) for side in (node.left, node.right)]
+        )
+    if isinstance(node, ast.UnaryOp):
         _operation(node.op)
-        _check(node.operand, depth - 1)
-    elif isinstance(node, ast.Compare):
+        return _sum([_measured(node.operand, depth - 1)])
+    if isinstance(node, ast.Compare):
         for operation in node.ops:
             _operation(operation)
-        for side in (node.left, *node.comparators):
-            _check(side, depth - 1)
-    else:
-        raise ValueError(type(node).__name__)
+        return _sum([_measured(side, depth - 1) for side in (node.left, *node.comparators)])
+    raise ValueError(type(node).__name__)
 
 
-def _call(node: ast.Call, depth: int) -> None:
+def _call(node: ast.Call, depth: int) -> _Size:
     if not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS:
         raise ValueError("it calls a function of its choice")
-    for keyword in node.keywords:
-        known = keyword.arg in _ASSUMPTIONS or (node.func.id == "Float" and keyword.arg == "precision")
-        if not known or not isinstance(keyword.value, ast.Constant) or type(keyword.value.value) not in (bool, int):
-            raise ValueError("it names an argument that is no assumption")
-        _number(keyword.value.value)
-    texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-    if node.func.id == "Symbol":
-        if len(node.args) != 1 or len(texts) != 1 or not _SYMBOL.fullmatch(texts[0]):
-            raise ValueError("it names a symbol that torch does not")
-        return
-    if node.func.id == "Float" and texts:
-        if len(node.args) != 1 or not re.fullmatch(r"-?\d{1,40}(\.\d{1,40})?(e[+-]?\d{1,3})?", texts[0]):
-            raise ValueError("it holds a number that is none")
-        return
-    if node.func.id in _POWERS:
+    name = node.func.id
+    if len(node.args) > MAX_ARGUMENTS:
+        raise ValueError("a function of it has too many arguments")
+    named = _named(name, node.keywords)
+    if name == "Symbol":
+        (text,) = [arg.value if isinstance(arg, ast.Constant) else None for arg in node.args] or [None]
+        return _symbol(text)
+    if name in _NUMBERS:
+        return _Size(0, max(_bits(_number(node)), *named.values(), 1), constant=True)
+    if name in _POWERS:
         if len(node.args) != 2:
             raise ValueError("it is no power")
-        _exponent(node.args[1])
-    for arg in node.args:
-        _check(arg, depth - 1)
+        return _power(_measured(node.args[0], depth - 1), _exponent(node.args[1], fractions=name == "FloatPow"))
+    return _together(name, [_measured(arg, depth - 1) for arg in node.args])
 
 
-def _exponent(node: ast.expr) -> float:
-    """Its value: a power can be larger than the memory, where its exponent is no small number."""
-    while isinstance(node, ast.UnaryOp) or (isinstance(node, ast.Call) and len(node.args) == 1):
-        node = node.operand if isinstance(node, ast.UnaryOp) else node.args[0]
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Rational" and node.args:
-        node = node.args[0]  # its numerator, which is no smaller
-    if not isinstance(node, ast.Constant) or not isinstance(node.value, int | float) or node.value > LARGEST_EXPONENT:
+def _named(name: str, keywords: list[ast.keyword]) -> dict[str, int]:
+    """The arguments by name: of a symbol what it is assumed to be, of a float its bits; of no other function any."""
+    found = {}
+    for keyword in keywords:
+        value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+        assumed = name == "Symbol" and keyword.arg in _ASSUMPTIONS and type(value) is bool
+        precise = name == "Float" and keyword.arg == "precision" and type(value) is int and 0 < value <= MAX_PRECISION
+        if not (assumed or precise) or keyword.arg is None or not isinstance(value, int):
+            raise ValueError("it names an argument that torch does not")
+        found[keyword.arg] = value
+    return found
+
+
+def _symbol(name: object) -> _Size:
+    if not isinstance(name, str) or not _SYMBOL.fullmatch(name):
+        raise ValueError("it names a symbol that torch does not")
+    return _Size(1, 1, degree=1)
+
+
+def _literal(node: ast.expr) -> int | float:
+    """A number as it stands there, with a sign or without."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        return -_literal(node.operand)
+    value = node.value if isinstance(node, ast.Constant) else None
+    if not isinstance(value, int | float) or not abs(value) <= (LARGEST if isinstance(value, int) else 1e308):
+        raise ValueError("it holds what is no number, or a large one")
+    return value
+
+
+def _number(node: ast.Call) -> Fraction:
+    """What Integer, Rational or Float is given, which are literals.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    kind = node.func.id if isinstance(node.func, ast.Name) else ""
+    first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+    if kind == "Float" and len(node.args) == 1 and isinstance(first, str) and _FLOAT.fullmatch(first):
+        return Fraction(first)
+    values = [_literal(arg) for arg in node.args]
+    if len(values) not in ((1, 2) if kind == "Rational" else (1,)):
+        raise ValueError("it holds a number that is none")
+    if kind != "Float" and (not all(type(value) is int for value in values) or (values[1:] and values[1] < 1)):
+        raise ValueError("it holds a fraction of what is no whole number")
+    return Fraction(values[0]) / Fraction(values[1] if values[1:] else 1)
+
+
+def _bits(value: float | Fraction) -> int:
+    """Of a number and of its inverse."""
+    exact = Fraction(value)
+    return max(exact.numerator.bit_length(), exact.denominator.bit_length())
+
+
+def _exponent(node: ast.expr, *, fractions: bool = False) -> Fraction:
+    """A power can be larger than the memory, where its exponent is no small number that stands there."""
+    minus = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+    inner = node.operand if minus and isinstance(node, ast.UnaryOp) else node
+    if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id in _NUMBERS:
+        _named(inner.func.id, inner.keywords)
+        value = _number(inner)
+    else:
+        value = Fraction(_literal(inner))
+    if abs(value) > LARGEST_EXPONENT or (value.denominator > 1 and not fractions):
         raise ValueError("its exponent is no small number")
-    return float(node.value)
+    return -value if minus else value
 
 
 def _operation(node: ast.AST) -> None:
@@ -128,41 +223,55 @@ def _operation(node: ast.AST) -> None:
         raise ValueError(type(node).__name__)
 
 
-def _number(value: object) -> None:
-    if type(value) not in (bool, int, float) or (isinstance(value, int) and abs(value) > LARGEST):
-        raise ValueError("it holds what is no number, or a large one")
+def _together(kind: str, parts: list[_Size]) -> _Size:
+    if kind == "Mul":
+        return _product(parts)
+    if kind in _QUOTIENTS and len(parts) > 1:
+        return functools.reduce(_quotient, parts)
+    return _sum(parts)
 
 
-def _measure(node: ast.expr) -> tuple[int, int]:
-    """How many terms an expression has, multiplied out, and how many bits its numbers, evaluated."""
-    if isinstance(node, ast.Constant):
-        return 1, node.value.bit_length() if isinstance(node.value, int) else 64
-    if isinstance(node, ast.BinOp):
-        found = _together(type(node.op), [_measure(node.left), _measure(node.right)], node.right)
-    elif isinstance(node, ast.UnaryOp):
-        found = _measure(node.operand)
-    elif isinstance(node, ast.Compare):
-        found = 1, max(_measure(side)[1] for side in (node.left, *node.comparators))
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id != "Symbol":
-        name = node.func.id
-        if len(node.args) > MAX_ARGUMENTS:
-            raise ValueError("a function of it has too many arguments")
-        kind = ast.Pow if name in _POWERS else {"Add": ast.Add, "Mul": ast.Mult}.get(name, ast.FloorDiv)
-        found = _together(kind, [_measure(arg) for arg in node.args], node.args[-1] if node.args else node)
-    else:
-        found = 1, 1
-    if found[0] > MAX_TERMS or found[1] > MAX_BITS:
-        raise ValueError("it gets too long, multiplied out")
-    return found
+def _sum(parts: list[_Size]) -> _Size:
+    """Of any function as well: it gives one of its arguments, or less than all of them together."""
+    below = math.prod(part.below for part in parts)
+    constant = any(part.constant for part in parts)
+    degree_below = sum(part.degree_below for part in parts)
+    return _Size(
+        max(1 - constant, sum(part.terms * below // part.below for part in parts)) + (below - 1) * constant,
+        sum(part.bits for part in parts) + 1,  # of fractions the denominators are multiplied
+        constant,
+        below,
+        max((part.degree for part in parts), default=0) + degree_below,
+        degree_below,
+    )
 
 
-def _together(kind: type, parts: list[tuple[int, int]], last: ast.expr) -> tuple[int, int]:
-    terms, bits = [part[0] for part in parts], [part[1] for part in parts]
-    if kind is ast.Pow:
-        power = math.ceil(abs(_exponent(last)))
-        return terms[0] ** max(power, 1), bits[0] * max(power, 1)
-    if kind is ast.Mult:
-        return math.prod(terms), sum(bits)
-    if kind in (ast.Add, ast.Sub):
-        return sum(terms), max(bits, default=1) + 1
-    return 1, max(bits, default=1)  # what a function of several gives is one term
+def _product(parts: list[_Size]) -> _Size:
+    constant = all(part.constant for part in parts)
+    return _Size(
+        math.prod(part.above for part in parts) - constant,
+        sum(part.bits for part in parts) + 1,
+        constant,
+        math.prod(part.below for part in parts),
+        sum(part.degree for part in parts),
+        sum(part.degree_below for part in parts),
+    )
+
+
+def _power(base: _Size, exponent: Fraction) -> _Size:
+    found = _product([base] * max(1, math.ceil(abs(exponent))))
+    return found if exponent >= 0 else _inverse(found)
+
+
+def _inverse(size: _Size) -> _Size:
+    alone = size.terms == 0  # a number
+    return _Size(
+        0 if alone else size.below, size.bits, alone, 1 if alone else size.above, size.degree_below, size.degree
+    )
+
+
+def _quotient(left: _Size, right: _Size) -> _Size:
+    """Rounded or not: the divisors of quotients of quotients are multiplied."""
+    if right.terms == 0 and right.below == 1:  # terms that it divides come out of it, each alone
+        return dataclasses.replace(left, terms=max(left.terms, 1), bits=left.bits + right.bits + 1)
+    return _sum([_product([left, _inverse(right)]), _Size(right.above, right.bits)])

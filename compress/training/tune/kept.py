@@ -15,6 +15,7 @@ import torch
 from compress.console.wording import as_notes, notes_in
 from compress.training.task import Trained
 from compress.training.tune.space import Settings
+from compress.training.tune.vet_trial import is_trial
 from compress.training.updates.kept_state import KeptState
 from compress.training.updates.vet_state import alike
 from compress.vetting.replace import replace_file
@@ -68,9 +69,13 @@ class Kept:
 
     Args:
         folder: is there.
+
+    Attributes:
+        refused: numbers of trials that are there and were not taken.
     """
 
     def __init__(self, folder: Path) -> None:
+        self.refused: list[int] = []
         self._folder = folder
         self._weights = KeptState(folder / "best.weights", 0.0)
 
@@ -90,20 +95,28 @@ class Kept:
         told = json.loads(json.dumps(told))  # keys as text, tuples as lists: as they are read
         replace_file(self._file(number), json.dumps(told | {"sha256": _digest(told)}))
 
-    def take(self, number: int, settings: Settings) -> Trial | None:
-        """What a trial with these settings gave before; None where there is none, or it is not as it was written."""
-        try:
-            told = read_json(self._file(number))
-            if told.pop("sha256") != _digest(told) or told["trial"]["settings"] != dict(settings):
-                return None
-            given, trained = told["trial"], told["trained"]
-            if trained is not None:
-                trained["warnings"] = as_notes(trained["warnings"], trained.pop("notes"))
-                trained = Trained(**trained)
-            reported = {int(quarter): float(value) for quarter, value in given["reported"].items()}
-            return Trial(**given | {"settings": settings, "reported": reported, "trained": trained})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    def take(self, number: int, settings: Settings, metric: str = "") -> Trial | None:
+        """What a trial with these settings gave before; None where there is none, or it is not as it was written.
+
+        Args:
+            number: of the trial.
+            settings: of it.
+            metric: by which others of the search were judged; "" where none was.
+        """
+        path = self._file(number)
+        if not path.exists():
             return None
+        try:
+            told = read_json(path)
+            whole = told.pop("sha256") == _digest(told) and is_trial(told)
+            if whole and told["trial"]["settings"] == dict(settings):
+                trial = _trial(told, settings)
+                if "" in (metric, trial.metric) or trial.metric == metric:
+                    return trial
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no JSON, or none of such a kind
+            pass
+        self.refused.append(number)
+        return None
 
     def keep_weights(self, number: int, weights: Weights) -> None:
         """Of the best so far, before what it gave."""
@@ -123,6 +136,15 @@ class Kept:
 
     def _file(self, number: int) -> Path:
         return self._folder / f"{number:03d}.json"
+
+
+def _trial(told: Mapping[str, Any], settings: Settings) -> Trial:
+    given, trained = told["trial"], told["trained"]
+    if trained is not None:
+        words = as_notes(trained["warnings"], trained["notes"])
+        trained = Trained(**{name: value for name, value in trained.items() if name != "notes"} | {"warnings": words})
+    reported = {int(quarter): float(value) for quarter, value in given["reported"].items()}
+    return Trial(**given | {"settings": settings, "reported": reported, "trained": trained})
 
 
 def _digest(told: Mapping[str, Any]) -> str:

@@ -24,13 +24,13 @@ from compress.training.task import Among, Trained
 from compress.training.tune.kept import FOLDER, Kept, Trial
 from compress.training.tune.sampling import BAYESIAN, Method, optuna_of, seed_of, suggested
 from compress.training.tune.space import Range, Settings, Space, flags_of, mean_share, space_of
+from compress.training.tune.vet_trial import QUARTERS
 
 if TYPE_CHECKING:
     from compress.training.finetune import Finetune
 
 __all__ = ["Found", "Search", "trainings_left"]
 
-QUARTERS = 4
 SHOWN = 1000  # of the bar, for a trial
 RIGHT_OR_WRONG = ("top1", "top5", "agreement")  # metrics whose scores of samples are 0 or 1
 
@@ -104,7 +104,7 @@ class Search:
             asked = study.ask()
             proposed = suggested(asked, self._space)
             settings = self._asked if number == 0 else self._told(proposed)
-            trial = self._kept.take(number, settings)
+            trial = self._kept.take(number, settings, next((each.metric for each in self.trials if each.metric), ""))
             if trial is None:
                 trial = self._train(settings, asked)
             else:
@@ -203,24 +203,9 @@ class Search:
         self._progress(int(SHOWN * (self._number + share)), SHOWN * self._wanted, ", ".join(told))
 
     def _found(self) -> Found:
-        best = self.best
-        if best is None:
-            raise StageError(
-                "no training of the search gave a network",
-                why=f"all {counted(len(self.trials), 'trials')} failed, the first so: {self.trials[0].failed}",
-                mend="try a lower --learning-rate, or leave --tune-training out to see the training alone",
-            )
+        module, best = self._whole()
         trial = self.trials[best]
-        module = copy.deepcopy(self._model.module)
-        weights = self._kept.weights(best, module.state_dict())
-        if weights is not None:
-            module.load_state_dict(weights)
-            module.eval()
-            trained = trial.trained
-        else:  # they are damaged, or the run ended between this and what comes after it
-            self._number = best
-            trained, _ = self._fit(module, trial.settings, None)
-            shutil.rmtree(self._kept.at(best), ignore_errors=True)
+        trained = trial.trained
         assert trained is not None  # noqa: S101  it has a score
         shutil.rmtree(self._shared, ignore_errors=True)
         self._kept.drop_weights()
@@ -235,6 +220,33 @@ class Search:
         }
         return Found(
             module, self._options(trial.settings), trained, self._did(best, held), details, self._notes(best, held)
+        )
+
+    def _whole(self) -> tuple[nn.Module, int]:
+        """The network of the best trial, and its number. Without its weights it is trained again, and what that gives
+        counts: where it is not the best any more, another is.
+
+        Raises:
+            StageError: all of them failed.
+        """
+        again: set[int] = set()
+        while (best := self.best) is not None:
+            module = copy.deepcopy(self._model.module)
+            weights = self._kept.weights(best, module.state_dict())
+            if weights is not None:
+                module.load_state_dict(weights)
+                return module.eval(), best
+            self._number, trial = best, self.trials[best]  # damaged, or the run ended between this and what came after
+            trained, new = self._fit(module, trial.settings, None)
+            shutil.rmtree(self._kept.at(best), ignore_errors=True)
+            self.trials[best] = dataclasses.replace(new, seconds=trial.seconds, trained=trained)
+            if self.best == best or (best in again and trained is not None):
+                return module, best
+            again.add(best)
+        raise StageError(
+            "no training of the search gave a network",
+            why=f"all {counted(len(self.trials), 'trials')} failed, the first so: {self.trials[0].failed}",
+            mend="try a lower --learning-rate, or leave --tune-training out to see the training alone",
         )
 
     def _did(self, best: int, held: int) -> str:
@@ -257,13 +269,21 @@ class Search:
         """
         trial, first = self.trials[best], self.trials[0]
         if best == 0 or trial.value is None or first.value is None or trial.metric not in RIGHT_OR_WRONG:
-            return ()
+            return self._refused
         lead = abs(trial.value - first.value)
         spread = sum(value * (1 - value) / held for value in (trial.value, first.value))
         if lead >= 2 * math.sqrt(spread):
-            return ()
+            return self._refused
         words = f"The settings found lead those asked for by {counted(round(lead * held), 'samples')} of {held}"
-        return (Note(f"{words} that were held out, and were chosen by them: that may be chance."),)
+        return (*self._refused, Note(f"{words} that were held out, and were chosen by them: that may be chance."))
+
+    @property
+    def _refused(self) -> tuple[str, ...]:
+        """What an interrupted search had kept and this one did not take."""
+        if not (numbers := self._kept.refused):
+            return ()
+        which = counted(len(numbers), "trials")
+        return (f"what an interrupted run had kept of {which} can't be used: trained again",)
 
 
 def trainings_left(options: TrainingOptions, folder: Path) -> float:

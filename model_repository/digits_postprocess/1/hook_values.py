@@ -126,12 +126,24 @@ def _as_bytes(value: Any) -> bytes:
 
 def _from_list(value: Any, dtype: np.dtype[Any]) -> Array:
     """A list, nested or not, as an array of the dtype where its numbers allow it, and otherwise of their own."""
-    array = np.asarray(value, dtype if dtype == np.object_ else None)
+    array = np.asarray(value, np.object_ if dtype == np.object_ or _has_text(value) else None)
     if dtype.kind in "iu" and array.dtype.kind in "iu" and array.size:
         _check_range(int(array.min()), dtype)
         _check_range(int(array.max()), dtype)
     widens = (dtype.kind in "iu" and array.dtype.kind in "iu") or (dtype.kind == "f" and array.dtype.kind in "iuf")
     return array.astype(dtype) if widens else array
+
+
+def _has_text(value: Any) -> bool:
+    """Whether there is a text among the numbers: numpy would make texts of all, each as long as the longest."""
+    level = [value]
+    while level:
+        kinds = set(map(type, level))
+        if any(issubclass(kind, str | bytes) for kind in kinds):
+            return True
+        nested = any(issubclass(kind, list | tuple) for kind in kinds)
+        level = [part for each in level if isinstance(each, list | tuple) for part in each] if nested else []
+    return False
 
 
 def _check_range(value: int, dtype: np.dtype[Any]) -> int:

@@ -24,7 +24,7 @@ from serve.deploy.cluster.manifests import (
 )
 from serve.deploy.cluster.operator import monitors, rules_object
 from serve.deploy.cluster.played import played
-from serve.deploy.cluster.scaling import scaled_object, signals
+from serve.deploy.cluster.scaling import UNMEASURED, rate_of, scaled_object, signals
 from serve.deploy.cluster.storage import helper, models_volume
 from serve.deploy.cluster.template import RELEASE as HELM_RELEASE
 from serve.deploy.cluster.workload import Workload, workload_of
@@ -102,8 +102,11 @@ def warnings_of(workload: Workload, options: RenderOptions) -> list[str]:
             "processors and memory are estimated from the repository: measure one replica with `serve load` on such a "
             "machine, and give --load"
         )
-    if options.plan is None and options.target is None:
-        found.append("scaling follows Triton's queue and the p99 alone: `serve plan` finds a rate for each replica")
+    if rate_of(options, read_plan(options.plan)) is None:
+        found.append(
+            f"a replica for each {UNMEASURED:g} requests/s, which nothing has measured: `serve plan` finds a rate; or "
+            "give --load, of a test that keeps the objective, or --target"
+        )
     told, widened = _watchable(options.slo or read_plan(options.plan)["objective"])
     if widened:
         found.append(

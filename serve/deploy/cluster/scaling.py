@@ -7,11 +7,15 @@ from typing import Any
 
 from serve.deploy.cluster.naming import meta
 from serve.deploy.options import RenderOptions
+from serve.load.report.report import read_report
+from serve.load.slo import parse_objective
 
-__all__ = ["Signal", "scaled_object", "signals"]
+__all__ = ["UNMEASURED", "Signal", "rate_of", "scaled_object", "signals"]
 
 Object = dict[str, Any]
 GPU_BUSY = 0.75
+UNMEASURED = 50.0  # requests a second of one replica, where nothing tells
+FILL = 0.7  # of the most that a load test saw within the objective: others have to start meanwhile
 UP_PODS, PERIOD_S = 4, 15
 RATE, WAIT = "autoscale:requests:rate1m", "autoscale:queue_seconds:mean1m"
 SLOW, GPU = "autoscale:latency_p99_seconds:1m", "nv_gpu_utilization"
@@ -34,14 +38,27 @@ class Signal:
     each: bool
 
 
+def rate_of(options: RenderOptions, plan: dict[str, Any]) -> float | None:
+    """Requests a second that one replica shall have: as told, else of the plan, else of the load test.
+
+    Returns:
+        None where nothing tells, or no run of the load test kept the objective.
+    """
+    told = options.target if options.target is not None else plan["scaling"]["target"]
+    if told is not None or options.load is None:
+        return None if told is None else float(told)
+    goal = parse_objective(options.slo or plan["objective"])
+    kept = [run.throughput for run in read_report(options.load).runs if not goal.broken(run)]
+    return float(f"{FILL * max(kept):.3g}") if kept else None
+
+
 def signals(options: RenderOptions, plan: dict[str, Any], slow_s: float, *, gpu: bool = False) -> list[Signal]:
-    """Rate where one replica's share of it is known, wait in Triton's queue, and the gateway's p99.
+    """The rate of one replica, wait in Triton's queue, and the gateway's p99.
 
     The p99 alone would scale too late, and up for what more replicas do not mend; it stands beside the others, with
     the objective itself as its bound.
     """
-    target = options.target if options.target is not None else plan["scaling"]["target"]
-    found = [] if target is None else [Signal("requests", RATE, float(target), each=True)]
+    found = [Signal("requests", RATE, rate_of(options, plan) or UNMEASURED, each=True)]
     # What waits for nothing has no wait: without requests the quotient is 0 / 0.
     for name, series, bound in (("queue-seconds", WAIT, options.max_queue_ms / 1000), ("latency-p99", SLOW, slow_s)):
         found.append(Signal(name, f"({series} >= 0) or vector(0)", bound, each=False))

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-__all__ = ["MIB", "footprint_bytes", "reader_bytes"]
+__all__ = ["MIB", "apart_bytes", "footprint_bytes", "reader_bytes"]
 
 MIB = 1024 * 1024
 # A gateway that does nothing, and its process that reads long JSON.
 BASE_BYTES, READER_BASE_BYTES = 160 * MIB, 96 * MIB
 PASSING = 4  # copies of the longest body, of one request at a time, while it is put together and written anew
+RESERVED = 12  # bytes that the parser asks for, for each of a JSON's; it touches those that it needs
 
 
 def reader_bytes(bound: int) -> int:
     """What the process that reads long JSON may make of one request."""
     return bound // 2
+
+
+def apart_bytes(bound: int, max_body_bytes: int) -> int:
+    """What that process may ask for before it is refused: twice what is planned for, as it writes answers, too.
+
+    Args:
+        bound, max_body_bytes: as for `footprint_bytes`.
+    """
+    return 2 * reader_bytes(bound) + (PASSING + RESERVED) * max_body_bytes
 
 
 def footprint_bytes(bound: int, max_body_bytes: int) -> int:

@@ -50,7 +50,8 @@ class Memory(Collector):
         most_of_address: that one address may have of them.
         refused: how often there was no room; refused_connections: of these, for a connection.
         refused_addresses: how often one address had as many connections as it may.
-        refused_frames: connections closed for what they sent: it took too long to parse, or too much of it waited.
+        refused_frames: connections closed for what they sent: it took too long to parse, brought nothing, or too much
+            of it waited.
         handshakes: bounds those of TLS, if there are any.
     """
 
@@ -163,7 +164,7 @@ class Memory(Collector):
         yield refused
         yield CounterMetricFamily(
             "gateway_connections_cut",
-            "Connections closed for their frames: bodies in tiny chunks, or too much that waits to be parsed.",
+            "Connections closed for what they sent: tiny chunks, TLS records of nothing, or too much that waits.",
             self.refused_frames,
         )
 

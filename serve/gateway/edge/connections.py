@@ -31,6 +31,7 @@ from serve.gateway.edge.asked import Asked
 from serve.gateway.edge.direct import Direct
 from serve.gateway.edge.extensions import BODY, DROP, GROWING, LEAVING, RESPOND
 from serve.gateway.edge.parsing import BEGINNING, FREE_CALLS, SLICE_LINES, Flow, Parsing, slice_end
+from serve.gateway.edge.records import MOST_RECORDS, Records
 from serve.gateway.edge.request_body import Body
 from serve.gateway.edge.rounds import Rounds
 
@@ -111,6 +112,7 @@ def connection_class(
     """
 
     parsing = Parsing(memory)
+    decrypting = Parsing(memory, MOST_RECORDS)
 
     class Connection(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
@@ -147,6 +149,7 @@ def connection_class(
         _length_left = 0  # bytes of its body that are to come, where its head says how many
         _chunks = _chunk_bytes = 0  # of a body of unknown length
         address = ""
+        _records: Records | None = None  # over TLS
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -154,6 +157,10 @@ def connection_class(
             self.address = self.client[0] if self.client else ""
             self._short = _Short()
             self._from = bounded_by(self.address)
+            tls = transport.get_extra_info("ssl_object")
+            if isinstance(tls, Records):
+                self._records = tls
+                tls.bind(decrypting, self._from, transport)
             fair = memory.connect_from(self._from)
             self._counted = fair and memory.connect()
             if not self._counted:
@@ -167,6 +174,8 @@ def connection_class(
         def connection_lost(self, exc: Exception | None) -> None:
             self._time("")
             self._read_it()
+            if self._records is not None:
+                self._records.leave()
             if self._ending is not None:
                 self._ending.cancel()
             if self._counted:

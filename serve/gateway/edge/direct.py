@@ -99,12 +99,12 @@ class Direct:
             return False
         if length is not None:
             fitted = self._contracts.at_hand(target, body, length, shared_memory=identity.admin)
-        elif gate.loop_time.is_up(identity.id):
+        elif gate.loop_time.is_up(identity.digest):
             return False
         else:
             began = time.perf_counter()
             fitted = self._contracts.at_hand(target, body, None, shared_memory=identity.admin)
-            gate.loop_time.use(identity.id, time.perf_counter() - began)
+            gate.loop_time.use(identity.digest, time.perf_counter() - began)
         if fitted is None:
             return False
         sent, length = fitted

@@ -29,12 +29,15 @@ from serve.gateway.edge.openai_errors import ParameterError
 from serve.gateway.edge.together import together
 from serve.gateway.edge.way import Way
 from serve.gateway.errors import (
+    NO_ROOM,
+    AnswerTooLargeError,
     ClientGoneError,
     GatewayError,
     OverloadedError,
     UnknownModelError,
     UnsupportedMediaError,
 )
+from serve.gateway.oip.apart import NoRoomError
 from serve.gateway.oip.cost import CHEAP_BYTES
 from serve.gateway.oip.encoding import Packed, is_long, unpack
 from serve.gateway.oip.metadata import ModelMetadata
@@ -294,7 +297,10 @@ class _Listed(Generic[A, B]):
         kept = work.asked.kept()
         arguments = told, [part.places for part in work.parts], kept, work.by
         if kept.held + sum(len(body) for body, _ in told) > LONG_ANSWER:
-            return await self._way.contracts.apart.call(
-                self._identity.digest, self._deadline, self._form.write, *arguments
-            )
+            try:
+                return await self._way.contracts.apart.call(
+                    self._identity.digest, self._deadline, self._form.write, *arguments
+                )
+            except NoRoomError:
+                raise AnswerTooLargeError(NO_ROOM) from None
         return self._form.write(*arguments)

@@ -59,11 +59,11 @@ class Flow(FlowControl):
 
 
 class Parsing:
-    """The turns of one gateway's connections at their parsers.
+    """The turns of one gateway's connections at their parsers, or at what decrypts for them.
 
     Args:
         memory: counts what waits, of which there is an eighth of its bound at most, half of that of one address.
-        most: calls from parsers in a pause.
+        most: calls from parsers in a pause, or what is counted in their place.
     """
 
     def __init__(self, memory: Memory, most: int = MOST_CALLS) -> None:
@@ -111,6 +111,10 @@ class Parsing:
         self._waiting.add(address, who, call)
         self.spend(0)
         return True
+
+    def refuse(self) -> None:
+        """A connection ends for what it sent; it is counted."""
+        self._memory.refused_frames += 1
 
     def leave(self, address: str, who: object) -> None:
         """Nothing of a connection waits any more: it is parsed, or has ended."""

@@ -21,12 +21,15 @@ from serve.gateway.edge.predict_values import answer_of, message_from, message_o
 from serve.gateway.edge.routes import UPSTREAM
 from serve.gateway.edge.way import Way
 from serve.gateway.errors import (
+    NO_ROOM,
+    AnswerTooLargeError,
     BadRequestError,
     ClientGoneError,
     GatewayError,
     Problem,
     UnsupportedMediaError,
 )
+from serve.gateway.oip.apart import NoRoomError
 from serve.gateway.oip.contracts import Contracts
 from serve.gateway.oip.cost import CHEAP_BYTES, LONG_JSON
 from serve.gateway.oip.encoding import Packed, is_long, unpack
@@ -223,7 +226,10 @@ async def _plain(
     length = answer.header(BINARY_HEADER)
     arguments = answer.body, length, metadata, item
     if len(answer.body) > LONG_ANSWER:
-        told = await contracts.apart.call(identity.digest, deadline, answer_of, *arguments)
+        try:
+            told = await contracts.apart.call(identity.digest, deadline, answer_of, *arguments)
+        except NoRoomError:
+            raise AnswerTooLargeError(NO_ROOM) from None
     else:
         told = answer_of(*arguments)
     return Response(told, media_type="application/json")

@@ -19,6 +19,7 @@ from serve.gateway.access.addresses import plain
 from serve.gateway.access.handshakes import Handshakes
 from serve.gateway.access.memory import Memory
 from serve.gateway.edge.accepting import Acceptor
+from serve.gateway.edge.records import RecordsContext
 
 __all__ = ["Serving", "first"]
 
@@ -93,7 +94,10 @@ class Serving(uvicorn.Server):
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
         config = self.config
-        tls = config.ssl
+        tls = None
+        if config.ssl_certfile is not None:  # a context of our own, as uvicorn makes one
+            tls = RecordsContext(config.ssl_version)
+            tls.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
         handshakes = None if tls is None else self._handshakes(tls)
         protocol: Any = config.http_protocol_class
         make = partial(protocol, config=config, server_state=self.server_state, app_state=self.lifespan.state)

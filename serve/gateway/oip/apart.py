@@ -11,16 +11,18 @@ import asyncio
 import contextlib
 import ctypes
 import multiprocessing
+import resource
 import signal
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from serve.gateway.errors import GatewayError, OverloadedError
 
-__all__ = ["Apart"]
+__all__ = ["Apart", "NoRoomError"]
 
 PR_SET_PDEATHSIG = 1
 
@@ -28,10 +30,29 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class Apart:
-    """A process that is begun when there is work for it, and again where somebody has killed it."""
+class NoRoomError(GatewayError):
+    """A piece of work needs more memory than the process may have."""
+
+    status = 413
 
     def __init__(self) -> None:
+        super().__init__(
+            "the request is too large to be read as JSON",
+            why="the process that reads long JSON has no memory for it",
+            mend="send its tensors raw (the protocol's binary form), or in several requests",
+        )
+
+
+class Apart:
+    """A process that is begun when there is work for it, and again where somebody has killed it.
+
+    Args:
+        memory_bytes: that the process may have, besides what it starts with; 0 for any number. Linux alone holds it
+            to that.
+    """
+
+    def __init__(self, memory_bytes: int = 0) -> None:
+        self._memory_bytes = memory_bytes
         self._pool: ProcessPoolExecutor | None = None
         self._taken = False
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
@@ -49,6 +70,7 @@ class Apart:
 
         Raises:
             OverloadedError: its turn did not come in time.
+            NoRoomError: it needs more memory than there is for it.
             GatewayError: the process has ended over it twice.
         """
         for _ in range(2):
@@ -58,6 +80,8 @@ class Apart:
                 return await asyncio.wrap_future(work)
             except BrokenExecutor:  # somebody killed it
                 continue
+            except MemoryError:
+                raise NoRoomError from None
             finally:
                 del work  # it may hold an error that holds this frame, and with it the arguments
         raise GatewayError(
@@ -105,11 +129,11 @@ class Apart:
 
         try:
             if self._pool is None:
-                self._pool = _process()
+                self._pool = self._process()
             try:
                 work = self._pool.submit(call, *arguments)
             except BrokenExecutor:  # it ended over what was before
-                self._pool = _process()
+                self._pool = self._process()
                 work = self._pool.submit(call, *arguments)
         except BaseException:
             self._next()
@@ -133,14 +157,33 @@ class Apart:
             if not queue:
                 del self._waiting[self._owner]
 
+    def _process(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _started, (self._memory_bytes,))
 
-def _process() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _stay_with_parent)
 
+def _started(memory_bytes: int) -> None:
+    """In the process: leave Ctrl-C to the gateway, end when it ends, however that comes about, and keep to the bound.
 
-def _stay_with_parent() -> None:
-    """Leave Ctrl-C to the gateway, and end when it ends, however that comes about."""
+    What reads checks what JSON may become. The bound is for what it may not have thought of: it fails here, alone.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:  # Linux's own
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if memory_bytes and (has := _data_bytes()):
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        most = has + memory_bytes
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        with contextlib.suppress(OSError, ValueError):  # some sandboxes have none
+            resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+def _data_bytes() -> int:
+    """What this process has by now of what RLIMIT_DATA bounds, numpy's threads among it; 0 where nobody tells."""
+    import numpy  # noqa: F401  what it takes does not count
+
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[5]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * resource.getpagesize()

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import orjson
 
+from serve.gateway.access.loop_time import LoopTime
 from serve.gateway.access.memory import SMALL_BYTES
 from serve.gateway.access.slots import Batcher
 from serve.gateway.errors import BadRequestError, GatewayError, UnknownModelError
@@ -62,6 +63,8 @@ class Contracts:
         source: tells the metadata.
         max_elements: of one input; 0 for what its dimensions allow.
         reader_bytes: that dear JSON may become where it is read.
+        apart_bytes: that the process which reads it may have; 0 for any number.
+        loop_time: of each key, for what is read in the event loop; by default one of its own.
         validate: whether each request is held against its model; else only what any model might die of is refused, and
             the model is looked up where that can't be told without it.
 
@@ -72,7 +75,14 @@ class Contracts:
     """
 
     def __init__(
-        self, source: MetadataSource, max_elements: int, reader_bytes: int = 1 << 30, *, validate: bool = True
+        self,
+        source: MetadataSource,
+        max_elements: int,
+        reader_bytes: int = 1 << 30,
+        apart_bytes: int = 0,
+        *,
+        loop_time: LoopTime | None = None,
+        validate: bool = True,
     ) -> None:
         self._bare = None if validate else BareContract(max_elements)
         self._reader_bytes = reader_bytes
@@ -82,7 +92,8 @@ class Contracts:
         self._holding: dict[tuple[str, str | None], tuple[float, Contract]] = {}
         self._looked: dict[str, float] = {}
         self._fits: dict[tuple[bytes, int, bool], tuple[Contract, Request, bytes]] = {}
-        self.apart = Apart()
+        self._loop_time = loop_time or LoopTime()
+        self.apart = Apart(apart_bytes)
         self.works: Callable[[str, int, Sequence[str]], None] = _nothing
 
     async def of(self, target: Target) -> Contract:
@@ -343,8 +354,9 @@ class Contracts:
         known = None if key is None else self._fits.get(key)
         if known is not None and known[0] is contract:
             return known[1], known[2]
-        request = read_request(head, tail_bytes, contract, shared_memory=shared_memory, digest=digest)
-        text = request.json()
+        request, text = await self._loop_time.call(
+            digest, lambda: _read(head, tail_bytes, contract, shared_memory=shared_memory, digest=digest)
+        )
         if key is not None and request.sequence is None:  # whose name is its key's own
             if len(self._fits) >= REMEMBERED:
                 self._fits.clear()
@@ -367,7 +379,7 @@ class Contracts:
         """
         if isinstance(text, Packed) or is_dear(text):
             return await self.apart.call(digest, deadline, _made_in_child, read, text, self._reader_bytes, arguments)
-        return read(loaded(text), *arguments)
+        return await self._loop_time.call(digest, lambda: read(loaded(text), *arguments))
 
     async def _fresh(self, target: Target, seen: Contract) -> Contract | None:
         """The contract as Triton tells it now, if it is another."""
@@ -390,13 +402,19 @@ class Contracts:
         return None
 
 
+def _read(
+    head: bytes, tail_bytes: int | None, contract: Contract, *, shared_memory: bool, digest: str
+) -> tuple[Request, bytes]:
+    request = read_request(head, tail_bytes, contract, shared_memory=shared_memory, digest=digest)
+    return request, request.json()
+
+
 def _read_in_child(
     came: bytes | Packed, most_bytes: int, tail_bytes: int | None, contract: Contract, shared_memory: bool, digest: str
 ) -> tuple[Request, bytes]:
     head = came if isinstance(came, bytes) else came.unpacked()
     check_json_bytes(head, most_bytes)
-    request = read_request(head, tail_bytes, contract, shared_memory=shared_memory, digest=digest)
-    text = request.json()
+    request, text = _read(head, tail_bytes, contract, shared_memory=shared_memory, digest=digest)
     request.header = None  # it was dear to read, and would be to hand over
     return request, text
 

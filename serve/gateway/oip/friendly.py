@@ -20,7 +20,7 @@ import numpy as np
 
 from serve.gateway.errors import BadInputError, BadRequestError, UnsupportedMediaError
 from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
-from serve.gateway.oip.tensors import DATATYPES, Tensor, object_array, plain_numbers
+from serve.gateway.oip.tensors import DATATYPES, NoNumbersError, Tensor, object_array, plain_numbers
 
 __all__ = ["from_file", "from_values", "to_values"]
 
@@ -155,8 +155,10 @@ def _array(spec: TensorMetadata, value: Any) -> np.ndarray[Any, Any]:
         return object_array(elements, spec.name, shape)
     dtype = DATATYPES[spec.datatype]
     try:
-        given = plain_numbers(value, dtype)
-    except (ValueError, OverflowError) as err:
+        given = plain_numbers(value)
+    except NoNumbersError as err:
+        raise _misfit(spec, f"it takes {spec.datatype}, this holds {err.kind}") from err
+    except ValueError as err:
         raise _misfit(spec, "its lists have different lengths") from err
     allowed = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[dtype.kind]
     if given.size and given.dtype.kind not in allowed:
@@ -213,8 +215,7 @@ def _form(inputs: Sequence[TensorMetadata]) -> str:
 
 def _kind(dtype: np.dtype[Any]) -> str:
     whole = "whole numbers"
-    kinds = {"b": "true and false", "i": whole, "u": whole, "f": "numbers with a fraction", "U": "text"}
-    return kinds.get(dtype.kind, "a mixture")
+    return {"b": "true and false", "i": whole, "u": whole, "f": "numbers with a fraction"}[dtype.kind]
 
 
 def _texts(value: Any) -> Any:

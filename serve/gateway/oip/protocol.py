@@ -173,11 +173,11 @@ def _from_json(name: str, datatype: str, shape: list[int], item: Mapping[str, An
         return Tensor(name, datatype, object_array(_texts(name, item["data"]), name, shape))
     dtype = DATATYPES[datatype]
     try:
-        given = plain_numbers(item["data"], dtype)
+        given = plain_numbers(item["data"])
         with np.errstate(over="ignore", invalid="ignore"):
             data = given.astype(dtype)
         exact = dtype.kind == "f" or np.array_equal(data, given)  # numpy would wrap 300 into a UINT8, and cut 1.5
-        if given.dtype.kind not in "biuf" or not exact:
+        if not exact:
             raise ValueError("a value does not fit")
         return Tensor(name, datatype, data.reshape(shape))
     except (ValueError, TypeError, OverflowError) as err:

@@ -28,7 +28,11 @@ from serve.gateway.oip.sequence import SEQUENCE_ID, Named, named
 
 __all__ = ["Request", "check_json_bytes", "loaded", "raw_head", "read_request"]
 
-ELEMENT_BYTES, LIST_BYTES = 32, 88  # a float in a list; a list or an object, empty
+# What the parser makes of JSON, with what it holds meanwhile: for a comma a number and its place, for a list or an
+# object itself, empty, for a text's quotes what it takes beside its letters, for a colon a name's place in an object.
+COMMA_BYTES, LIST_BYTES, QUOTE_BYTES, COLON_BYTES = 56, 104, 24, 100
+NO_MEMORY = "Not enough memory"  # begins what the parser says of it
+WIDEST = 4  # bytes of a letter where one of its text is beyond 16 bits
 
 # What a JSON element of a datatype may be.
 _JSON: dict[object, set[type]] = {name: {int, float} if name.startswith("FP") else {int} for name in ITEM_BYTES}
@@ -127,20 +131,27 @@ def read_request(
 
 
 def loaded(text: bytes) -> Any:
-    """What a JSON says; raises BadRequestError."""
+    """What a JSON says; raises BadRequestError, and MemoryError, which the parser says in words of its own."""
     try:
         return orjson.loads(text)
+    except SystemError:
+        raise MemoryError from None
     except orjson.JSONDecodeError as err:
+        if str(err).startswith(NO_MEMORY):
+            raise MemoryError from None
         raise BadRequestError("the request's JSON can't be read", why=str(err), mend="see GET .../example") from err
 
 
 def check_json_bytes(text: bytes, most: int) -> None:
-    """Whether a JSON becomes no more than so many bytes of Python's objects, by its brackets and commas.
+    """Whether a JSON becomes no more than so many bytes of Python's objects, by its marks and letters.
 
     Raises:
         GatewayError: 413, it may.
     """
-    become = len(text) + ELEMENT_BYTES * text.count(b",") + LIST_BYTES * (text.count(b"[") + text.count(b"{"))
+    lists, texts, names = text.count(b"[") + text.count(b"{"), text.count(b'"'), text.count(b":")
+    letter = 1 if text.isascii() and b"\\u" not in text else WIDEST
+    become = len(text) * (1 + letter) + COMMA_BYTES * text.count(b",")
+    become += LIST_BYTES * lists + QUOTE_BYTES * texts + COLON_BYTES * names
     if become > most:
         raise GatewayError(
             "the request is too large to be read as JSON",

@@ -9,12 +9,14 @@ import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 __all__ = [
     "DATATYPES",
+    "NoNumbersError",
     "ProtocolError",
     "Tensor",
     "decode_bytes",
@@ -48,6 +50,14 @@ _LENGTH = struct.Struct("<I")
 
 class ProtocolError(ValueError):
     """A message that is not of the Open Inference Protocol, or can't be put into it."""
+
+
+class NoNumbersError(ValueError):
+    """Neither numbers alone, nor true and false alone; `kind` is what there is, for people."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"it holds {kind}")
+        self.kind = kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,21 +148,40 @@ def object_array(elements: Sequence[bytes], name: str, shape: Sequence[int]) -> 
     return data.reshape(tuple(shape))
 
 
-def plain_numbers(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """np.array of nested lists, except that whole numbers past INT64 stay exact: numpy makes them floats.
+def plain_numbers(value: Any) -> np.ndarray[Any, Any]:
+    """What JSON says as an array: numbers, or true and false, in lists of like lengths.
 
-    Args:
-        dtype: what they are meant for; the result still has the dtype that the values ask for.
+    np.array finds out by itself what there is: of numbers beside one text it makes texts, all of them as long as the
+    longest, and 60 KB become gigabytes. So what there is is looked at first, and the dtype is never numpy's choice.
+    Whole numbers past INT64 stay exact, where numpy makes them floats.
 
     Raises:
-        ValueError: the lists have different lengths.
+        NoNumbersError: it holds something else.
+        ValueError: the lists have different lengths, or there are too many levels of them.
     """
-    data = np.array(value)
-    if dtype.kind in "iu" and data.dtype.kind == "f":
-        flat = np.array(value, dtype=np.object_).ravel().tolist()
-        if all(type(element) is int and 0 <= element < 1 << 64 for element in flat):
-            return np.array(flat, dtype=np.uint64).reshape(data.shape)
-    return data
+    level, shape = [value], list[int]()
+    while list in (kinds := set(map(type, level))):
+        lengths = set(map(len, level)) if len(kinds) == 1 else set()
+        if len(lengths) != 1:
+            raise ValueError("lists have different lengths")
+        shape += lengths
+        level = list(chain.from_iterable(level))
+    if not (kinds <= {int, float} or kinds == {bool}):
+        raise NoNumbersError("text" if kinds == {str} else "a mixture")
+    return np.array(level, _dtype_of(kinds, level)).reshape(shape)
+
+
+def _dtype_of(kinds: set[type], numbers: list[Any]) -> type[np.generic]:
+    if kinds == {bool}:
+        return np.bool_
+    if kinds != {int}:
+        return np.float64
+    low, high = min(numbers), max(numbers)
+    if low >= -(1 << 63) and high < 1 << 63:
+        return np.int64
+    if low < -(1 << 63) or high >= 1 << 64:
+        raise NoNumbersError("numbers of more than 64 bits")
+    return np.uint64 if low >= 0 else np.float64
 
 
 def _bfloat16(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from serve.gateway.oip.protocol import InferResponse, parse_response
-from serve.gateway.oip.tensors import ProtocolError
+from serve.gateway.oip.tensors import NoNumbersError, ProtocolError, plain_numbers
 
 __all__ = ["Answer", "Check", "Judge", "Verdict", "outputs_of_plain", "word_of"]
 
@@ -131,12 +131,11 @@ def outputs_of_plain(body: bytes) -> list[str]:
 
 def _array(value: Any) -> Any:
     try:
-        array = np.asarray(value)
+        return plain_numbers(value)
+    except NoNumbersError:
+        return np.array([orjson.dumps(value)]) if isinstance(value, dict) else np.asarray(value, dtype=object)
     except ValueError:  # lists of unlike lengths
         return np.array([orjson.dumps(value)], dtype=object)
-    if array.dtype.kind in "biuf":
-        return array
-    return np.array([orjson.dumps(value)]) if isinstance(value, dict) else np.asarray(value, dtype=object)
 
 
 def _from_grpc(body: bytes) -> InferResponse:

@@ -49,18 +49,35 @@ def test_what_an_image_copies_is_there() -> None:
                 assert all((root / word).exists() for word in words)
 
 
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_a_file_for_another_python_in_a_package_ends_no_build(path: Path) -> None:
+    """torch's wheels have one of 3.12's syntax, in each release."""
+    steps = path.read_text().replace("\\\n", " ").splitlines()
+    for step in steps:
+        if "compileall" in step:
+            assert re.search(r"&& \(python -m compileall [^|&()]* \|\| true\)$", step)
+
+
 def composed() -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     return found
 
 
-def test_compose_takes_its_file() -> None:
-    command = [str(BIN / "docker-compose"), "-f", str(DEPLOY / "compose.yaml"), "config", "--quiet"]
+def said_by_compose(path: Path) -> str:
+    """It ends with 0 either way, as pip installs it: what it says counts."""
+    command = [str(BIN / "docker-compose"), "-f", str(path), "config", "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["triton", "gateway", "prometheus", "grafana", "collector"])
+def test_compose_takes_its_file(tmp_path: Path) -> None:
+    assert said_by_compose(DEPLOY / "compose.yaml") == ""
+    broken = tmp_path / "compose.yaml"
+    broken.write_text((DEPLOY / "compose.yaml").read_text().replace("read_only", "readonly"))
+    assert "not allowed" in said_by_compose(broken)
+
+
+@pytest.mark.parametrize("name", ["check", "triton", "gateway", "prometheus", "grafana", "collector"])
 def test_a_service_can_do_as_little_as_possible(name: str) -> None:
     service = composed()["services"][name]
     assert service["read_only"]
@@ -79,6 +96,21 @@ def test_only_the_gateway_and_the_watchers_can_be_reached() -> None:
         for volume in service.get("volumes", ()):
             source = volume.partition(":")[0]
             assert not source.startswith("./") or (DEPLOY / source).exists()
+
+
+def test_what_is_run_is_what_make_images_built_and_the_rest_is_asked_for() -> None:
+    services = composed()["services"]
+    built = {name for name, service in services.items() if "localhost/compress-serve-" in service["image"]}
+    assert built == {"check", "triton", "gateway", "prometheus"} == {
+        name for name, service in services.items() if "profiles" not in service
+    }  # fmt: skip
+    assert not any("build" in service for service in services.values())
+
+
+def test_nothing_is_served_before_it_was_checked() -> None:
+    services = composed()["services"]
+    assert services["check"]["volumes"] == services["triton"]["volumes"]
+    assert services["triton"]["depends_on"] == {"check": {"condition": "service_completed_successfully"}}
 
 
 def test_the_scraped_names_are_the_services() -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from compress.errors import ServerError
-from deploy.containers.build import IMAGES, bases
-from deploy.containers.engine import find_engine
+from deploy.containers.build import IMAGES, _epoch, bases
+from deploy.containers.composed import Composed, find_compose
+from deploy.containers.engine import Engine, find_engine
 from deploy.containers.sbom import bill
-from deploy.containers.stack import _digest, _readable
+from deploy.containers.stack import Stack, _digest, _readable
 
 ROOT = Path(__file__).parents[4]
 
@@ -66,6 +67,75 @@ def test_what_a_pod_mounts_is_read_by_anybody_and_written_by_nobody(tmp_path: Pa
     with tarfile.open(tmp_path / "all.tar") as archive:
         (entry,) = archive.getmembers()
     assert (entry.mode, entry.uid, entry.gid) == (0o644, 0, 0)
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_docker_without_compose_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    docker = program(tmp_path, "docker", "exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ServerError, match="Docker Compose is not there") as told:
+        find_compose(Engine(str(docker), podman=False))
+    assert "plugin" in told.value.mend
+    other = program(tmp_path, "docker-compose", "exit 0")
+    assert find_compose(Engine(str(docker), podman=False)) == [str(other)]
+
+
+def test_what_docker_mounts_any_user_can_read_in_a_folder_that_none_can_enter(tmp_path: Path) -> None:
+    """Docker mounts a file with its owner and mode, and the images' users are not this one."""
+    says = f'echo "$MODEL_REPOSITORY $SECRETS $GATEWAY_PORT $*" >> {tmp_path}/said; [ $1 = compose ] || echo healthy'
+    docker = program(tmp_path, "docker", says)
+    composed = Composed(Engine(str(docker), podman=False), tmp_path / "state", gateway_port=1, prometheus_port=2)
+    composed.up(tmp_path)
+    before = (tmp_path / "state/secrets/grafana-password").read_text()
+    composed.up(tmp_path)
+    composed.down()
+    folder = tmp_path / "state/secrets"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == dict.fromkeys(
+        ("keys.json", "metrics-key", "grafana-password"), 0o644
+    )
+    assert (folder / "grafana-password").read_text() == before
+    assert (tmp_path / "state/client-key").stat().st_mode & 0o777 == 0o600
+    said = [line for line in (tmp_path / "said").read_text().splitlines() if "--file" in line]
+    assert said[0].startswith(f"{tmp_path} {folder} 1 compose --file ")
+    assert [line.rpartition("compose.yaml ")[2] for line in said] == ["up --wait --wait-timeout 180"] * 2 + [
+        "--profile more down"
+    ]
+
+
+def test_what_is_not_healthy_is_told_whatever_compose_says(tmp_path: Path) -> None:
+    docker = program(
+        tmp_path, "docker", 'case "$*" in *inspect*prometheus*) echo healthy;; *inspect*) echo starting;; esac'
+    )
+    with pytest.raises(ServerError, match="can't bring triton and gateway up") as told:
+        Composed(Engine(str(docker), podman=False), tmp_path / "state").up(tmp_path)
+    assert "logs check triton gateway" in told.value.mend
+
+
+def test_what_the_check_of_a_repository_said_is_told_and_no_pod_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says = f'echo "$*" >> {tmp_path}/said; case "$*" in "kube play"*) exit 1;; logs*check) echo "not what was packed";; esac'
+    podman = program(tmp_path, "podman", says)
+    with pytest.raises(ServerError, match="kube play"):
+        Stack(Engine(str(podman), podman=True), tmp_path).add(ROOT / "model_repository")
+    assert "not what was packed" in capsys.readouterr().err
+    said = (tmp_path / "said").read_text()
+    assert "pod rm --force serving-triton-models-" in said.partition("kube play")[2]
+
+
+def test_times_of_files_are_those_of_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that an earlier commit's build left is taken again, with its times."""
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    assert _epoch() == "315532800"
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "400000000")
+    assert _epoch() == "400000000"
 
 
 def test_a_probe_fails_where_nobody_answers_or_the_answer_is_no() -> None:

@@ -335,6 +335,36 @@ def test_a_plan_says_how_to_scale(tmp_path: Path) -> None:
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 120
 
 
+def requests_of(folder: Path) -> Object:
+    triggers = yaml.safe_load((folder / "components/keda/scaledobject.yaml").read_text())["spec"]["triggers"]
+    names = [each["name"] for each in triggers]
+    assert names == ["requests", "queue-seconds", "latency-p99"]
+    first: Object = triggers[0]
+    return first
+
+
+def test_replicas_follow_a_rate_where_nothing_was_measured_too_and_that_is_said(tmp_path: Path) -> None:
+    _, warnings = render(ROOT / "model_repository", tmp_path / "out", OPTIONS)
+    trigger = requests_of(tmp_path / "out")
+    assert (trigger["metadata"]["threshold"], trigger["metricType"]) == ("50", "AverageValue")
+    assert any("for each 50 requests/s, which nothing has measured" in text for text in warnings)
+
+
+def test_a_load_test_says_the_rate_by_its_runs_that_kept_the_objective(tmp_path: Path) -> None:
+    from serve.load.figures.server_side import ServerUse
+    from serve.load.report.report import LoadReport
+
+    use = ServerUse(1.0, 2**29, 4)
+    quick, slow = (result_of([[each] * rate] * 10, server=use) for each, rate in ((5.0, 200), (900.0, 400)))
+    load = tmp_path / "load.json"
+    for runs, threshold in (((quick, slow), "140"), ((slow,), "50")):
+        load.write_text(json.dumps(LoadReport(runs, "a").to_dict()))
+        options = replace(OPTIONS, load=load, slo="p99<100ms")
+        _, warnings = render(ROOT / "model_repository", tmp_path / "out", options)
+        assert requests_of(tmp_path / "out")["metadata"]["threshold"] == threshold
+        assert any("nothing has measured" in text for text in warnings) is (threshold == "50")
+
+
 def test_what_python_compiled_takes_no_memory(tmp_path: Path) -> None:
     before = workload_of(ROOT / "model_repository")
     copy = tmp_path / "repository"

@@ -83,6 +83,28 @@ def test_expressions_have_the_first_value_that_is_there(text: str, expected: str
         filled(text, values)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "context"),
+    [
+        ({"file": "deploy/docker/gateway.Dockerfile"}, ""),
+        ({"file": "deploy/docker/models.Dockerfile", "context": "released/candidate"}, "released/candidate"),
+    ],
+)
+def test_an_image_is_built_from_what_the_action_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, inputs: dict[str, Any], context: str
+) -> None:
+    podman = tmp_path / "podman"
+    told = '[{"Id": "a", "RootFS": {"Layers": []}, "Size": 1}]'
+    podman.write_text(f"#!/bin/sh\necho \"$@\" >> {tmp_path}/said\n[ $1 = build ] || echo '{told}'\n")
+    podman.chmod(0o755)
+    monkeypatch.setenv("ENGINE", str(podman))
+    Runner(tmp_path).step(step(uses="docker/build-push-action", **inputs))
+    (built,) = [line.split() for line in (tmp_path / "said").read_text().splitlines() if line.startswith("build ")]
+    clone = tmp_path / "a-b"
+    assert built[built.index("--file") + 1] == str(clone / inputs["file"])
+    assert built[-1] == str(clone / context)
+
+
 def test_artifacts_lie_below_what_their_paths_have_in_common(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     for name in ("out/models/.hidden", "out/key.pem", "else/c"):

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,12 @@ from unittest.mock import patch
 import orjson
 import pytest
 
+from serve.gateway.access.footprint import MIB
 from serve.gateway.access.keys import add_key
 from serve.gateway.errors import GatewayError, OverloadedError
-from serve.gateway.oip.apart import Apart
+from serve.gateway.oip.apart import Apart, NoRoomError
 from serve.gateway.oip.contract import UnfitError
+from serve.gateway.oip.request import loaded
 from serve.gateway.settings import Settings
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
 
@@ -43,6 +46,14 @@ def ends_once(log: Path) -> str:
 
 def ends() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def takes(size: int) -> int:
+    return len(bytearray(size)) // size
+
+
+def reads(size: int) -> int:
+    return len(loaded(b"[" + b"[]," * size + b"1]"))
 
 
 def begun(log: Path) -> None:
@@ -138,6 +149,31 @@ async def test_what_fails_fails_alone_and_a_process_that_was_killed_is_begun_aga
     assert isinstance(found[2], GatewayError)
     assert "ended over it twice" in found[2].why
     assert (found[1], found[3]) == ("done", "d")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to what it may have")
+@in_loop
+async def test_what_needs_more_memory_than_there_is_is_told_so_and_others_are_read_all_the_same() -> None:
+    apart = Apart(256 * MIB)
+    try:
+        first = await apart.call("a", None, os.getpid)
+        found = await asyncio.gather(
+            apart.call("a", None, takes, 1024 * MIB),
+            apart.call("b", None, takes, MIB),
+            apart.call("a", None, reads, 4_000_000),
+            apart.call("c", None, reads, 1000),
+            apart.call("a", None, bytes, 200 * MIB),  # which it has, and has no room to send
+            apart.call("b", None, takes, 2 * MIB),
+            return_exceptions=True,
+        )
+        for refused in (found[0], found[2], found[4]):
+            assert isinstance(refused, NoRoomError), refused
+            assert refused.status == 413
+            assert "raw" in refused.mend
+        assert [found[1], found[3], found[5]] == [1, 1001, 1]
+        assert await apart.call("c", None, os.getpid) == first, "it went on"
+    finally:
+        apart.close()
 
 
 @pytest.mark.parametrize("path", ["/v2/models/m/infer", "/predict/m"])

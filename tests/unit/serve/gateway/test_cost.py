@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve.gateway.access.loop_time import LoopTime
 from serve.gateway.errors import BadRequestError, GatewayError
 from serve.gateway.oip import contracts as module
 from serve.gateway.oip.contract import Contract, UnfitError
@@ -125,6 +126,30 @@ async def test_what_is_dear_is_read_apart_and_nothing_else_is(monkeypatch: pytes
     dear = kind not in CHEAP
     assert set(apart) == ({module._read_in_child, module._made_in_child} if dear else set())
     assert contracts.at_hand(Target("m"), body, None, shared_memory=False) is None or not is_dear(body)
+
+
+class Noting(LoopTime):
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[str] = []
+
+    def use(self, who: str, seconds: float) -> None:
+        self.noted.append(who)
+        super().use(who, seconds)
+
+
+@in_loop
+async def test_what_is_read_in_the_event_loop_counts_for_its_key_and_be_it_refused() -> None:
+    time = Noting()
+    contracts = Contracts(Told(), 0, loop_time=time)
+    body = orjson.dumps({"inputs": [GOOD]})
+    for who, came in (("a", body), ("b", body.replace(b"FP32", b"INT8")), ("c", b"no JSON")):
+        with contextlib.suppress(BadRequestError):
+            await contracts.fitted(Target("m"), came, None, shared_memory=False, seconds=None, digest=who)
+    assert list(dict.fromkeys(time.noted)) == ["a", "b", "c"]
+    with pytest.raises(BadRequestError):
+        await contracts.read_json("d", 0.0, size_of, b"no JSON")
+    assert time.noted[-1] == "d"
 
 
 def test_a_packed_json_is_held_to_the_bound_where_it_is_unpacked() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from serve.gateway.access.keys import add_key
 from serve.gateway.access.loop_time import ROUND_S, LoopTime
 from serve.gateway.edge.connections import MOST_PIPELINED
 from serve.gateway.edge.rounds import MOST_BEGUN, OF_A_KEY, Rounds
+from serve.gateway.errors import BadRequestError
 from serve.gateway.settings import Settings
 from tests.serve_http import gateway, in_loop
 from tests.unit.serve.gateway.test_accepting import clients, connect
@@ -153,3 +157,45 @@ async def test_a_key_has_its_time_of_each_round() -> None:
     assert time.is_up("a")
     assert not time.is_up("b")
     await until(lambda: not time.is_up("a"))
+
+
+@in_loop
+async def test_beyond_its_time_one_json_of_a_key_is_read_in_a_round_and_another_key_waits_for_none_of_it() -> None:
+    """However much waits; nothing is read for who has left."""
+    time, done = LoopTime(), list[str]()
+
+    def read(name: str) -> None:
+        time.use("many", ROUND_S)
+        done.append(name)
+
+    tasks = [asyncio.create_task(time.call("many", partial(read, str(at)))) for at in range(6)]
+    await asyncio.sleep(0)
+    assert done == ["0"]
+    await time.call("one", partial(done.append, "one"))
+    assert done == ["0", "one"]
+    tasks[1].cancel()
+    rounds = 0
+    while not all(task.done() for task in tasks):
+        before = len(done)
+        await asyncio.sleep(0)
+        rounds += 1
+        assert len(done) <= before + 1
+    assert done == ["0", "one", "2", "3", "4", "5"]
+    assert rounds >= 4
+    await time.call("many", partial(read, "last"))
+    assert done[-1] == "last"
+
+
+@in_loop
+async def test_what_is_refused_is_counted_like_what_is_read() -> None:
+    time = LoopTime()
+
+    def refused() -> None:
+        until = perf_counter() + ROUND_S
+        while perf_counter() < until:
+            pass
+        raise BadRequestError("it is none")
+
+    with pytest.raises(BadRequestError):
+        await time.call("a", refused)
+    assert time.is_up("a")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -189,6 +191,45 @@ def test_trials_of_one_search_share_the_originals_answers(tmp_path: Path) -> Non
     assert all(note.startswith("trial 1/3") for note in asked_for)
     assert asked_for
     assert "temperature" in given.details["tuning"]["trials"][0]["settings"]
+
+
+def test_a_kept_score_that_no_training_gives_is_not_the_result(whole: tuple[Path, Given], tmp_path: Path) -> None:
+    """Its weights are not there, so that it is trained again: what that gives counts."""
+    shutil.copytree(whole[0] / "work", tmp_path / "work")
+    tuning = whole[1].details["tuning"]
+    forged = next(
+        at for at, each in enumerate(tuning["trials"]) if each["value"] is not None and at not in (0, tuning["best"])
+    )
+    file = tmp_path / "work" / FOLDER / f"{forged:03d}.json"
+    told = json.loads(file.read_text())
+    del told["sha256"]
+    told["trial"]["value"] = told["trained"]["figures"]["best_value"] = 1.0
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    file.write_text(json.dumps(told | {"sha256": digest}))
+    again = run(tmp_path)
+    found = again.details["tuning"]
+    best = found["trials"][found["best"]]
+    assert best["value"] == again.details["best_value"] == max(each["value"] or 0 for each in found["trials"])
+    assert best["value"] < 1
+    assert f"{best['value']:.2%}" in again.did
+
+
+def test_a_kept_trial_that_can_not_be_used_is_trained_again_and_told(whole: tuple[Path, Given], tmp_path: Path) -> None:
+    shutil.copytree(whole[0] / "work", tmp_path / "work")
+    (tmp_path / "work" / FOLDER / "000.json").write_text('{"trial": 1}')
+    again = run(tmp_path)
+    assert again.details["tuning"]["trials"][0]["value"] == whole[1].details["tuning"]["trials"][0]["value"]
+    assert any("had kept of 1 trial can't be used" in words for words in again.warnings)
+    assert not any("can't be used" in words for words in whole[1].warnings)
+
+
+def test_labels_of_one_class_are_told(tmp_path: Path) -> None:
+    usual = asked(tmp_path, tune_training=2, epochs=2)
+    labels = np.full(len(usual.data), 3)
+    given = dataclasses.replace(usual, data=dataclasses.replace(usual.data, labels=labels)).run(
+        model(tmp_path, "student", 8), tmp_path, quiet
+    )
+    assert any("All labels are of the class 3" in words for words in given.warnings)
 
 
 def test_whoever_has_no_optuna_is_told_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

