@@ -36,7 +36,7 @@ LOOK_S = 2.0
 HANGS_S = 30.0  # after which to ask again for a model whose load was given up and has not ended
 POLL_S, ROOM_S = 0.05, 5.0  # how often a load looks for memory, and for how long
 SETTLE_S = 0.5  # after a load, in which those who waited for it come
-TURNS = "ask again: whoever has no model gets a turn"
+TURNS = "ask again: whoever has next to nothing in memory gets a turn"
 IN_USE = "the memory for models is taken by those that are in use, or that others use"
 
 
