@@ -159,7 +159,10 @@ def _turn_of(
         rich = rich or others
 
     def may(each: Resident) -> bool:
-        return now >= each.spared and now - each.loaded > (SEQUENCES_S if rest[each].lasts else TURN_S)
+        if now < each.spared or rest[each].lasts:
+            return now >= each.spared and now - each.loaded > SEQUENCES_S
+        # Where its keys have more afterwards, too, they have no claim to it, however short it was there.
+        return now - each.loaded > TURN_S or left_by(each, claim, held, sizes[each.name], now) > EQUAL
 
     def rank(each: Resident) -> tuple[bool, float, bool, float]:
         return rest[each].lasts, -least_of(each, claim, held, now), not rest[each].is_free, each.loaded
