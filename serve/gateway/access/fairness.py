@@ -184,7 +184,7 @@ class Fairness:
         self._new: dict[Work, None] = {}  # of keys of which nothing is known, the oldest first
         self._doubted_at = -math.inf  # when one of them was last answered that took long
         self._is_usual_known = False
-        self._is_any_unknown = False  # key that is beside others, and had no answer yet
+        self._is_any_unknown = False  # of several keys of which little is known, and that had no answer yet
         self._most_heavy = 1  # heavy requests that may be with the server where none is kept back
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
         self._guarding: deque[Work] = deque()  # they, and some that are over
@@ -222,7 +222,7 @@ class Fairness:
         held = account.in_flight
         if not held:
             return not (account.is_new and self._is_usual_known) or self._may_be_new(now)
-        if account.answers < FEWEST and (account.is_new or (self._is_any_unknown and held > 1)):
+        if account.answers < FEWEST and (account.is_new or self._is_any_unknown):
             return False
         if account.large and self._in_flight < self._most_of(account) and self._kept_until(account, now) <= now:
             return True
@@ -363,7 +363,7 @@ class Fairness:
             self._keep_back(account, now)
 
     def _saw_first(self, account: Account, seconds: float, *, at_once: bool) -> None:
-        """One of the first requests of a key was answered, so long after the server could begin with it, at the most."""
+        """One of the first requests of a key was answered, so long after the server could begin with it at most."""
         if self.instances > 1:  # others are answered meanwhile
             account.alone_s = min(account.alone_s, seconds if at_once else math.inf)
         account.doubtful = self._is_usual_known and seconds > account.target_s
@@ -433,7 +433,8 @@ class Fairness:
         there.sort(key=lambda each: each.priority)
         beside = [each for each in there if each.in_flight or now - each.seen < BESIDE_S]
         self._is_usual_known = sum(each.answers > 0 and not each.doubtful for each in beside) > 1
-        self._is_any_unknown = not all(each.answers for each in beside)
+        few = [each.answers for each in beside if each.answers < FEWEST]
+        self._is_any_unknown = 0 in few and len(few) > 2
         priorities = [each.priority for each in beside]
         heavies = 0
         for target_s, each in self._targets(there):
