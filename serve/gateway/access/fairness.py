@@ -24,6 +24,10 @@ from dataclasses import dataclass, field
 __all__ = ["Account", "Fairness", "Work"]
 
 BESIDE_S = 5.0  # after its last request, a key counts as one that is beside others
+STANDARD_S = (
+    60.0  # after its last request, a key's tell what takes long, so that it can come back beside those of others
+)
+NEW_AT_ONCE = 4  # first requests of keys, until one of them takes long
 KNOWN_S = 300.0  # after its last request, what a key's requests take is remembered
 LOOK_S = 0.1
 BATCH_S = 0.001  # between answers of one batch
@@ -64,6 +68,8 @@ class Account:
         light: whether they take so much less than those of most others that these are no standard for them.
         pause_s: from an answer to its next request, on the whole.
         spent: the time until which its part is spent, that it may keep heavy ones back for without using the model.
+        alone_s: the least that one of its first requests took, of those that were answered alone.
+        doubtful: whether the last of its first requests passed the target.
         together: how many of its requests, or of such as take as long, the server answers at a time.
         tried: when that was last taken for more than was seen.
     """
@@ -86,6 +92,8 @@ class Account:
     pause_s: float = 2 * SOON_S
     answered_at: float = -math.inf
     spent: float = -math.inf
+    alone_s: float = math.inf
+    doubtful: bool = False
     together: float = TRIES
     tried: float = -math.inf
 
@@ -95,6 +103,11 @@ class Account:
         self.bulk_s = fades * self.bulk_s + seconds
         self.bulk_s2 = fades * self.bulk_s2 + seconds * seconds
         self.bulk_at = now
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing is known that tells whether it is heavy."""
+        return not self.answers or (self.doubtful and not self.heavy and self.answers < FEWEST)
 
     @property
     def met_s(self) -> float:
@@ -126,6 +139,7 @@ class Work:
         guards: what counts it, as heavy ones are kept back while it is with the server, up to GUARDS_S.
         priority: that it had then.
         over: whether that was told.
+        at_once: whether an instance was free as it was sent.
     """
 
     fairness: Fairness
@@ -134,6 +148,7 @@ class Work:
     guards: tuple[Counter[int], ...] = ()
     priority: int = 0
     over: bool = False
+    at_once: bool = False
 
 
 class Fairness:
@@ -166,6 +181,10 @@ class Fairness:
         self._share = 1.0  # of the time, for each heavy key
         self._met_s = 0.0  # what a heavy request takes that was with the server lately
         self._in_flight = 0
+        self._new: dict[Work, None] = {}  # of keys of which nothing is known, the oldest first
+        self._doubted_at = -math.inf  # when one of them was last answered that took long
+        self._is_usual_known = False
+        self._is_any_unknown = False  # of several keys of which little is known, and that had no answer yet
         self._most_heavy = 1  # heavy requests that may be with the server where none is kept back
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
         self._guarding: deque[Work] = deque()  # they, and some that are over
@@ -202,12 +221,27 @@ class Fairness:
             return not self.heavy and now >= account.not_before
         held = account.in_flight
         if not held:
-            return True
+            return not (account.is_new and self._is_usual_known) or self._may_be_new(now)
+        if account.answers < FEWEST and (account.is_new or self._is_any_unknown):
+            return False
         if account.large and self._in_flight < self._most_of(account) and self._kept_until(account, now) <= now:
             return True
         if held + 1 > max(1.0, limit - 1.0):  # never the last place
             return False
         return account.answers > 0 and account.met_s <= account.target_s >= (held + 1) * account.cost
+
+    def _may_be_new(self, now: float) -> bool:
+        """Whether one more request of a key of which nothing is known may be with the server.
+
+        Once one takes long, one does at a time, as all of them may; what hangs there keeps no others out for good.
+        """
+        while self._new and now - (oldest := next(iter(self._new))).begun > GUARDS_S:
+            del self._new[oldest]
+        doubted = now - self._doubted_at < BESIDE_S
+        if self._new and not doubted:
+            oldest = next(iter(self._new))
+            doubted = now - oldest.begun > oldest.account.target_s
+        return len(self._new) < (max(1, self.instances - 1) if doubted else NEW_AT_ONCE * self.instances)
 
     def _most_of(self, account: Account) -> int:
         """Heavy requests that keep all instances at work, such as a key's: one each, or batches and one that waits."""
@@ -273,8 +307,10 @@ class Fairness:
         account.in_flight += 1
         self._least = account.used = max(account.used, self._least)
         account.used += account.cost
+        work = Work(self, account, now, at_once=self._in_flight < self.instances)
         self._in_flight += 1
-        work = Work(self, account, now)
+        if account.is_new:
+            self._new[work] = None
         if account.heavy:
             self.heavy += 1
             self._met_s = max(self._met_s, account.met_s)
@@ -312,6 +348,8 @@ class Fairness:
         self._batch_s = max(self._batch_s, seconds)
         self._batch.append((account, max(size, 1)))
         account.took.append(now - begun)
+        if account.answers < FEWEST:
+            self._saw_first(account, now - begun if self.instances > 1 else seconds, at_once=work.at_once)
         if now > self._at_once_until:
             self._count_at_once()
             self._at_once_until = now + max(BATCH_S, min(account.cost * self.instances / 2, min(account.took) / 10))
@@ -324,7 +362,16 @@ class Fairness:
         elif not account.large and account.target_s < math.inf:
             self._keep_back(account, now)
 
+    def _saw_first(self, account: Account, seconds: float, *, at_once: bool) -> None:
+        """One of the first requests of a key was answered, so long after the server could begin with it at most."""
+        if self.instances > 1:  # others are answered meanwhile
+            account.alone_s = min(account.alone_s, seconds if at_once else math.inf)
+        account.doubtful = self._is_usual_known and seconds > account.target_s
+        if account.doubtful:
+            self._doubted_at = self._answered_at
+
     def _over(self, work: Work) -> None:
+        self._new.pop(work, None)
         self._in_flight -= 1
         self.heavy -= work.account.heavy
         self._unguard(work)
@@ -343,7 +390,10 @@ class Fairness:
         """Charge what was answered together: each for what it is known to take, and by its size."""
         seconds = self._batch_s
         if len(self._batch) == 1:
-            self._batch[0][0].saw(seconds, self._answered_at)
+            account = self._batch[0][0]
+            account.saw(seconds, self._answered_at)
+            if self.instances == 1:
+                account.alone_s = min(account.alone_s, seconds)
         shares = [size * max(each.cost if each.answers else seconds, LEAST_S) for each, size in self._batch]
         whole = sum(shares)
         for (account, _), share in zip(self._batch, shares, strict=True):
@@ -365,6 +415,10 @@ class Fairness:
             return max(account.met_s, min(account.took) / self.instances)
         return account.met_s
 
+    def _first_s(self, account: Account) -> float:
+        """The same of a key of which few were answered: by those alone that had the server for themselves."""
+        return account.alone_s if self._is_usual_known and account.alone_s < math.inf else 0.0
+
     def _look(self, now: float) -> None:
         """Who is beside whom."""
         self._looked_at = now
@@ -375,17 +429,24 @@ class Fairness:
             if oldest.in_flight or (now - oldest.seen < KNOWN_S and len(self._accounts) <= MOST):
                 break
             del self._accounts[who]
-        beside = [each for each in self._accounts.values() if each.in_flight or now - each.seen < BESIDE_S]
-        beside.sort(key=lambda each: each.priority)
+        there = [each for each in self._accounts.values() if each.in_flight or now - each.seen < STANDARD_S]
+        there.sort(key=lambda each: each.priority)
+        beside = [each for each in there if each.in_flight or now - each.seen < BESIDE_S]
+        self._is_usual_known = sum(each.answers > 0 and not each.doubtful for each in beside) > 1
+        few = [each.answers for each in beside if each.answers < FEWEST]
+        self._is_any_unknown = 0 in few and len(few) > 2
+        priorities = [each.priority for each in beside]
         heavies = 0
-        for target_s, each in self._targets(beside):
-            each.target_s = target_s
-            takes_s = self._takes_s(each) if each.answers >= FEWEST else 0.0
+        for target_s, each in self._targets(there):
+            takes_s = self._takes_s(each) if each.answers >= FEWEST else self._first_s(each)
             was, each.heavy = each.heavy, takes_s > target_s
+            if not each.heavy and bisect.bisect_right(priorities, each.priority) <= 1:  # it is alone
+                target_s, each.light = math.inf, False
+            each.target_s = target_s
             each.large = takes_s * (self.instances + 1) > target_s >= takes_s
             if was is not each.heavy:
                 self.heavy += each.in_flight if each.heavy else -each.in_flight
-            heavies += each.heavy
+            heavies += each.heavy and (each.in_flight > 0 or now - each.seen < BESIDE_S)
             if each.together < BATCHED and now - each.tried > TRIES_AGAIN_S:
                 each.together, each.tried = TRIES, now
         self._keys = keys = len(beside)

@@ -55,6 +55,7 @@ class Load:
         began: when it began, on the monotonic clock; None while it waits for its turn.
         waiting: requests that wait for it, by key.
         back_by: until when somebody who was told to may ask again, on the monotonic clock.
+        short: whether it waits for memory: it does not work, and none waits for it but those of its key.
     """
 
     model: Known
@@ -65,6 +66,7 @@ class Load:
     began: float | None = None
     waiting: Counter[str] = field(default_factory=Counter)
     back_by: float = 0.0
+    short: bool = False
 
     @property
     def keys(self) -> set[str]:
@@ -178,7 +180,7 @@ class Loads:
 
     def wake(self, now: float) -> None:
         """Begin those whose turn it is; to be called now and then, too, as loads become overdue."""
-        free = AT_ONCE - sum(not each.overdue(now) for each in self._running)
+        free = AT_ONCE - sum(not (each.short or each.overdue(now)) for each in self._running)
         for load in list(self._queue):
             if free <= 0:
                 return

@@ -58,8 +58,8 @@ class ResidencyCollector(Collector):
             yield counter
         evicted = CounterMetricFamily(
             "gateway_model_evictions",
-            "How often the model has made way: idle (nobody had used it lately), share (its key had more than the one "
-            "that asked), own (its key asked for another), turn (a key with none had its turn), drained (the same, "
+            "How often the model has made way: idle (nobody had used it lately), share (its keys had more than the one "
+            "that asked), own (its key asked for another), turn (a key with less had its turn), drained (the same, "
             "while it was in use), memory (it was over the limit).",
             labels=["model", "reason"],
         )

@@ -2,8 +2,8 @@
 
 A request for a model that is loaded costs a look into a dictionary and a time stamp (`at_hand`). Any other waits for
 the one load that is made for all who ask. What goes for it is chosen by `victim_of`, and never what a request, a
-rollout or a pin holds. Where all that may go is in use, a key that has nothing has its turn (`turns.py`): a model is
-drained for it. All of this happens in the event loop: between two awaits nothing changes.
+rollout or a pin holds. Where none may go by itself, a key that has next to nothing has its turn (`turns.py`): a model
+is drained for it. All of this happens in the event loop: between two awaits nothing changes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from serve.gateway.on_demand.estimates import MIB, Estimates
 from serve.gateway.on_demand.host import Host, HostDownError
 from serve.gateway.on_demand.lease import Lease
 from serve.gateway.on_demand.loads import BACK_S, Failures, Load, LoadFailedError, LoadingError, Loads
-from serve.gateway.on_demand.resident import TURN_S, Reason, Resident, held_by, victim_of
-from serve.gateway.on_demand.turns import DRAIN_S, SPARED_S, Drain, Turns, drained_of
+from serve.gateway.on_demand.resident import LATELY_S, TURN_S, Claim, Reason, Resident, held_by, victim_of
+from serve.gateway.on_demand.turns import DRAIN_S, SPARED_S, Drain, State, Turns, drained_of
 from serve.gateway.on_demand.units import Units
 from serve.repository.read import ModelInfo
 
@@ -36,7 +36,7 @@ LOOK_S = 2.0
 HANGS_S = 30.0  # after which to ask again for a model whose load was given up and has not ended
 POLL_S, ROOM_S = 0.05, 5.0  # how often a load looks for memory, and for how long
 SETTLE_S = 0.5  # after a load, in which those who waited for it come
-TURNS = "ask again: whoever has no model gets a turn"
+TURNS = "ask again: whoever has next to nothing in memory gets a turn"
 IN_USE = "the memory for models is taken by those that are in use, or that others use"
 
 
@@ -92,6 +92,7 @@ class Residency:
         self.wanted: Callable[[], Collection[str]] = tuple
         self.came: Callable[[str], None] = lambda _model: None
         self._on_event = on_event
+        self._asked: dict[str, dict[str, float]] = {}  # when each key has asked for each model last
         self._turns = Turns()
         self._short: list[Load] = []  # those that lack room
         self._tasks: set[asyncio.Task[None]] = set()
@@ -136,7 +137,7 @@ class Residency:
     def started(self) -> None:
         """Triton has died, or was started: it has what is pinned, and the rest when it is asked for."""
         now = time.monotonic()
-        self.resident = {name: Resident(name, now, "") for name in self.pins}
+        self.resident = {name: Resident(name, now) for name in self.pins}
         self.draining.clear()
         self.units.started(part for name in self.pins for part in self.known[name].parts)
 
@@ -154,6 +155,7 @@ class Residency:
         for there in (self.resident, self.draining):
             for name in there.keys() - known.keys():
                 del there[name]
+                self._asked.pop(name, None)
                 self.units.leave(self._only_of(name, ()))
         self.known = dict(known)
         self.pins &= known.keys()
@@ -177,6 +179,7 @@ class Residency:
 
     async def _wait(self, model: str, who: str, deadline: float) -> None:
         now = time.monotonic()
+        self._asked.setdefault(model, {})[who] = now
         load = self.loads.by_model.get(model) or self._ask(model, who, now)
         left, expected = deadline - now, load.left_s(now)
         if self.estimates.knows(model) and expected > left:
@@ -211,7 +214,7 @@ class Residency:
 
     def _alone(self, who: str | None, now: float) -> bool:
         """Whether no other key has used a model lately, or waits for one."""
-        others = any(not each.idle(now) and (each.who, each.owner(now)) != (who, who) for each in self._unpinned())
+        others = any(not each.idle(now) and any(key != who for key in each.keys(now)) for each in self._unpinned())
         return not others and all(load.who == who for load in self.loads.by_model.values())
 
     def _unpinned(self) -> list[Resident]:
@@ -232,7 +235,9 @@ class Residency:
             await self.units.bring(model, self.known)  # nothing is awaited from here on: Triton may die at any time
             now = time.monotonic()
             self.estimates.saw_seconds(model.name, now - began)
-            self.resident[model.name] = Resident(model.name, now, load.who or "")
+            users = self._asked.setdefault(model.name, {})
+            users[load.who or ""] = now
+            self.resident[model.name] = Resident(model.name, now, users)
             self._turns.loaded(load.who or "", now)
             self.failures.forget(model.name)
             self.counts["loaded", model.name] += 1
@@ -265,6 +270,7 @@ class Residency:
         """Keep memory for what is missing of a model, and begin to take out what has to go; what was kept."""
         model, until = load.model, time.monotonic() + ROOM_S
         drain: Drain | None = None
+        trades = False  # what a key would trade of its own goes only where no other's does
         why = f"{model.name} is not loaded after all"
         await self._look()
         self._short.append(load)
@@ -276,66 +282,105 @@ class Residency:
                 if room < self._least():
                     raise self._too_large(load, size)
                 if drain is not None and not any(self._is_in_use(each) for each in drain.residents):
-                    self._go([(each, "drained") for each in drain.residents], model)
+                    self._go(drain.going, model)
                     drain, until = None, time.monotonic() + ROOM_S
-                if any(self._free(self.units.taken - room, who, size, model) for who in self._for_whom(load)):
+                claims = self._claims(load, size)
+                if any(self._free(self.units.taken - room, claim, model, trades=trades) for claim in claims):
                     self.units.keep(sizes)
                     why = "others have made way"
                     return list(sizes)
                 now = time.monotonic()
                 if drain is None:
-                    drain = self._drain(load, self.units.taken - room, size)
+                    drain = self._drain(load)
+                    if drain is None and not trades:
+                        trades = True
+                        continue
                 elif not load.is_wanted(now):
                     why = f"nobody waits for {model.name} any more"
                     raise LoadingError(model.name, "nobody waits for it any more", self._turn_s(load))
                 elif now > drain.until or any(self.stays(each.name) for each in drain.residents):
                     self._spare(drain, now)
-                    drain, until = None, now + ROOM_S
+                    drain, until, trades = None, now + ROOM_S, True
                 if drain is None and now > until:
                     raise LoadingError(model.name, IN_USE, self._turn_s(load), TURNS)
+                if not load.short:
+                    load.short = True
+                    self.loads.wake(now)
                 await asyncio.sleep(POLL_S)
         finally:
+            load.short = False
             self._short.remove(load)
             if drain is not None:
                 self._call_off(drain, why)
 
-    def _for_whom(self, load: Load) -> list[str | None]:
-        """The key for whose sake a load is, and one that waits for it and has nothing."""
-        poor = self._poor(load)
-        return [load.who] if poor in (None, load.who) else [load.who, poor]
-
-    def _poor(self, load: Load) -> str | None:
-        """A key that waits for a load, and alone uses none of those that are loaded; the one whose turn is next."""
+    def _claims(self, load: Load, size: int) -> list[Claim | None]:
+        """For whose sake a load is, and for the one's that has least of those who wait for it."""
+        if load.who is None:
+            return [None]
         now = time.monotonic()
-        held = held_by([*self._unpinned(), *self.draining.values()], now, lambda _: 1)
-        poor = (who for who in load.keys if who and who not in held)
-        return min(poor, key=lambda who: (self._turns.wait_s(who, now), who != load.who), default=None)
+        held = held_by(self._used(), now, self.bytes_of)
+        least = min(load.keys, key=lambda who: (held.get(who, 0.0), who != load.who))
+        return [self._claim(load, who, size, now) for who in dict.fromkeys((load.who, least))]
 
-    def _drain(self, load: Load, over: int, size: int) -> Drain | None:
+    def _claim(self, load: Load, who: str, size: int, now: float) -> Claim:
+        asked = self._asked.get(load.model.name, {})
+        return Claim(who, size, frozenset(each for each, at in asked.items() if now - at <= LATELY_S) | load.keys)
+
+    def _used(self) -> list[Resident]:
+        """What counts as held by keys: what is about to go, too."""
+        return [*self._unpinned(), *self.draining.values()]
+
+    def _next(self, load: Load) -> str | None:
+        """The key whose turn is next, of those who wait for a load; of several the one that has least."""
+        now = time.monotonic()
+        held = held_by(self._used(), now, self.bytes_of)
+        keys = (who for who in load.keys if who)  # without keys, all clients are one
+        return min(keys, key=lambda who: (self._turns.wait_s(who, now), held.get(who, 0.0)), default=None)
+
+    def _drain(self, load: Load) -> Drain | None:
         """Begin to drain models for a load, if it is its turn."""
         now = time.monotonic()
-        poor = ((each, self._poor(each)) for each in self._short)
-        turns = [(each, who) for each, who in poor if who is not None and not self._turns.wait_s(who, now)]
-        if not load.is_wanted(now) or self._turns.first_of(turns) is not load:
+        if not load.is_wanted(now):
             return None
-        load.who = who = dict(turns)[load]  # whose it is, should another have asked first
+        nexts = [(each, who) for each in self._short if (who := self._next(each)) is not None]
+        turns = {each: who for each, who in nexts if not self._turns.wait_s(who, now)}
+        if load not in turns:
+            return None
+        going, next_s = self._going(load, turns[load], now)
+        if not going:
+            return None
+        while (first := self._turns.first_of(turns.items())) is not None and first is not load:
+            if self._going(first, turns.pop(first), now)[0]:
+                return None
+        who = turns[load]
+        load.who = who  # whose it is, should another have asked first
+        self._turns.begin(who, now, next_s)
+        for each, _ in going:
+            self.draining[each.name] = self.resident.pop(each.name)
+        names = ", ".join(each.name for each, _ in going)
+        self._on_event(f"{names} will make way for {load.model.name}: a key with less in memory has its turn")
+        return Drain(going, who, now + DRAIN_S)
+
+    def _going(self, load: Load, who: str, now: float) -> tuple[list[tuple[Resident, Reason]], float]:
+        """What would go for a load in a key's turn, and in how many seconds the key would have the next."""
+        size = sum(self._sizes(self.units.missing(load.model)).values())
         spared = load.model.parts
 
         def size_of(name: str, going: Iterable[str]) -> int:
             return sum(self.units.bytes_of(unit, self.known) for unit in self._only_of(name, set(going), spared))
 
-        going = drained_of(
-            self._unpinned(), lambda each: not self.stays(each.name), lambda each: self._is_free(each, now),
-            lambda each: not self._rests(each, now), over, size, now, size_of,
-        )  # fmt: skip
-        if not going:
-            return None
-        self._turns.begin(who, now)
-        for each in going:
-            self.draining[each.name] = self.resident.pop(each.name)
-        names = ", ".join(each.name for each in going)
-        self._on_event(f"{names} will make way for {load.model.name}: a key with no model loaded has its turn")
-        return Drain(going, who, now + DRAIN_S)
+        def state(each: Resident) -> State:
+            may_go = each.name not in self.draining and not self.stays(each.name)
+            return State(may_go, self._is_free(each, now), not self._rests(each, now))
+
+        claim = self._claim(load, who, size, now)
+        over = self.units.taken - (self.budget - size)
+        return drained_of(self._used(), state, claim, over, self._equal(now), now, size_of)
+
+    def _equal(self, now: float) -> float:
+        """An equal part of the memory for each key that has asked for a model lately."""
+        keys = {who for asked in self._asked.values() for who, at in asked.items() if now - at <= LATELY_S}
+        return max(1, self.budget - self._least()) / max(1, len(keys))
 
     def _spare(self, drain: Drain, now: float) -> None:
         """They can't go now, which is not for their key's doing."""
@@ -375,12 +420,12 @@ class Residency:
         why = f"it takes about {size // MIB} MiB, of {(self.budget - self._least()) // MIB} MiB that models may have"
         return self._failed(load, why)
 
-    def _free(self, over: int, who: str | None, size: int, model: Known | None) -> bool:
+    def _free(self, over: int, claim: Claim | None, model: Known | None, *, trades: bool = True) -> bool:
         """Take out models until so many bytes are free; False, and nothing done, where too few may go."""
         now = time.monotonic()
-        residents = self._unpinned()
+        residents = self._used()
         spared = frozenset() if model is None else frozenset(model.parts)
-        free = [each for each in residents if self._is_free(each, now)]
+        free = [each for each in self._unpinned() if self._is_free(each, now)]
         going: list[tuple[Resident, Reason]] = []
         while over > 0:
             own = {each.name for each, _ in going}
@@ -389,7 +434,7 @@ class Residency:
                 alone = self._only_of(name, own, spared)
                 return sum(self.units.bytes_of(unit, self.known) for unit in alone)
 
-            found = victim_of(residents, free, who, size, now, size_of)
+            found = victim_of(residents, free, claim, now, size_of, trades=trades)
             if found is None:
                 return False
             victim, why = found
@@ -412,8 +457,8 @@ class Residency:
 
     def _turn_s(self, load: Load) -> float:
         """In how many seconds a load may have its turn."""
-        now, poor = time.monotonic(), self._poor(load)
-        turn_s = 0.0 if poor is None else self._turns.wait_s(poor, now)
+        now, who = time.monotonic(), self._next(load)
+        turn_s = 0.0 if who is None else self._turns.wait_s(who, now)
         return max(1.0, turn_s, min((each.loaded + TURN_S - now for each in self._unpinned()), default=TURN_S))
 
     def _only_of(self, name: str, going: Collection[str], spared: Collection[str] = ()) -> list[str]:
@@ -461,11 +506,15 @@ class Residency:
     async def keep(self) -> None:
         """The same, once: models grow with what they are asked."""
         try:
-            self.loads.wake(time.monotonic())
+            now = time.monotonic()
+            self.loads.wake(now)
+            for asked in self._asked.values():
+                for who in [who for who, at in asked.items() if now - at > LATELY_S]:
+                    del asked[who]
             await self.units.behind.press()
             await self._look()
             over = self.units.taken - self.budget
-            while over > 0 and self._free(1, None, 0, None):
+            while over > 0 and self._free(1, None, None):
                 over = self.units.taken - self.budget
             for model in self.wanted():
                 if model in self.known and model not in self.resident and model not in self.loads.by_model:

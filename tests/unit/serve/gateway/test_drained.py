@@ -14,8 +14,8 @@ from serve.gateway.on_demand import residency as residency_module
 from serve.gateway.on_demand.lease import Lease
 from serve.gateway.on_demand.loads import LoadingError
 from serve.gateway.on_demand.residency import Residency
-from serve.gateway.on_demand.resident import TURN_S, Resident
-from serve.gateway.on_demand.turns import SEQUENCES_S, drained_of
+from serve.gateway.on_demand.resident import TURN_S
+from serve.gateway.on_demand.turns import SEQUENCES_S
 from tests.serve_http import in_loop
 from tests.unit.serve.gateway.test_on_demand import KNOWN, MIB, Host, ask, one, served, used
 
@@ -285,30 +285,6 @@ async def test_keys_that_want_more_than_fits_take_turns(monkeypatch: pytest.Monk
     assert min(answered.values()) > 0.3 * max(answered.values()), answered
     assert len(host.loads) <= 2 * 8 / 0.5 + 3  # each has its time
     assert host.most <= residency.budget
-
-
-def at(name: str, seconds: float, who: str = "x") -> Resident:
-    return Resident(name, 999.0, who, loaded=1000.0 - seconds)
-
-
-def test_of_all_that_may_go_first_what_is_free_then_what_is_spare_then_the_oldest_and_last_what_has_sequences() -> None:
-    sequences, spare, more, free = at("s", 900, "s"), at("m", 40, "m"), at("n", 35, "m"), at("f", 32, "f")
-    oldest, young = at("o", 100, "o"), at("y", TURN_S / 2, "y")
-    rows = [sequences, young, oldest, spare, more, free]
-
-    def drained(over: int, rows: list[Resident] = rows) -> list[str]:
-        found = drained_of(
-            rows, lambda _: True, lambda each: each is free, lambda each: each.name == "s", over, 1, 1000.0,
-            lambda _name, _going: 1,
-        )  # fmt: skip
-        return [each.name for each in found]
-
-    assert drained(5) == ["f", "m", "n", "o", "s"]
-    assert drained(1) == ["f"]
-    assert drained(6) == []  # in part it would be for nothing
-    assert drained(1, [at("s", SEQUENCES_S / 2), young]) == []
-    sequences.loaded = 1000.0 - SEQUENCES_S / 2
-    assert drained(5) == []
 
 
 @in_loop

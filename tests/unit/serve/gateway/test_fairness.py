@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.gateway.access.admission import Admission, Bounds
-from serve.gateway.access.fairness import GUARDS_S, Fairness
+from serve.gateway.access.fairness import FEWEST, GUARDS_S, Fairness
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.lists import Lists
 from serve.gateway.errors import OverloadedError
@@ -522,3 +522,90 @@ def test_a_light_request_that_does_not_end_keeps_heavy_ones_back_for_a_moment_on
     fairness.begin(fairness.of("light", 5, now), now)
     assert not fairness.may(heavy, 8.0, now + 0.1)
     assert fairness.may(heavy, 8.0, now + GUARDS_S + 0.1)
+
+
+@pytest.mark.parametrize(("instances", "largest"), [(1, 1), (1, 8), (2, 1)])
+@pytest.mark.parametrize("keys", [4, 8])
+def test_keys_that_are_new_make_others_wait_for_few_of_their_heavy_requests(
+    keys: int, instances: int, largest: int
+) -> None:
+    """Several keys of one person, of which nothing is known: each had four answers before it counted as heavy."""
+    begins = 4.0
+
+    async def later(world: World, who: str) -> None:
+        await asyncio.sleep(begins)
+        await asyncio.gather(*many(world, who, 8, lambda: HEAVY_S, begins + 12))
+
+    world = run(
+        lambda: World(instances, largest),
+        lambda w: [*lights(w, begins + 12), *(later(w, f"new{n}") for n in range(keys))],
+    )
+    waited = [
+        seconds
+        for who, times in world.took.items()
+        for since, seconds in zip(world.since[who], times, strict=True)
+        if who.startswith("light") and since > begins
+    ]
+    assert max(waited) < 5 * HEAVY_S  # four that begin in one moment, and its own
+    assert np.median(waited) < 2 * HEAVY_S
+    assert not of_lights(world)[1]
+
+
+@pytest.mark.parametrize("seconds", [LIGHT_S, 0.1])
+@pytest.mark.parametrize("before", [0, 10])
+@pytest.mark.parametrize(("instances", "largest"), [(1, 1), (1, 8), (2, 1)])
+def test_light_keys_that_are_new_are_answered_as_others_are(
+    instances: int, largest: int, before: int, seconds: float
+) -> None:
+    async def later(world: World, who: str) -> None:
+        await asyncio.sleep(3.0 if before else 0.0)
+        await world.client(who, lambda: seconds, 0.3, 6.0)
+
+    world = run(
+        lambda: World(instances, largest),
+        lambda w: [
+            *(w.client(f"known{n}", lambda: seconds, 2.0, 6.0) for n in range(before)),
+            *(later(w, f"new{n}") for n in range(10)),
+        ],
+    )
+    assert not world.refused.total()
+    first = [times[0] for who, times in world.took.items() if who.startswith("new")]
+    assert max(first) < 20 * seconds
+
+
+def test_a_new_key_whose_request_hangs_keeps_no_other_new_ones_out_for_good() -> None:
+    fairness = Fairness()
+    now = 0.0
+    for _ in range(2 * FEWEST):
+        for who in ("a", "b"):
+            now += 0.01
+            fairness.end(fairness.begin(fairness.of(who, 5, now - 0.005), now - 0.005), 1, now)
+    fairness.begin(fairness.of("hangs", 5, now), now)
+    assert fairness.may(fairness.of("new", 5, now), 10, now)
+    now += 1.0
+    assert not fairness.may(fairness.of("new", 5, now), 10, now)
+    now += GUARDS_S
+    assert fairness.may(fairness.of("new", 5, now), 10, now)
+
+
+@pytest.mark.parametrize("keys", [1, 4])
+@pytest.mark.parametrize("silent_s", [8.0, 40.0])
+def test_who_comes_back_after_a_pause_waits_for_few_of_the_heavy_requests_of_others(keys: int, silent_s: float) -> None:
+    comes = LEARNT_S + silent_s
+
+    async def back(world: World, who: str) -> None:
+        await world.client(who, lambda: LIGHT_S, 0.3, LEARNT_S)
+        await asyncio.sleep(comes - time.monotonic())
+        await world.client(who, lambda: LIGHT_S, 0.3, comes + 10)
+
+    world = run(
+        World,
+        lambda w: [
+            *(back(w, f"light{n}") for n in range(10)),
+            *[each for n in range(keys) for each in many(w, f"heavy{n}", 8, lambda: HEAVY_S, comes + 10)],
+        ],
+    )
+    took, refused = of_lights(world)
+    assert not refused
+    assert max(took) < 4 * HEAVY_S  # those that keep the server at work
+    assert np.median(took) < 3 * LIGHT_S

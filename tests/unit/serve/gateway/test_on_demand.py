@@ -18,7 +18,6 @@ from serve.gateway.on_demand.host import HostDownError, Used
 from serve.gateway.on_demand.lease import Lease
 from serve.gateway.on_demand.loads import MOST_IN_WINDOW, LoadFailedError, LoadingError
 from serve.gateway.on_demand.residency import Residency
-from serve.gateway.on_demand.resident import LATELY_S, TURN_S, Resident, victim_of
 from tests.serve_http import in_loop
 
 MIB = 1 << 20
@@ -419,49 +418,6 @@ async def test_a_step_that_fails_takes_back_what_was_loaded_for_it() -> None:
         await used(residency, "whole")
     await residency.units.left()
     assert not host.there
-
-
-@pytest.mark.parametrize(
-    ("who", "expected"),
-    [(None, "shared"), ("x", "idle"), ("y", "idle"), ("z", "idle")],
-)
-def test_what_nobody_has_used_lately_goes_before_all_that_keys_use(who: str | None, expected: str) -> None:
-    now = 1000.0
-    shared = Resident("shared", now - 3 * LATELY_S, "x")
-    shared.touch("y", now - 2 * LATELY_S)
-    idle = Resident("idle", now - 1.5 * LATELY_S, "x")
-    mine = Resident("mine", now - 1, "x")
-    rows = [idle, mine] if expected == "idle" else [shared, idle, mine]
-    victim = victim_of(rows, rows, who, 1, now, lambda _: 1)
-    assert victim is not None
-    assert (victim[0].name, victim[1]) == (expected, "memory" if who is None else "idle")
-
-
-def test_what_several_have_used_lately_is_not_taken_for_ones_sake() -> None:
-    now = 1000.0
-    shared = Resident("shared", now - 2, "x")
-    shared.touch("y", now - 1)
-    assert victim_of([shared], [shared], "x", 1, now, lambda _: 1) is None
-    assert victim_of([shared], [shared], None, 1, now, lambda _: 1) == (shared, "memory")
-
-
-def test_a_key_with_nothing_gets_its_turn_at_what_has_been_there_for_long() -> None:
-    now = 1000.0
-    theirs = Resident("theirs", now - 1, "x", loaded=now - 2 * TURN_S)
-    newer = Resident("newer", now - 2, "x", loaded=now - 1.5 * TURN_S)
-    rows = [newer, theirs]
-    assert victim_of(rows, rows, "y", 3, now, lambda _: 1) == (theirs, "turn")  # both would not then have as much
-    fresh = [Resident("fresh", now - 1, "x", loaded=now - TURN_S / 2)]
-    assert victim_of(fresh, fresh, "y", 3, now, lambda _: 1) is None
-    has = Resident("has", now - 1, "y")
-    assert victim_of([*rows, has], rows, "y", 3, now, lambda _: 1) is None  # one at a time
-
-
-def test_what_several_use_goes_for_a_key_with_nothing_too() -> None:
-    now = 1000.0
-    shared = Resident("shared", now - 2, "x", loaded=now - 2 * TURN_S)
-    shared.touch("y", now - 1)
-    assert victim_of([shared], [shared], "z", 1, now, lambda _: 1) == (shared, "turn")
 
 
 @in_loop
