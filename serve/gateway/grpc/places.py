@@ -1,8 +1,8 @@
 """A place among the requests of its model for each message of a stream, from before it is sent until its last answer.
 
-A message waits for its place as long as the gateway's time-out, where a single request is turned away after half a
-second: had streams all places of a slow model, others would be refused for as long as one stream lasts. So the streams
-of one caller have three quarters of them, and wait for those among themselves, in order.
+A message waits for its place as long as the gateway's time-out and a second, where a single request is turned away
+after half a second: had streams all places of a slow model, others would be refused for as long as one stream lasts. So
+the streams of one caller have three quarters of them, and wait for those among themselves, in order.
 
 Whatever has a place can be answered without another's getting one. A message whose sequence waits for its slot can't:
 it waits for a message that ends another sequence, perhaps one behind it. It has no place, and counts apart.
@@ -23,6 +23,9 @@ from serve.gateway.access.slots import MOST_WAITING, Turn
 __all__ = ["Place", "Places"]
 
 OF_OTHERS = 4  # one place in so many is not for one caller's streams
+# Longer than one of a sequence keeps its place, as it may have got that just before: what ends a sequence, sent behind
+# it, would be refused in the moment in which the place is free.
+FOLLOWS_S = 1.0
 
 
 class _Line:
@@ -70,7 +73,7 @@ class Places:
 
     Args:
         gate: has the models' places.
-        patience_s: that a message waits for one, and that one of a sequence keeps it.
+        patience_s: that one of a sequence keeps its place; a message waits for one a second longer.
     """
 
     def __init__(self, gate: Gate, patience_s: float) -> None:
@@ -106,10 +109,11 @@ class Places:
             OverloadedError: there was none in time.
         """
         places = self.gate.places(model)
-        until = time.monotonic() + self.patience_s
+        patience_s = self.patience_s + FOLLOWS_S
+        until = time.monotonic() + patience_s
         slotless = turn is not None and turn.waits
         try:
-            async with asyncio.timeout(self.patience_s):
+            async with asyncio.timeout(patience_s):
                 await self._join(caller, places, slotless)
         except TimeoutError:
             raise places.late() from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -133,6 +134,16 @@ async def test_who_waits_longer_than_the_time_out_is_refused_like_others() -> No
         among_others.gate.places("m").take()
     with pytest.raises(OverloadedError, match="more requests than it can answer"):
         await (await enter(Placed(among_others, "alice")))[0]
+
+
+@in_loop
+async def test_what_waits_behind_a_sequences_messages_has_a_place_when_they_have_given_up_theirs() -> None:
+    """Who came at the same time as they did, too: a sequence that is not ended has its slot for good."""
+    all_ = places(0.05)
+    entering = [await enter(Placed(all_, "alice"), waits=False, count=SHARE) for _ in range(3)]
+    assert list(map(inside, entering)) == [SHARE, 0, 0]
+    await asyncio.gather(*itertools.chain(*entering))
+    assert all_.gate.places("m").shed == 0
 
 
 @in_loop
