@@ -126,8 +126,11 @@ def _rows(values: Array, width: int, inputs: Arrays, mask: str | None) -> Array:
 
 
 def _mask(data: Dataset) -> str | None:
-    """The input that says which tokens count: its name says so, and it holds ones and zeros."""
-    named = [name for name, array in data.inputs.items() if "mask" in name and len(array.shape) == 2]
+    """The input that says which tokens count, by 1: its name says so, and it holds ones and zeros.
+
+    Others go by other rules: of torch's padding masks, 1 is what does not count.
+    """
+    named = [name for name, array in data.inputs.items() if name == "attention_mask" and len(array.shape) == 2]
     whole = [name for name in named if np.dtype(data.inputs[name].dtype).kind in "iub"]
     few = data.take(np.arange(min(len(data), FEW)))[0] if whole else {}
     return next((name for name in whole if np.isin(few[name], (0, 1)).all()), None)

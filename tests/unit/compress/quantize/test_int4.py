@@ -313,6 +313,20 @@ def test_padding_has_no_say(tmp_path: Path) -> None:
     assert files[0] == files[1]
 
 
+@pytest.mark.parametrize("name", ["src_key_padding_mask", "padding_mask", "global_attention_mask", "mask"])
+def test_a_mask_of_another_kind_leaves_no_token_out(tmp_path: Path, name: str) -> None:
+    """Of torch's padding masks, 1 is what does not count."""
+    nodes = [node("MatMul", ["x", "w"], ["y"], name="layer")]
+    inputs: Inputs = {"x": (TensorProto.FLOAT, ["batch", "seq", 64]), name: (TensorProto.INT64, ["batch", "seq"])}
+    model = model_of(tmp_path, nodes, {"w": normal(64, 64)}, inputs)
+    x = correlated(64, 80).reshape(20, 4, 64)
+    files = [
+        quantized(model, tmp_path / str(each), QuantizeInt4(data_of(x=x, **{name: np.tile(each, (20, 1))})))
+        for each in ([0, 0, 0, 1], [1, 1, 1, 1])
+    ]
+    assert files[0].path.read_bytes() == files[1].path.read_bytes()
+
+
 def test_matrices_summed_in_portions_give_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, stage = two_layers(tmp_path), QuantizeInt4(data_of(x=correlated(64)))
     whole = quantized(model, tmp_path / "whole", stage).path.read_bytes()
