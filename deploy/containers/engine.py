@@ -15,9 +15,12 @@ from compress.errors import ServerError
 
 __all__ = ["Engine", "find_engine", "missing"]
 
-PACKAGES = "podman buildah runc catatonit netavark aardvark-dns"
+PACKAGES = "podman buildah runc catatonit netavark aardvark-dns iptables"
 LEAST = (4, 3)
-NAMES = 'apt-get install netavark aardvark-dns; network_backend = "netavark" in containers.conf; podman system reset'
+NAMES = (
+    'apt-get install netavark aardvark-dns iptables; network_backend = "netavark" in containers.conf; '
+    "podman system reset"
+)
 DEBIAN = "localhost/debian-python:3.11"
 OWN_BASE = f"deploy/docker/debian.sh; then PYTHON_IMAGE={DEBIAN} DEBIAN_IMAGE={DEBIAN}"
 
