@@ -7,14 +7,24 @@ import hmac
 import socket
 import ssl
 import struct
+import subprocess
 from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-__all__ = ["ALERT", "DATA", "HANDSHAKE", "NEW_KEYS", "Speaker", "insecure"]
+__all__ = ["ALERT", "DATA", "HANDSHAKE", "NEW_KEYS", "Speaker", "certified", "insecure"]
 
 ALERT, HANDSHAKE, DATA = 21, 22, 23
 NEW_KEYS = b"\x18\x00\x00\x01\x00"  # KeyUpdate, that asks for none in return (RFC 8446, 4.6.3)
+
+
+def certified(folder: Path) -> tuple[Path, Path]:
+    """A server's certificate and key, made by openssl."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command += ["-days", "1", "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
 
 
 def insecure() -> ssl.SSLContext:

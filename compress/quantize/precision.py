@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 
 from compress.formats.onnx.scope import inner_nodes
+from compress.quantize.int4_onnx import LAYER, TABLE
 from compress.quantize.weights_onnx import RECURRENT
 
 __all__ = ["FOUR_BIT", "Precisions", "operators", "precisions"]
@@ -24,7 +25,7 @@ INTEGER = (
     "DynamicQuantizeMatMul",
     "MatMulIntegerToFloat",
 )
-FOUR_BIT = ("MatMulNBits", "GatherBlockQuantized")
+FOUR_BIT = (LAYER, TABLE)
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 

@@ -83,18 +83,13 @@ class QuantizeInt4:
         """Each matrix in 4 bits; and what the layers' products lose on the data, as a share of what rounding loses."""
         weights = weights_of(original.graph)
         if self.calibration is None:
-            made = {}
+            rough = {}
             for done, matrix in enumerate(found, 1):
-                values = matrix.values(weights)
-                made[matrix] = rounded(values, fitted(values, symmetric=matrix.symmetric))
+                rough[matrix] = _nearest(matrix, weights)
                 progress(done, len(found), "rounding the weights")
-            return made, None
+            return rough, None
         results: dict[Matrix, Chosen] = {}
-        made = {}
-        for matrix in found:
-            if not matrix.inputs:
-                values = matrix.values(weights)
-                made[matrix] = rounded(values, fitted(values, symmetric=matrix.symmetric))
+        made = {matrix: _nearest(matrix, weights) for matrix in found if not matrix.inputs}
         layers = [matrix for matrix in found if matrix.inputs]
         widths = {name: matrix.columns for matrix in layers for name in matrix.inputs}
         waiting = portions(widths)
@@ -112,9 +107,8 @@ class QuantizeInt4:
             left = {name for each in layers if each not in results for name in each.inputs}
             sums = {name: gram for name, gram in sums.items() if name in left}
         made |= {matrix: result.blocks for matrix, result in results.items()}
-        nearest = sum(each.lost_rounded for each in results.values())
         kept = [each.lost / each.lost_rounded for each in results.values() if each.lost_rounded > 0]
-        return made, sum(kept) / len(kept) if kept and nearest > 0 else None
+        return made, sum(kept) / len(kept) if kept else None
 
     def _given(self, model: OnnxModel, path: Path, gain: float | None, progress: Progress) -> Given:
         layers = precisions(path, weights_only=True, excluded=self.exclude)
@@ -149,6 +143,11 @@ class QuantizeInt4:
             },
             warnings=warnings,
         )
+
+
+def _nearest(matrix: Matrix, weights: Mapping[str, TensorProto]) -> Blocks:
+    values = matrix.values(weights)
+    return rounded(values, fitted(values, symmetric=matrix.symmetric))
 
 
 def _chosen(matrix: Matrix, values: Array, sums: Mapping[str, Array]) -> Chosen:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy/docker"
 VERSION = "0.1.0"
 MB = 1_000_000
-# NVIDIA's of the wheel's year, as it lies on a disk: 15.5 GB by the word of its maintainers (their issue 7474).
+# NVIDIA's of the wheel's year, as it lies on a disk: 15.5 GB by the word of its maintainers.
 NVIDIAS = ("nvcr.io/nvidia/tritonserver:24.06-py3", 15_500)
 
 

@@ -7,10 +7,10 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from compress.errors import ServerError
+from deploy.containers.application import Application
 from deploy.containers.engine import Engine
 from deploy.containers.keys import make_keys
 
@@ -37,36 +37,8 @@ def find_compose(engine: Engine) -> list[str]:
     )
 
 
-@dataclass(frozen=True)
-class Composed:
-    """One application on this machine.
-
-    Attributes:
-        engine: Docker.
-        folder: for keys.
-        gateway_port: on 127.0.0.1.
-        prometheus_port: on 127.0.0.1.
-    """
-
-    engine: Engine
-    folder: Path
-    gateway_port: int = 8080
-    prometheus_port: int = 9090
-
-    @property
-    def url(self) -> str:
-        """The gateway's."""
-        return f"http://127.0.0.1:{self.gateway_port}"
-
-    @property
-    def prometheus(self) -> str:
-        """The URL of Prometheus."""
-        return f"http://127.0.0.1:{self.prometheus_port}"
-
-    @property
-    def key(self) -> str:
-        """What clients show to the gateway."""
-        return (self.folder / "client-key").read_text().strip()
+class Composed(Application):
+    """One application that Docker Compose plays."""
 
     def up(self, repository: Path) -> None:
         """Bring all up, in order, until each is healthy.

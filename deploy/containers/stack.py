@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
+from deploy.containers.application import Application
 from deploy.containers.build import tag_of
-from deploy.containers.engine import Engine
 from deploy.containers.keys import make_keys
 from serve.deploy.cluster.render import render
 from serve.deploy.options import RenderOptions
@@ -35,37 +35,14 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Stack:
-    """One application on this machine.
+class Stack(Application):
+    """One application that Podman plays.
 
     Attributes:
-        engine: Podman.
-        folder: for manifests and keys.
         name: of the application.
-        gateway_port: on 127.0.0.1.
-        prometheus_port: on 127.0.0.1.
     """
 
-    engine: Engine
-    folder: Path
     name: str = "serving"
-    gateway_port: int = 8080
-    prometheus_port: int = 9090
-
-    @property
-    def url(self) -> str:
-        """The gateway's."""
-        return f"http://127.0.0.1:{self.gateway_port}"
-
-    @property
-    def prometheus(self) -> str:
-        """The URL of Prometheus."""
-        return f"http://127.0.0.1:{self.prometheus_port}"
-
-    @property
-    def key(self) -> str:
-        """What clients show to the gateway."""
-        return (self.folder / "client-key").read_text().strip()
 
     def up(self, repository: Path) -> str:
         """Bring all up, one after the other.

@@ -7,7 +7,6 @@ import http.client
 import json
 import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from serve.gateway.settings import Settings
 from serve.triton.launch import Ports, TritonServer
 from tests.integration.test_gateway_connections import CONFIG, MODEL
 from tests.serve_http import gateway_thread
-from tests.tls_records import Speaker, insecure
+from tests.tls_records import Speaker, certified, insecure
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate")
 
@@ -44,22 +43,9 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 
 @pytest.mark.parametrize("kind", ["of a byte", "of a byte, with a key", "of new keys"])
 def test_who_sends_tiny_records_holds_nobody_up(triton: TritonServer, tmp_path: Path, kind: str) -> None:
-    keys, certificate, private = tmp_path / "keys.json", tmp_path / "certificate.pem", tmp_path / "key.pem"
+    keys = tmp_path / "keys.json"
+    certificate, private = certified(tmp_path)
     key, greedy = (add_key(keys, name)[0] for name in ("honest", "greedy"))
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "1",
-    ]
-    command += ["-subj", "/CN=localhost", "-keyout", str(private), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
     settings = Settings(
         upstream=(f"http://{triton.http_address}",), port=0, keys=keys, tls_certificate=certificate, tls_key=private
     )

@@ -7,7 +7,6 @@ import contextlib
 import shutil
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from serve.gateway.edge.records import (
 )
 from serve.gateway.settings import Settings
 from tests.serve_http import gateway_thread, in_loop
-from tests.tls_records import ALERT, Speaker, insecure
+from tests.tls_records import ALERT, Speaker, certified, insecure
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate")
 
@@ -36,23 +35,7 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("certificate")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "1",
-    ]
-    command += ["-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    return certificate, key
+    return certified(tmp_path_factory.mktemp("certificate"))
 
 
 @pytest.fixture(scope="module")
