@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
 from cyclopts import App
 
 from compress.errors import ServerError, ToolkitError
-from deploy.containers.build import IMAGES, build_all, check_machine
+from deploy.containers.build import IMAGES, PLAYED, build_all, check_machine
 from deploy.containers.composed import Composed
 from deploy.containers.engine import find_engine
 from deploy.containers.stack import Stack
@@ -17,10 +18,10 @@ from deploy.containers.stack import Stack
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build/containers"
 MODELS = ROOT / "model_repository"
-PLAYED = ("gateway", "triton-cpu", "prometheus")
 app = App(
-    name="python -m deploy.containers", help="Images, and what Podman or Docker plays from them, on this machine."
-)
+    name="python -m deploy.containers", help="Images, and what Podman or Docker plays from them, on this machine.",
+    suppress_keyboard_interrupt=False,
+)  # fmt: skip
 
 
 def _serving(gateway_port: int = 8080, prometheus_port: int = 9090) -> Stack | Composed:
@@ -47,13 +48,17 @@ def build(*names: str, repository: Path = MODELS) -> None:
 
 
 @app.command
-def up(repository: Path = MODELS, *, gateway_port: int = 8080, prometheus_port: int = 9090) -> None:
+def up(
+    repository: Path = MODELS, *, public_key: Path | None = None, gateway_port: int = 8080, prometheus_port: int = 9090
+) -> None:
     """Triton, gateway and Prometheus for a model repository; build the images before.
 
     Parameters
     ----------
     repository
         What `serve pack` wrote.
+    public_key
+        Of whoever has to have signed it (PEM), and what is rolled out later; by Podman only.
     gateway_port
         On 127.0.0.1.
     prometheus_port
@@ -61,19 +66,23 @@ def up(repository: Path = MODELS, *, gateway_port: int = 8080, prometheus_port: 
     """
     serving = _serving(gateway_port, prometheus_port)
     check_machine(serving.engine, (), play=True)
-    serving.up(repository)
+    serving.up(repository, public_key)
     print(f"gateway {serving.url}, Prometheus {serving.prometheus}")
     print(f"clients' key: SERVE_API_KEY=$(cat {FOLDER}/client-key)")
 
 
 @app.command
-def roll(repository: Path) -> None:
+def roll(repository: Path, *, public_key: Path | None = None) -> None:
     """Put another repository in the place of the one that is served, without a pause.
+
+    One that was interrupted is finished by the same command.
 
     Parameters
     ----------
     repository
         What `serve pack` wrote.
+    public_key
+        Of whoever has to have signed it (PEM); by default as `up` was told.
     """
     serving = _serving()
     if not isinstance(serving, Stack):
@@ -82,7 +91,7 @@ def roll(repository: Path) -> None:
             why="Docker Compose has one Triton",
             mend="up OTHER_REPOSITORY, with a pause; or Podman",
         )
-    print(f"{serving.roll(repository)} serves now")
+    print(f"{serving.roll(repository, public_key)} serves now")
 
 
 @app.command
@@ -121,9 +130,19 @@ def check(
         print(json.dumps(run_composed(serving)))
 
 
+def _interrupted(number: int, _: object) -> None:
+    raise KeyboardInterrupt(number)
+
+
 if __name__ == "__main__":
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) != signal.SIG_IGN:  # as under nohup
+            signal.signal(each, _interrupted)
     try:
         app()
+    except KeyboardInterrupt:
+        print("interrupted: the same command again finishes it, and `down` takes all away", file=sys.stderr)
+        sys.exit(130)
     except ToolkitError as err:
         print(err, file=sys.stderr)
         sys.exit(2)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from compress.errors import ResourceError, ServerError
+from compress.storage.files import locked
 from deploy.containers.engine import Engine
 
 __all__ = ["Application"]
@@ -40,3 +44,30 @@ class Application:
     def key(self) -> str:
         """What clients show to the gateway."""
         return (self.folder / "client-key").read_text().strip()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Alone, until the end: two that change what runs would each take the other's for what was there before.
+
+        Raises:
+            ServerError: another process changes it now (which one is told), or the folder can't be written.
+        """
+        with ExitStack() as kept:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                kept.enter_context(locked(self.folder, inside=True))
+            except ResourceError as err:
+                if isinstance(err.__cause__, BlockingIOError):
+                    raise ServerError(
+                        "can't change what runs in containers while another command does",
+                        why=f"{self.folder}: {err.why}",
+                        mend="wait until that process has ended, then the same command again",
+                    ) from None
+                raise self._unwritable(err.why) from None
+            except OSError as err:
+                raise self._unwritable(str(err)) from None
+            yield
+
+    def _unwritable(self, why: str) -> ServerError:
+        mend = f"make {self.folder} a folder that you may write"
+        return ServerError("can't change what runs in containers", why=why, mend=mend)

@@ -19,7 +19,18 @@ from serve.doctor.before import CPU_WHEELS, own_sources
 from serve.repository.read import read_models
 from serve.up.container import requirements_of
 
-__all__ = ["IMAGES", "Built", "Image", "bases", "build", "build_all", "check_machine", "tag_of"]
+__all__ = [
+    "IMAGES",
+    "PLAYED",
+    "Built",
+    "Image",
+    "bases",
+    "build",
+    "build_all",
+    "check_images",
+    "check_machine",
+    "tag_of",
+]
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy/docker"
@@ -70,6 +81,7 @@ IMAGES = (
     Image("compress"),
     Image("models", base="", packages=False),
 )
+PLAYED = ("gateway", "triton-cpu", "prometheus")
 
 
 def tag_of(name: str) -> str:
@@ -88,15 +100,33 @@ def bases(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict
 
 
 def check_machine(engine: Engine, names: Iterable[str], *, play: bool) -> None:
-    """Say all that is missing before anything is built.
+    """Say all that is missing before anything is built or run.
+
+    Args:
+        engine: that is to be used.
+        names: of images that are to be built.
+        play: whether pods are to run, too.
 
     Raises:
         ServerError: something is.
     """
+    names = tuple(names)
     lacks = missing(engine, list(dict.fromkeys(bases(names).values())), play=play)
     if lacks:
         why, mend = ("; ".join(dict.fromkeys(words)) for words in zip(*lacks, strict=True))
-        raise ServerError("can't build the images here", why=why, mend=mend)
+        what = "can't build the images here" if names else "can't run containers here"
+        raise ServerError(what, why=why, mend=mend)
+
+
+def check_images(engine: Engine, names: Iterable[str]) -> None:
+    """Images that are to be run are here: they are in no registry.
+
+    Raises:
+        ServerError: one is not.
+    """
+    if lacks := [name for name in names if not engine.has_image(tag_of(name))]:
+        mend = f"make images; or: python -m deploy.containers build {' '.join(lacks)}"
+        raise ServerError("can't run containers here", why=f"not built yet: {', '.join(lacks)}", mend=mend)
 
 
 def build(engine: Engine, image: Image, repository: Path, *, cache: bool = True, root: Path = ROOT) -> Built:

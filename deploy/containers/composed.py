@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from compress.errors import ServerError
 from deploy.containers.application import Application
+from deploy.containers.build import PLAYED, check_images
 from deploy.containers.engine import Engine
 from deploy.containers.keys import make_keys
 
@@ -40,12 +42,29 @@ def find_compose(engine: Engine) -> list[str]:
 class Composed(Application):
     """One application that Docker Compose plays."""
 
-    def up(self, repository: Path) -> None:
+    def up(self, repository: Path, public_key: Path | None = None) -> None:
         """Bring all up, in order, until each is healthy.
+
+        Args:
+            repository: what is served.
+            public_key: for pods only: what Docker mounts may change after it was verified.
 
         Raises:
             ServerError: something does not come up; what it said stands above.
         """
+        if public_key is not None:
+            raise ServerError(
+                "can't verify a signature by Docker Compose",
+                why="Triton reads the folder itself there, not a copy of what was verified",
+                mend=f"serve check {repository} --public-key {public_key} --into COPY, then up COPY; or Podman",
+            )
+        if not repository.is_dir():
+            raise ServerError(f"can't serve {repository}", why="it is no folder", mend="name what `serve pack` wrote")
+        with self.held():
+            self._up(repository)
+
+    def _up(self, repository: Path) -> None:
+        check_images(self.engine, PLAYED if "TRITON_IMAGE" not in os.environ else ("gateway", "prometheus"))
         self._secrets()
         self._compose("up", "--wait", "--wait-timeout", "180", environ={"MODEL_REPOSITORY": str(repository.resolve())})
         # Asked of Docker: the Compose that pip installs ends with 0 whatever came of it.
@@ -58,7 +77,8 @@ class Composed(Application):
 
     def down(self) -> None:
         """Stop those that ask before those that answer; what clients keep (keys, releases) stays."""
-        self._compose("--profile", "more", "down")
+        with self.held():
+            self._compose("--profile", "more", "down")
 
     def container(self, service: str) -> str:
         """Its name."""
@@ -87,7 +107,7 @@ class Composed(Application):
         command = [*find_compose(self.engine), "--file", str(FILE), *words]
         if subprocess.run(command, check=False, env=given).returncode:
             raise ServerError(
-                f"Docker Compose failed: {words[0]}",
+                f"Docker Compose failed: {shlex.join(words)}",
                 why="see what it said above",
                 mend=f"docker compose -f {FILE} logs",
             )

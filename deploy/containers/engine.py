@@ -9,11 +9,12 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
 
-__all__ = ["Engine", "find_engine", "missing"]
+__all__ = ["Engine", "find_engine", "missing", "tool"]
 
 PACKAGES = "podman buildah runc catatonit netavark aardvark-dns iptables"
 LEAST = (4, 3)
@@ -21,7 +22,9 @@ NAMES = (
     'apt-get install netavark aardvark-dns iptables; network_backend = "netavark" in containers.conf; '
     "podman system reset"
 )
+TOOLS = "apt-get install iptables util-linux"
 DEBIAN = "localhost/debian-python:3.11"
+SUPERUSERS = "/usr/sbin:/sbin"  # not on every user's PATH
 OWN_BASE = f"deploy/docker/debian.sh; then PYTHON_IMAGE={DEBIAN} DEBIAN_IMAGE={DEBIAN}"
 
 
@@ -49,7 +52,7 @@ class Engine:
             raise ServerError(
                 f"can't run {shlex.join([self.command, *words[:4]])} …",
                 why=said[-1],
-                mend="look at the whole command by hand",
+                mend=f"the whole command, by hand: {shlex.join([self.command, *words])}",
             )
         return done
 
@@ -75,7 +78,7 @@ def find_engine(environ: Mapping[str, str] = os.environ) -> Engine:
         if engine.podman or engine.run("info", check=False).returncode == 0:
             return engine
     raise ServerError(
-        "can't build images",
+        "can't build or run containers",
         why="this machine has neither Podman nor a Docker that answers",
         mend=f"apt-get install --no-install-recommends {PACKAGES}; or start Docker",
     )
@@ -99,8 +102,22 @@ def missing(engine: Engine, bases: Sequence[str], *, play: bool) -> list[tuple[s
             found.append((f"Podman can't work: {info.stderr.strip()}", "see deploy/README.md, On a bare machine"))
         elif play and json.loads(info.stdout)["host"].get("networkBackend") != "netavark":
             found.append(("pods can't find each other by name: Podman's network is CNI's", NAMES))
+        if play and not info.returncode and json.loads(info.stdout)["host"].get("serviceIsRemote"):
+            found.append(("Podman runs on another machine, as in a virtual one of macOS", "run this there"))
+        elif play and (lacks := lacking(("nsenter", "iptables-restore", "ip6tables-restore"))):
+            found.append((f"pods' networks can't be kept to themselves without {', '.join(lacks)}", TOOLS))
     return found + [(f"the base {base} can't be had", OWN_BASE) for base in bases if not _had(engine, base)]
 
 
 def _had(engine: Engine, base: str) -> bool:
     return engine.has_image(base) or engine.run("pull", "--quiet", base, check=False).returncode == 0
+
+
+def tool(name: str) -> str:
+    """Where a program is; its name where it is not."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{SUPERUSERS}") or name
+
+
+def lacking(names: Sequence[str]) -> list[str]:
+    """Those of the programs that are not here."""
+    return [name for name in names if not Path(tool(name)).is_absolute()]

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
+
+from compress.errors import ServerError
+from compress.vetting.replace import replace_file
+from serve.gateway.access.keys import add_key, digest_of, read_keys, revoke_key
 
 __all__ = ["make_keys"]
 
+KEYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "client": ("client-key", {}),
+    "prometheus": ("metrics-key", {"metrics": True, "models": ("none",)}),
+}
+
 
 def make_keys(folder: Path) -> None:
-    """Write keys.json, which the gateway reads, client-key and metrics-key, where there are none."""
+    """Write keys.json, which the gateway reads, client-key and metrics-key, as far as they don't fit together.
+
+    A key is known once, and its file comes last: where that is missing, nobody has the key that stands in keys.json,
+    and a new one takes its place. Other keys of keys.json stay, and one that was revoked is not made again.
+
+    Raises:
+        ServerError: they can't be written, or keys.json is something else.
+    """
     keys = folder / "keys.json"
-    if keys.exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, file, flags in (
-        ("client", "client-key", []), ("prometheus", "metrics-key", ["--metrics", "--model", "none"]),
-    ):  # fmt: skip
-        words = [sys.executable, "-m", "serve", "keys", "add", name, "--file", str(keys), *flags]
-        made = subprocess.run(words, check=True, capture_output=True, text=True)
-        path = folder / file
-        path.touch(mode=0o600)
-        path.write_text(made.stdout)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not keys.exists():
+            for file, _ in KEYS.values():
+                (folder / file).unlink(missing_ok=True)
+        for name, (file, given) in KEYS.items():
+            path = folder / file
+            stored = {key.name: key.digest for key in read_keys(keys)} if keys.exists() else {}
+            if path.exists():
+                if stored.get(name) in (None, digest_of(path.read_bytes().strip()).hex()):
+                    continue
+                path.unlink()
+            if name in stored:
+                revoke_key(keys, name)
+            secret, _ = add_key(keys, name, **given)
+            replace_file(path, f"{secret}\n", mode=0o600)
+    except OSError as err:
+        raise ServerError(
+            f"can't write keys into {folder}", why=str(err), mend=f"make {folder} a folder that you may write"
+        ) from err
