@@ -1,7 +1,8 @@
 """`make images-check`: what is claimed of the images, and of what plays them, tried on this machine.
 
 By Podman two versions of the digits network are served one after the other, and asked through the gateway; the server
-that runs them is killed under load, and replaced under load. By Docker, one is served and killed.
+that runs them is killed under load, and replaced under load; commands are killed, and come at once. By Docker, one is
+served and killed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 from compress.errors import ServerError
 from deploy.containers.build import IMAGES, MB, ROOT, Built, build, build_all
 from deploy.containers.composed import SERVICES, Composed
+from deploy.containers.disturbed import apart, at_once, hold, interrupted
 from deploy.containers.stack import Stack
 from serve.load.report.report import read_report
 
@@ -65,6 +67,7 @@ def run(stack: Stack, *, twice: bool) -> dict[str, Any]:
         found["up_s"] = round(time.perf_counter() - begun, 1)
         for container in (f"{pod}-triton", f"{stack.name}-gateway-gateway", f"{stack.name}-prometheus-prometheus"):
             _confined(stack, container)
+        apart(stack, pod)
         found["accuracy_first"] = _verify(stack, "first")
         with _load(stack, "kill_alone") as alone:
             _kill(stack, f"{pod}-triton")
@@ -76,16 +79,19 @@ def run(stack: Stack, *, twice: bool) -> dict[str, Any]:
         with _load(stack, "roll") as roll:
             _said("the first goes, under load", stack.take_away, pod)
         found["rolled"] = _counted(roll)
-        _hold(stack.tritons() == [second], "the second version alone is left")
+        hold(stack.tritons() == [second], "the second version alone is left")
+        _said("a roll that is killed, and the same again", interrupted, stack, versions[0])
+        _said("two rolls at once", at_once, stack, versions[1], versions[0])
+        hold(stack.tritons() == [second], "the second version alone is left")
         found["accuracy_second"] = _verify(stack, "second")
         found["scraped"] = _scraped(stack)
         for each in ("killed_one_of_two", "rolled"):
-            _hold(not found[each]["failed"], f"no request failed: {each}, {found[each]}")
+            hold(not found[each]["failed"], f"no request failed: {each}, {found[each]}")
         begun = time.perf_counter()
     finally:
         stack.down()
     found["down_s"] = round(time.perf_counter() - begun, 1)
-    _hold(not stack.pods(), "nothing is left")
+    hold(not stack.pods(), "nothing is left")
     return found
 
 
@@ -130,7 +136,7 @@ def _again(stack: Stack, before: Built, repository: Path) -> str:
     """A build from nothing has the same layers."""
     (image,) = [each for each in IMAGES if f"-{each.name}:" in before.tag]
     after = build(stack.engine, image, repository, cache=False)
-    _hold(after.layers == before.layers, f"{before.tag} built again holds the same bytes")
+    hold(after.layers == before.layers, f"{before.tag} built again holds the same bytes")
     return before.tag
 
 
@@ -159,28 +165,22 @@ def _python(*words: str, environ: dict[str, str] | None = None, fails: bool = Fa
     return done.stdout
 
 
-def _said(what: str, call: Callable[[Path], Any] | Callable[[str], Any], *given: Any) -> Any:
+def _said(what: str, call: Callable[..., Any], *given: Any) -> Any:
     begun = time.perf_counter()
     result = call(*given)
     print(f"{what}: {time.perf_counter() - begun:.1f} s", flush=True)
     return result
 
 
-def _hold(holds: bool, what: str) -> None:
-    if not holds:
-        raise ServerError(f"not so: {what}", why="the check found otherwise", mend="look at the lines above")
-    print(f"holds: {what}", flush=True)
-
-
 def _confined(serving: Serving, container: str) -> None:
     told = serving.engine.run("exec", container, "sh", "-c", STATUS).stdout
     status = {line.partition(":")[0]: line.split()[1:] for line in told.splitlines() if ":\t" in line}
-    _hold(
+    hold(
         status["Uid"] == ["1000"] * 4 and status["NoNewPrivs"] == ["1"] and "Read-only file system" in told
         and int(status["CapEff"][0], 16) == int(status["CapBnd"][0], 16) == 0,
         f"{container} is not root, has no capabilities and a read-only root",
     )  # fmt: skip
-    _hold(_passes(serving, container), f"{container} passes its probe")
+    hold(_passes(serving, container), f"{container} passes its probe")
 
 
 def _passes(serving: Serving, container: str) -> bool:
@@ -255,7 +255,7 @@ def _scraped(serving: Serving) -> dict[str, float]:
     deadline = time.monotonic() + SCRAPED_S
     while (up := _targets_up(serving)) != wanted and time.monotonic() < deadline:
         time.sleep(1)
-    _hold(up == wanted, f"Prometheus scrapes the one Triton and the one gateway: {up}")
+    hold(up == wanted, f"Prometheus scrapes the one Triton and the one gateway: {up}")
     queries = {
         "most requests a second": "max_over_time(autoscale:requests:rate1m[10m])",
         "inferences": "sum(nv_inference_request_success)",
@@ -264,7 +264,7 @@ def _scraped(serving: Serving) -> dict[str, float]:
         if time.monotonic() > deadline:
             break
         time.sleep(1)
-    _hold(all(found.values()), f"it has recorded what an autoscaler looks at: {found}")
+    hold(all(found.values()), f"it has recorded what an autoscaler looks at: {found}")
     return found
 
 

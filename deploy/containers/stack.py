@@ -40,7 +40,7 @@ NOTICE_S = 5.0  # for the gateway to look up the new one
 GRACE_S = 45
 READY_S = 120.0
 LOG_SIZE = "10mb"  # of each container; Podman begins anew where it is full
-SIGNER = "signer"
+SIGNER = "key"  # of a pod: Podman makes a volume of a ConfigMap, and fills one that is there no second time
 PART_OF = "app.kubernetes.io/part-of"
 Object = dict[str, Any]
 
@@ -176,7 +176,7 @@ class Stack(Application):
         self._forget(pod)
         options = RenderOptions(
             gateway_image=tag_of("gateway"), image=tag_of("triton-cpu"), prometheus_image=tag_of("prometheus"),
-            name=self.name, storage=f"pvc:{claim}", signed_by=SIGNER if trusted else "",
+            name=self.name, storage=f"pvc:{claim}", signed_by=f"{pod}-{SIGNER}" if trusted else "",
             gateway_port=self.gateway_port, prometheus_port=self.prometheus_port,
         )  # fmt: skip
         try:
@@ -236,8 +236,9 @@ class Stack(Application):
         gone += [
             each for each in every if each.startswith(tritons) and not each.startswith(tuple(f"{p}-" for p in pods))
         ]
-        if f"{self.name}-gateway" not in pods:
-            gone += [each for each in every if each == f"{self.name}-gateway-tmp"]
+        for part, suffixes in (("gateway", ("", "-tmp")), ("prometheus", ("",))):  # "" has settings, written anew
+            pod = f"{self.name}-{part}"
+            gone += [each for each in every if pod not in pods and each in [f"{pod}{suffix}" for suffix in suffixes]]
         for volume in gone:
             self.engine.run("volume", "rm", "--force", volume, check=False)
 
@@ -305,7 +306,7 @@ class Stack(Application):
         words += [word for each in networks for word in ("--network", each)]
         if trusted:
             signer = self.folder / "signer.json"  # JSON is YAML, too
-            config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": SIGNER}}
+            config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{pod}-{SIGNER}"}}
             replace_file(signer, json.dumps(config | {"data": {"public.pem": trusted}}))
             words += ["--configmap", str(signer)]
         self.engine.run("kube", "play", *words, str(self.folder / f"kubernetes/podman/{part}.yaml"))

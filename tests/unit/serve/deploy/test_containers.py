@@ -94,7 +94,7 @@ def test_only_the_gateway_and_the_watchers_can_be_reached() -> None:
     assert all(whole["networks"][name]["internal"] for name in whole["services"]["triton"]["networks"])
     for service in whole["services"].values():
         for volume in service.get("volumes", ()):
-            source = volume.partition(":")[0]
+            source = volume["source"] if isinstance(volume, dict) else volume.partition(":")[0]
             assert not source.startswith("./") or (DEPLOY / source).exists()
 
 

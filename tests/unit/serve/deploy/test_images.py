@@ -17,7 +17,8 @@ from deploy.containers.build import IMAGES, _epoch, bases
 from deploy.containers.composed import Composed, find_compose
 from deploy.containers.engine import Engine, find_engine
 from deploy.containers.sbom import bill
-from deploy.containers.stack import Stack, _digest, _readable
+from deploy.containers.stack import Stack
+from deploy.containers.volumes import digest, readable
 
 ROOT = Path(__file__).parents[4]
 
@@ -53,17 +54,17 @@ def test_a_bill_of_materials_names_each_package_by_its_place() -> None:
 
 def test_another_content_is_another_volume(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
-    first = _digest(tmp_path)
-    assert _digest(tmp_path) == first
+    first = digest(tmp_path)
+    assert digest(tmp_path) == first
     (tmp_path / "a").write_text("2")
-    assert _digest(tmp_path) != first
+    assert digest(tmp_path) != first
 
 
 def test_what_a_pod_mounts_is_read_by_anybody_and_written_by_nobody(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     (tmp_path / "secret").chmod(0o600)
     with tarfile.open(tmp_path / "all.tar", "w") as archive:
-        archive.add(tmp_path / "secret", "secret", filter=_readable)
+        archive.add(tmp_path / "secret", "secret", filter=readable)
     with tarfile.open(tmp_path / "all.tar") as archive:
         (entry,) = archive.getmembers()
     assert (entry.mode, entry.uid, entry.gid) == (0o644, 0, 0)
@@ -121,13 +122,14 @@ def test_what_is_not_healthy_is_told_whatever_compose_says(tmp_path: Path) -> No
 def test_what_the_check_of_a_repository_said_is_told_and_no_pod_is_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    says = f'echo "$*" >> {tmp_path}/said; case "$*" in "kube play"*) exit 1;; logs*check) echo "not what was packed";; esac'
+    says = f"""echo "$*" >> {tmp_path}/said
+case "$*" in exec*|"kube play"*) exit 1;; logs*check) echo "not what was packed";; esac"""
     podman = program(tmp_path, "podman", says)
-    with pytest.raises(ServerError, match="kube play"):
+    with pytest.raises(ServerError, match="can't serve"):
         Stack(Engine(str(podman), podman=True), tmp_path).add(ROOT / "model_repository")
     assert "not what was packed" in capsys.readouterr().err
     said = (tmp_path / "said").read_text()
-    assert "pod rm --force serving-triton-models-" in said.partition("kube play")[2]
+    assert "pod rm --force --time 0 serving-triton-models-" in said.partition("kube play")[2]
 
 
 def test_times_of_files_are_those_of_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
