@@ -70,14 +70,19 @@ def interrupted(stack: Stack, repository: Path) -> None:
 
 def at_once(stack: Stack, one: Path, other: Path) -> None:
     """Of two rolls at once, the second is told who is at it, and changes nothing."""
-    lock = stack.folder / ".lock"
     with _command("roll", one) as first:
-        _wait(lambda: lock.exists() and f"process {first.pid}:" in lock.read_text(), "the first roll")
+        _wait(lambda: f"process {first.pid}:" in _holder(stack), "the first roll")
         with _command("roll", other) as second:
             told = second.communicate()[0]
         first.communicate()
     hold(second.returncode == 2 and f"process {first.pid}:" in told, "a second roll at once is told who is at it")
     hold(not first.returncode and len(stack.tritons()) == 1, "the first goes on to its end, and one version is left")
+
+
+def _holder(stack: Stack) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return (stack.folder / ".lock").read_text()
+    return ""
 
 
 def _command(*words: object) -> subprocess.Popen[str]:

@@ -16,7 +16,7 @@ from compress.errors import ServerError
 
 __all__ = ["Engine", "find_engine", "missing", "tool"]
 
-PACKAGES = "podman buildah runc catatonit netavark aardvark-dns iptables"
+PACKAGES = "podman buildah runc catatonit netavark aardvark-dns iptables util-linux"
 LEAST = (4, 3)
 NAMES = (
     'apt-get install netavark aardvark-dns iptables; network_backend = "netavark" in containers.conf; '

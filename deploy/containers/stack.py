@@ -40,7 +40,7 @@ NOTICE_S = 5.0  # for the gateway to look up the new one
 GRACE_S = 45
 READY_S = 120.0
 LOG_SIZE = "10mb"  # of each container; Podman begins anew where it is full
-SIGNER = "key"  # of a pod: Podman makes a volume of a ConfigMap, and fills one that is there no second time
+SIGNER = "key"  # of a pod: Podman makes a volume of a ConfigMap, and fills one of that name anew under whoever has it
 PART_OF = "app.kubernetes.io/part-of"
 Object = dict[str, Any]
 
@@ -227,7 +227,7 @@ class Stack(Application):
         self._sweep()
 
     def _sweep(self) -> None:
-        """Volumes of pods that are gone: repositories, and what is memory."""
+        """Volumes of pods that are gone: repositories, settings, and what is memory; and what they were filled from."""
         pods = self.pods()
         tritons = f"{self.name}-triton-"
         ours = self.engine.run("volume", "ls", "--filter", f"label={PART_OF}={self.name}", "--format", "{{.Name}}")
@@ -241,6 +241,8 @@ class Stack(Application):
             gone += [each for each in every if pod not in pods and each in [f"{pod}{suffix}" for suffix in suffixes]]
         for volume in gone:
             self.engine.run("volume", "rm", "--force", volume, check=False)
+        for archive in (each for part in ("models", self.name) for each in self.folder.glob(f"{part}-*.tar")):
+            archive.unlink(missing_ok=True)  # of a command that was killed
 
     def _network(self, part: str) -> Object:
         """What Podman knows of it; empty where there is none."""
