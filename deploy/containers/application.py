@@ -11,7 +11,10 @@ from compress.errors import ResourceError, ServerError
 from compress.storage.files import locked
 from deploy.containers.engine import Engine
 
-__all__ = ["Application"]
+__all__ = ["PART_OF", "Application"]
+
+PART_OF = "app.kubernetes.io/part-of"
+"""The label of what belongs to an application, by its name."""
 
 
 @dataclass(frozen=True)

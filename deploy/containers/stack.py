@@ -20,15 +20,15 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from compress.errors import ServerError
 from compress.vetting.replace import replace_file
-from deploy.containers.application import Application
+from deploy.containers.application import PART_OF, Application
 from deploy.containers.build import PLAYED, check_images, tag_of
-from deploy.containers.fence import Fence, put_up
+from deploy.containers.fence import put_up
 from deploy.containers.keys import make_keys
-from deploy.containers.volumes import digest, packed
+from deploy.containers.networks import fence_of, make_networks, remove_networks
+from deploy.containers.volumes import digest, packed, sweep
 from serve.deploy.cluster.render import render
 from serve.deploy.cluster.workload import workload_of
 from serve.deploy.options import RenderOptions
@@ -41,8 +41,6 @@ GRACE_S = 45
 READY_S = 120.0
 LOG_SIZE = "10mb"  # of each container; Podman begins anew where it is full
 SIGNER = "key"  # of a pod: Podman makes a volume of a ConfigMap, and fills one of that name anew under whoever has it
-PART_OF = "app.kubernetes.io/part-of"
-Object = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class Stack(Application):
             check_images(self.engine, PLAYED)
             trusted = self._trusted(public_key, renew=True)
             try:
-                self._networks()
+                make_networks(self.engine, self.name)
                 self._secrets()
                 pod = self._add(repository, trusted)
                 self._trust(trusted)
@@ -216,9 +214,7 @@ class Stack(Application):
             self._forget(pod)
             print(f"{pod} is stopped: {time.perf_counter() - begun:.1f} s", flush=True)
         self._sweep()
-        for part in ("models", "front"):
-            if self._network(part).get("labels", {}).get(PART_OF) == self.name:
-                self.engine.run("network", "rm", f"{self.name}-{part}", check=False)
+        remove_networks(self.engine, self.name)
         self._trust("")
 
     def _forget(self, pod: str) -> None:
@@ -227,47 +223,7 @@ class Stack(Application):
         self._sweep()
 
     def _sweep(self) -> None:
-        """Volumes of pods that are gone: repositories, settings, and what is memory; and what they were filled from."""
-        pods = self.pods()
-        tritons = f"{self.name}-triton-"
-        ours = self.engine.run("volume", "ls", "--filter", f"label={PART_OF}={self.name}", "--format", "{{.Name}}")
-        every = self.engine.run("volume", "ls", "--format", "{{.Name}}").stdout.split()
-        gone = [each for each in ours.stdout.split() if each.startswith("models-") and f"{tritons}{each}" not in pods]
-        gone += [
-            each for each in every if each.startswith(tritons) and not each.startswith(tuple(f"{p}-" for p in pods))
-        ]
-        for part, suffixes in (("gateway", ("", "-tmp")), ("prometheus", ("",))):  # "" has settings, written anew
-            pod = f"{self.name}-{part}"
-            gone += [each for each in every if pod not in pods and each in [f"{pod}{suffix}" for suffix in suffixes]]
-        for volume in gone:
-            self.engine.run("volume", "rm", "--force", volume, check=False)
-        for archive in (each for part in ("models", self.name) for each in self.folder.glob(f"{part}-*.tar")):
-            archive.unlink(missing_ok=True)  # of a command that was killed
-
-    def _network(self, part: str) -> Object:
-        """What Podman knows of it; empty where there is none."""
-        found = self.engine.run("network", "inspect", f"{self.name}-{part}", check=False)
-        return {} if found.returncode else dict(json.loads(found.stdout)[0])
-
-    def _networks(self) -> None:
-        """Made anew: one that stands there may be another than these pods count on."""
-        for part, flags in (("models", ["--internal"]), ("front", [])):
-            name = f"{self.name}-{part}"
-            if found := self._network(part):
-                if found.get("labels", {}).get(PART_OF) != self.name:
-                    why = f"Podman has a network {name} that this application has not made"
-                    raise ServerError(f"can't bring {self.name} up", why=why, mend=f"podman network rm {name}")
-                self.engine.run("network", "rm", name)
-            self.engine.run("network", "create", *flags, "--label", f"{PART_OF}={self.name}", name)
-
-    def _fence(self, part: str) -> Fence:
-        """Members of the networks may ask. Triton is asked by pods, not by this machine's users, and asks nobody."""
-        every = {each: self._network(each)["subnets"] for each in ("models", "front")}
-        if part == "triton":
-            inside = every["models"]
-            hosts = tuple(each["gateway"] for each in inside if each.get("gateway"))
-            return Fence(tuple(each["subnet"] for each in inside), hosts, asks=False)
-        return Fence(tuple(each["subnet"] for some in every.values() for each in some))
+        sweep(self.engine, self.name, self.pods(), self.folder)
 
     def _secrets(self) -> None:
         """Keys as volumes."""
@@ -315,7 +271,7 @@ class Stack(Application):
         (first,) = self.engine.run("pod", "inspect", "--format", "{{.InfraContainerID}}", pod).stdout.split()
         self.engine.run("start", first)
         pid = int(self.engine.run("inspect", "--format", "{{.State.Pid}}", first).stdout)
-        put_up(self.engine, pid, self._fence(part))
+        put_up(self.engine, pid, fence_of(self.engine, self.name, part))
         self.engine.run("pod", "start", pod)
 
     def _until(self, ready: Callable[[], bool], what: str, pod: str) -> None:
