@@ -295,7 +295,8 @@ def check(repository: Path, *, public_key: Path | None = None, into: Path | None
     public_key
         Of whoever signed it (`serve sign`).
     into
-        An empty folder for a copy of it, made as it is read: what a server is given there is what was verified.
+        A folder for a copy of it, made as it is read: what a server is given there is what was verified. It is empty,
+        or holds an earlier copy, which is replaced.
     """
     from serve.repository.signing import check_files
 
