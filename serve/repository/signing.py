@@ -21,6 +21,7 @@ from serve.repository.folders import folders_of
 from serve.repository.keys import private_key, public_key
 from serve.repository.lock import locked
 from serve.repository.provenance import verify_checksums
+from serve.repository.read import check_words
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -134,7 +135,8 @@ def check_files(
         How many files were checked.
 
     Raises:
-        RepositoryError: something is another file, or of unknown origin.
+        RepositoryError: something is another file, of unknown origin, or has a word that a shell or pip would read as
+            more.
     """
     if into is not None and public_key is None:
         raise RepositoryError(f"can't copy to {into}", why="it is for what is signed", mend="give --public-key, too")
@@ -150,7 +152,10 @@ def _checked(
 ) -> int:
     sums = {} if public is None else sums_of(repository, into)
     signed = 0 if public is None else check_signature(repository, public, sums)
-    return signed if trust_changes else max(verify_checksums(repository, sums, models), signed)
+    count = signed if trust_changes else max(verify_checksums(repository, sums, models), signed)
+    for model in folders_of(into or repository, models):
+        check_words(model)
+    return count
 
 
 def sums_of(repository: Path, into: Path | None = None) -> dict[Path, str]:
