@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from compress.errors import MissingExtraError, ResourceError, ToolkitError, printable
+from compress.vetting.printed import print_any_name
 from serve import __version__
 from serve.cli.deploy import deploy
 from serve.cli.doctor import doctor
@@ -334,6 +335,7 @@ def infer(file: Path, *others: Path, model: str, url: str = "http://127.0.0.1:80
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a user's mistake ends with three lines and exit code 2."""
+    print_any_name()
     os.environ["PYTHONSAFEPATH"] = "1"  # no process that starts here takes modules out of the current folder
     try:
         app(arguments, exit_on_error=False)
