@@ -15,8 +15,6 @@ from serve.deploy.cluster.canary import analysis_templates, rollout
 from serve.deploy.cluster.chart import chart
 from serve.deploy.cluster.gpu import engine_files, engine_patch, gpu_patch
 from serve.deploy.cluster.manifests import (
-    GATEWAY_BODY,
-    GATEWAY_HOLDS,
     GATEWAY_TOML,
     NOTICE_S,
     USER,
@@ -31,6 +29,7 @@ from serve.deploy.cluster.workload import Workload, workload_of
 from serve.deploy.cluster.yaml_text import several, yaml_text
 from serve.deploy.monitoring.objectives import objectives_of
 from serve.deploy.options import RenderOptions, read_plan
+from serve.gateway.access.footprint import GATEWAY_BODY, GATEWAY_HOLDS
 from serve.gateway.observe.buckets import BUCKETS_S
 from serve.load.slo import Term, parse_objective
 from serve.rollout.plan import Plan

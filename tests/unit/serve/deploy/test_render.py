@@ -24,7 +24,7 @@ from serve.deploy.cluster.workload import workload_of
 from serve.deploy.gate import judge
 from serve.deploy.monitoring.objectives import objectives_of
 from serve.deploy.options import RenderOptions
-from serve.gateway.access.footprint import MIB, footprint_bytes
+from serve.gateway.access.footprint import GATEWAY_HOLDS, MIB, footprint_bytes
 from serve.gateway.settings_file import load_settings
 from serve.pack.write import PackOptions, pack
 from serve.rollout.plan import Plan
@@ -364,6 +364,24 @@ def test_a_load_test_says_the_rate_by_its_runs_that_kept_the_objective(tmp_path:
         _, warnings = render(ROOT / "model_repository", tmp_path / "out", options)
         assert requests_of(tmp_path / "out")["metadata"]["threshold"] == threshold
         assert any("nothing has measured" in text for text in warnings) is (threshold == "50")
+
+
+def test_shared_memory_follows_what_a_gateway_lets_be_in_flight_where_inputs_are_of_any_size(tmp_path: Path) -> None:
+    """Triton's regions grow to 1.6 times what they are sent, by each of two gateways, and where there is no room, others fail, too."""
+    texts = workload_of(ROOT / "model_repository")
+    assert texts.shared_mib * MIB >= 3 * GATEWAY_HOLDS
+    pack(tiny_artifact(tmp_path / "artifact"), repository=tmp_path / "models", name="tiny")
+    fixed = workload_of(tmp_path / "models")
+    assert fixed.shared_mib * MIB < GATEWAY_HOLDS
+    for workload in (texts, fixed):
+        assert workload.memory_mib > workload.shared_mib + 512, "as what lies there counts as a pod's memory"
+
+
+def test_signed_pods_are_told_to_need_their_key() -> None:
+    found = warnings_of(workload_of(ROOT / "model_repository"), SIGNED)
+    (told,) = [text for text in found if "ConfigMap signer" in text]
+    assert "--from-file=public.pem" in told
+    assert not any("ConfigMap" in text for text in warnings_of(workload_of(ROOT / "model_repository"), OPTIONS))
 
 
 def test_what_python_compiled_takes_no_memory(tmp_path: Path) -> None:
