@@ -20,8 +20,8 @@ __all__ = ["Workload", "workload_of"]
 
 TRITON_BYTES = 512 * MIB
 REGION_TIMES = 3.25
-"""Of what a gateway lets be in flight: regions of shared memory grow to 1.6 times that (measured), do not shrink, and two
-gateways ask. Where there is no room for a request, those that are computed in one batch with it fail, too."""
+"""Of what a gateway lets be in flight: regions of shared memory grow to 1.6 times that (measured), do not shrink, and
+there are two gateways. Where there is no room for a request, those that are computed in one batch with it fail, too."""
 HEADROOM = 1.5  # of memory, over the most that was measured
 
 
