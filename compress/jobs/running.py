@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from compress.errors import MissingExtraError, ToolkitError
 from compress.options import CompressOptions, FinetuneOptions, SourceOptions
 from compress.storage.shortages import shortages
 from compress.vetting.memory import bound_memory
+from compress.vetting.printed import print_any_name
 
 if TYPE_CHECKING:
     from compress.report.progress import Terminal
@@ -80,9 +80,7 @@ def run_to_end(command: Callable[[], Any], *, resumes: bool) -> None:
         command: parses and runs.
         resumes: whether it goes on where it was when it is given again.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+    print_any_name()
     try:
         with interruptible():
             _run(command)

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from compress.errors import MissingExtraError, ResourceError, ToolkitError, printable
+from compress.vetting.printed import print_any_name
 from serve import __version__
 from serve.cli.deploy import deploy
 from serve.cli.doctor import doctor
@@ -295,7 +296,8 @@ def check(repository: Path, *, public_key: Path | None = None, into: Path | None
     public_key
         Of whoever signed it (`serve sign`).
     into
-        An empty folder for a copy of it, made as it is read: what a server is given there is what was verified.
+        A folder for a copy of it, made as it is read: what a server is given there is what was verified. It is empty,
+        or holds an earlier copy, which is replaced.
     """
     from serve.repository.signing import check_files
 
@@ -333,6 +335,7 @@ def infer(file: Path, *others: Path, model: str, url: str = "http://127.0.0.1:80
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a user's mistake ends with three lines and exit code 2."""
+    print_any_name()
     os.environ["PYTHONSAFEPATH"] = "1"  # no process that starts here takes modules out of the current folder
     try:
         app(arguments, exit_on_error=False)

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from compress.errors import ServerError
 from compress.vetting.texts import parse_json, read_bytes
+from serve.deploy.addresses import bucket_of, is_claim
 from serve.deploy.monitoring.objectives import DEFAULT
 
 __all__ = ["RenderOptions", "image_of", "read_plan"]
@@ -20,6 +21,7 @@ NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 IMAGE = re.compile(
     r"(?P<name>[a-z0-9]+(?:[._:/-][a-z0-9]+)*?)(?::(?P<tag>[\w][\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
+SMALL = "take small letters, digits and -, a letter first, 40 at most"
 Many = Parameter(consume_multiple=True, negative_iterable="")
 
 
@@ -45,7 +47,8 @@ class RenderOptions:
     """Where it goes."""
 
     storage: str = "pvc:models"
-    """Where the model repository is: pvc:CLAIM, s3://BUCKET/PATH, or image:REFERENCE (an image volume)."""
+    """Where the model repository is: pvc:CLAIM, s3://BUCKET/PATH (of another service than AWS
+    s3://https://HOST:PORT/BUCKET/PATH), or image:REFERENCE (an image volume)."""
 
     target: float | None = None
     """Requests a second that one Triton shall have; by default that of --plan, else 0.7 of the most that --load saw
@@ -113,9 +116,9 @@ class RenderOptions:
         image_of(self.prometheus_image, "--prometheus-image")
         for flag, name in (("--name", self.name), ("--namespace", self.namespace)):
             if not NAME.fullmatch(name):
-                raise _unusable(flag, name, "it is no name of Kubernetes", "take letters, digits and -, 40 at most")
+                raise _unusable(flag, name, "it is no name for Kubernetes", SMALL)
         if self.signed_by and not NAME.fullmatch(self.signed_by):
-            raise _unusable("--signed-by", self.signed_by, "it is no name of Kubernetes", "name a ConfigMap")
+            raise _unusable("--signed-by", self.signed_by, "it is no name for Kubernetes", f"name a ConfigMap: {SMALL}")
         kind, _, where = self.storage.partition(":")
         if self.engine_script is not None and (kind == "s3" or not self.engine_script.is_file()):
             why = "a bucket can't be mounted" if kind == "s3" else "there is no such file"
@@ -130,13 +133,26 @@ class RenderOptions:
             )
         if kind == "image":
             image_of(where, "--storage")
+        if kind == "pvc" and not is_claim(where):
+            mend = "name a claim: small letters, digits, - and dots, as in pvc:models"
+            raise _unusable("--storage", repr(self.storage), "Kubernetes takes it for no claim's name", mend)
+        if kind == "s3":
+            try:
+                bucket_of(self.storage)
+            except ValueError as err:
+                mend = "give s3://BUCKET/PATH, or s3://https://HOST:PORT/BUCKET/PATH; the key goes into a Secret"
+                raise _unusable("--storage", "s3://…", str(err), mend) from err
         for flag, port in (("--gateway-port", self.gateway_port), ("--prometheus-port", self.prometheus_port)):
             if not 0 < port < 65536:
                 raise _unusable(flag, port, "it is no port", "give one of 1 to 65535")
         for field in ("target", "min_replicas", "max_replicas", "max_queue_ms", "start_s", "drain_s", "max_drop"):
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise _unusable(f"--{field.replace('_', '-')}", value, "it is too small", "give more than 0")
+                why = "it is no number" if not math.isfinite(value) else "it is too small"
+                raise _unusable(f"--{field.replace('_', '-')}", value, why, "give more than 0")
+        if self.min_replicas is not None and self.max_replicas is not None and self.min_replicas > self.max_replicas:
+            why = f"--max-replicas is {self.max_replicas}"
+            raise _unusable("--min-replicas", self.min_replicas, why, "give no more than that")
 
 
 def image_of(text: str, flag: str) -> str:

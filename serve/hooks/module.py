@@ -14,6 +14,7 @@ from pathlib import Path
 
 from compress.errors import HookError
 from compress.vetting.texts import read_bytes
+from serve.config.requirements import is_requirement
 from serve.hooks.packed.values import missing_requirements
 
 __all__ = ["Guarded", "Source", "import_module", "read_source"]
@@ -83,6 +84,11 @@ def read_source(path: Path) -> Source:
     source = Source(path, tree, code, _strings(path, tree, "REQUIREMENTS"), _strings(path, tree, "FILES"))
     for name in source.files:
         _check_file(source, name)
+    for text in source.requirements:
+        if not is_requirement(text):
+            why = f"REQUIREMENTS has {text!r}, which is no requirement of a package"
+            mend = "write each as in 'pillow>=11': options of pip, files and variables are not taken"
+            raise source.error_at(source.constant_line("REQUIREMENTS"), why, mend)
     return source
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from compress.errors import RepositoryError
 from serve.config.model_config import ModelConfig
 from serve.config.pbtxt import from_pbtxt, parse, read_config
+from serve.config.requirements import OF_HOOKS, REQUIREMENTS, requirements_in
 from serve.config.shell_words import MEND, unsafe_words
 from serve.repository.folders import folders_of
 from serve.repository.versions import versions_of
@@ -57,7 +59,7 @@ def read_model(folder: Path) -> ModelInfo:
     again = "write the model again with `serve pack`, or move the folder out of the repository"
     try:
         text = read_config(path)
-        unsafe = unsafe_words(folder.name, parse(text))
+        message = parse(text)
         config = from_pbtxt(text, source=str(path))
     except (OSError, ValueError) as err:
         why = f"{path.name} can't be read: {err}" if path.exists() else f"there is no {path.name} in it"
@@ -68,7 +70,7 @@ def read_model(folder: Path) -> ModelInfo:
             why=f"{path.name} calls the model {config.name!r}, and Triton wants the folder's name",
             mend="give the folder and the model one name",
         )
-    _refuse(folder, unsafe)
+    _check_message(folder, message)
     versions = versions_of(folder)
     if not versions:
         raise RepositoryError(f"{folder} has no version", why="it has no folder such as 1/", mend=again)
@@ -76,19 +78,26 @@ def read_model(folder: Path) -> ModelInfo:
 
 
 def check_words(folder: Path) -> None:
-    """Refuse a model with a word that a shell would read as more; a configuration that Triton can't read has none.
+    """Refuse a model with a word that a shell or pip would read as more; one that Triton can't read has none.
 
     Raises:
         RepositoryError: its name or its configuration has one.
     """
     try:
-        config = parse(read_config(folder / "config.pbtxt"))
+        message = parse(read_config(folder / "config.pbtxt"))
     except (OSError, ValueError):
         return
-    _refuse(folder, unsafe_words(folder.name, config))
+    _check_message(folder, message)
 
 
-def _refuse(folder: Path, unsafe: list[tuple[str, str]]) -> None:
-    for what, word in unsafe:
+def _check_message(folder: Path, message: Any) -> None:
+    for what, word in unsafe_words(folder.name, message):
         why = f"{what} is {word!r}, and Triton writes it into a line for a shell"
         raise RepositoryError(f"can't serve {folder}", why=why, mend=MEND)
+    if OF_HOOKS in message.parameters and REQUIREMENTS in message.parameters:
+        try:
+            requirements_in(message.parameters[REQUIREMENTS].string_value)
+        except ValueError as err:
+            why = f"what its hooks require can't be given to pip: {err}"
+            mend = "pack it again, with REQUIREMENTS such as 'pillow>=11': no options, files or variables"
+            raise RepositoryError(f"can't serve {folder}", why=why, mend=mend) from err

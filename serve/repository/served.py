@@ -16,8 +16,6 @@ from pathlib import Path
 
 from compress.errors import RepositoryError
 from compress.vetting.scratch import scratch, sweep
-from serve.repository.folders import folders_of
-from serve.repository.read import check_words
 from serve.repository.signing import check_files
 
 __all__ = ["Served", "serving"]
@@ -60,8 +58,6 @@ class Served:
         """
         if not self.signed:  # with no lock: reading one model may hang, and others are loaded meanwhile
             check_files(self.repository, None, trust_changes=self._trust_changes, models=models)
-            for model in folders_of(self.repository, models):
-                check_words(model)
             return
         with self._lock:
             try:

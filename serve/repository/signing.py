@@ -7,7 +7,6 @@ listed, or refused: links, devices, byte code and empty folders can't be vouched
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +15,13 @@ from compress.errors import RepositoryError
 from compress.vetting.replace import replace_file
 from compress.vetting.texts import read_bytes
 from serve.repository.bundle import bundle_of, files_in
+from serve.repository.copies import copying
 from serve.repository.entries import digests
 from serve.repository.folders import folders_of
 from serve.repository.keys import private_key, public_key
 from serve.repository.lock import locked
 from serve.repository.provenance import verify_checksums
+from serve.repository.read import check_words
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -127,25 +128,34 @@ def check_files(
         public_key: of whoever has to have signed it; None for checksums alone.
         trust_changes: let files be others than `serve pack` wrote; a signature still holds.
         models: those whose checksums to check; None for all. A signature is of all of them.
-        into: an empty folder for a copy of what is signed, made as it is read; it stays empty where the check fails.
+        into: a folder for a copy of what is signed, made as it is read: empty, or with the copy of an earlier run,
+            which goes. It is empty where the check fails.
 
     Returns:
         How many files were checked.
 
     Raises:
-        RepositoryError: something is another file, or of unknown origin.
+        RepositoryError: something is another file, of unknown origin, or has a word that a shell or pip would read as
+            more.
     """
-    if into is not None and (public_key is None or (into.exists() and any(into.iterdir()))):
-        why = "it is for what is signed" if public_key is None else f"{into} is not empty"
-        raise RepositoryError(f"can't copy to {into}", why=why, mend="give --public-key, and an empty folder")
-    try:
-        sums = {} if public_key is None else sums_of(repository, into)  # each file is read once, however large
-        signed = 0 if public_key is None else check_signature(repository, public_key, sums)
-        return signed if trust_changes else max(verify_checksums(repository, sums, models), signed)
-    except RepositoryError:
-        for path in into.iterdir() if into is not None and into.exists() else ():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        raise
+    if into is not None and public_key is None:
+        raise RepositoryError(f"can't copy to {into}", why="it is for what is signed", mend="give --public-key, too")
+    # Each file is read once, however large.
+    if into is None or public_key is None:
+        return _checked(repository, public_key, None, trust_changes, models)
+    with copying(repository, into) as folder:
+        return _checked(repository, public_key, folder, trust_changes, models)
+
+
+def _checked(
+    repository: Path, public: Path | None, into: Path | None, trust_changes: bool, models: Collection[str] | None
+) -> int:
+    sums = {} if public is None else sums_of(repository, into)
+    signed = 0 if public is None else check_signature(repository, public, sums)
+    count = signed if trust_changes else max(verify_checksums(repository, sums, models), signed)
+    for model in folders_of(into or repository, models):
+        check_words(model)
+    return count
 
 
 def sums_of(repository: Path, into: Path | None = None) -> dict[Path, str]:

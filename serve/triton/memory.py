@@ -10,7 +10,7 @@ from compress.errors import ServerError
 from serve.config.model_config import ModelInput, ModelOutput
 from serve.repository.read import ModelInfo, instance_count
 
-__all__ = ["check_room", "region_bytes", "remove_regions"]
+__all__ = ["check_room", "region_bytes", "remove_regions", "takes_any_size"]
 
 FOLDER = Path("/dev/shm")  # noqa: S108 - POSIX shared memory, where Triton puts it
 MIB = 1024 * 1024
@@ -30,6 +30,13 @@ def region_bytes(models: list[ModelInfo]) -> int:
         one = sum(_item_bytes(tensor) for tensor in tensors)
         largest = max(largest, one * max(config.max_batch_size, 1))
     return min(max(SMALLEST, math.ceil(largest / MIB) * MIB), LARGEST)
+
+
+def takes_any_size(model: ModelInfo) -> bool:
+    """Whether a process of its own takes inputs as large as clients may send: texts, or dimensions that vary."""
+    config = model.config
+    inputs = config.input if config.platform != "ensemble" else ()
+    return any(tensor.data_type == "TYPE_STRING" or min(tensor.dims, default=1) < 0 for tensor in inputs)
 
 
 def _item_bytes(tensor: ModelInput | ModelOutput) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
+from serve.config.requirements import OF_HOOKS, REQUIREMENTS, requirements_in
 from serve.repository.folders import check_hidden
 from serve.repository.read import ModelInfo, instance_count
 from serve.triton.flags import flags_for
@@ -57,5 +57,7 @@ def requirements_of(models: list[ModelInfo]) -> list[str]:
 
 
 def _requirements(model: ModelInfo) -> list[str]:
-    found: list[str] = json.loads(model.config.parameters.get("requirements", "[]"))
+    if OF_HOOKS not in model.config.parameters:
+        return []
+    found = requirements_in(model.config.parameters.get(REQUIREMENTS, "[]"))
     return [text for text in found if text.partition(" ")[0] != "numpy"]  # the image has it

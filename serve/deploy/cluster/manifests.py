@@ -10,7 +10,7 @@ from serve.deploy.cluster.policies import disruption_budget, network_policies
 from serve.deploy.cluster.storage import MODELS, secured, stored
 from serve.deploy.cluster.workload import Workload
 from serve.deploy.options import RenderOptions
-from serve.gateway.access.footprint import MIB, footprint_bytes
+from serve.gateway.access.footprint import GATEWAY_BODY, GATEWAY_HOLDS, MIB, footprint_bytes
 
 __all__ = ["GATEWAY_TOML", "base", "pod_security", "resources", "scratch"]
 
@@ -18,8 +18,7 @@ Object = dict[str, Any]
 NOTICE_S = 5  # for endpoints and the gateway to notice that a pod leaves
 USER = 1000  # triton-server of NVIDIA's image, and the user of ours
 GATEWAY_CPU_MILLIS = 1000
-# What clients may make a gateway hold, and what its pod may have: all of that, and the processes themselves.
-GATEWAY_HOLDS, GATEWAY_BODY = 384 * MIB, 64 * MIB
+# What its pod may have: all that clients may make it hold, and the processes themselves.
 GATEWAY_MEMORY_MIB = -(-footprint_bytes(GATEWAY_HOLDS, GATEWAY_BODY) // MIB)
 GATEWAY_TOML = """\
 # What the gateway keeps to in this cluster; `serve gateway --help` names every setting.

@@ -5,7 +5,8 @@ Podman reads a part of what Kubernetes reads, and reads some of it otherwise. Wh
 - A Deployment's containers always start again, and in Podman 4.3 its init containers do so, too, for ever. So it is a
   Pod that starts again if it fails, named after its claim: another version of the repository is another pod.
 - A volume that is made empty is on the disk, and shared by pods that call theirs alike. So each is a claim of its own,
-  which Podman mounts as memory of the size that the manifests allow.
+  which Podman mounts as memory of the size that the manifests allow; the copy of a signed repository stays on the disk,
+  as it may be larger than any memory that the containers have.
 - A Secret is mounted as it is written, in base64, by Podman 4.3. So a secret is a volume, which holds its file.
 - Ports of containers are published to every interface. So only what is meant for this machine's users is named.
 - A probe by HTTP becomes a call of curl, which the images don't have, of a port that must be a number. So it is the
@@ -34,7 +35,9 @@ PROMETHEUS_PORT = 9090
 CLUSTER_ONLY = (
     "serviceAccountName", "automountServiceAccountToken", "enableServiceLinks", "topologySpreadConstraints",
 )  # fmt: skip
-LASTING = "state"  # of volumes that are made empty: what a gateway that is replaced should find again
+# Of volumes that are made empty, those on the disk: what a gateway that is replaced should find again; the copy of a
+# signed repository, which is made anew at each start.
+STATE, COPY = "state", "models"
 ALIVE = {
     "triton": f"http://127.0.0.1:{TRITON_PORTS['http']}/v2/health/live",
     "gateway": f"http://127.0.0.1:{GATEWAY_PORT}/healthz",
@@ -75,7 +78,7 @@ def _pod(deployment: Object, part: str, name: str, at: int) -> list[Object]:
         empty = volume.pop("emptyDir", None)
         if empty is not None:
             volume["persistentVolumeClaim"] = {"claimName": f"{name}-{volume['name']}"}
-            if volume["name"] != LASTING:
+            if volume["name"] not in (STATE, COPY):
                 claims.append(_in_memory(f"{name}-{volume['name']}", empty.get("sizeLimit", "1Gi")))
         secret = volume.pop("secret", None)
         if secret is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from serve.deploy.addresses import bucket_of
 from serve.deploy.cluster.naming import GATEWAY_PORT, TRITON_PORTS, labels, meta
 from serve.deploy.options import RenderOptions
 
@@ -37,7 +38,7 @@ def network_policies(options: RenderOptions) -> list[Object]:
             },
         }
 
-    outside = [{"ports": ports(443)}] if options.storage.startswith("s3") else []
+    outside = [{"ports": ports(bucket_of(options.storage).port)}] if options.storage.startswith("s3:") else []
     return [
         policy(
             "triton",

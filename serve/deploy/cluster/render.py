@@ -15,8 +15,6 @@ from serve.deploy.cluster.canary import analysis_templates, rollout
 from serve.deploy.cluster.chart import chart
 from serve.deploy.cluster.gpu import engine_files, engine_patch, gpu_patch
 from serve.deploy.cluster.manifests import (
-    GATEWAY_BODY,
-    GATEWAY_HOLDS,
     GATEWAY_TOML,
     NOTICE_S,
     USER,
@@ -31,6 +29,7 @@ from serve.deploy.cluster.workload import Workload, workload_of
 from serve.deploy.cluster.yaml_text import several, yaml_text
 from serve.deploy.monitoring.objectives import objectives_of
 from serve.deploy.options import RenderOptions, read_plan
+from serve.gateway.access.footprint import GATEWAY_BODY, GATEWAY_HOLDS
 from serve.gateway.observe.buckets import BUCKETS_S
 from serve.load.slo import Term, parse_objective
 from serve.rollout.plan import Plan
@@ -123,6 +122,12 @@ def warnings_of(workload: Workload, options: RenderOptions) -> list[str]:
             f"the secret {options.name}-bucket holds AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, to fetch models"
         )
         found.append("canaries are not held to the compression report: the gate's job can't read a bucket")
+    if options.signed_by:
+        found.append(
+            f"no pod starts without the ConfigMap {options.signed_by}, whose public.pem is the signer's public key: "
+            f"kubectl -n {options.namespace} create configmap {options.signed_by} --from-file=public.pem; for Podman "
+            f"write it to a file by --dry-run=client -o yaml, and give kube play that by --configmap"
+        )
     found.append(
         "make the gateway's keys first: serve keys add … --file keys.json; "
         f"kubectl -n {options.namespace} create secret generic {options.name}-keys --from-file=keys.json"

@@ -3,6 +3,9 @@
 A signed repository is copied into the pod while it is verified, and Triton serves the copy: what changes in the storage
 later reaches no container that starts again. A bucket is fetched into the pod first, for the same reason, and because
 a Triton that reads a bucket by itself can't be preceded by any check.
+
+Copies are on the node's disk, without a bound of their own: whoever checks needs no more memory for a large repository,
+as the pages of its files are given back.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from serve.deploy.addresses import bucket_of
 from serve.deploy.options import RenderOptions
 
 __all__ = ["MODELS", "Stored", "helper", "models_volume", "secured", "stored"]
@@ -84,13 +88,11 @@ def secured() -> Object:
 
 def _fetch(options: RenderOptions, mounts: list[Object]) -> Object:
     """Copy a bucket, s3://BUCKET/PATH or s3://https://HOST:PORT/BUCKET/PATH as Triton writes it."""
-    where = options.storage.removeprefix("s3://")
-    endpoint: list[str] = []
-    for scheme in ("https://", "http://"):
-        if where.startswith(scheme):
-            host, _, where = where.removeprefix(scheme).partition("/")
-            endpoint = ["--endpoint-url", f"{scheme}{host}"]
-    args = ["s3", "sync", f"s3://{where}", MODELS, "--only-show-errors", *endpoint]
+    bucket = bucket_of(options.storage)
+    endpoint = ["--endpoint-url", bucket.endpoint] if bucket.endpoint else []
+    # A pod that starts again has what it fetched before: what has gone from the bucket goes, what changed is fetched.
+    anew = ["--delete", "--exact-timestamps"]
+    args = ["s3", "sync", bucket.url, MODELS, "--only-show-errors", *anew, *endpoint]
     container = helper(options, "fetch", args, mounts, image=options.fetch_image)
     container["env"] = [{"name": "HOME", "value": "/tmp"}]  # noqa: S108  a volume of the pod's own
     container["envFrom"] = [{"secretRef": {"name": f"{options.name}-bucket"}}]

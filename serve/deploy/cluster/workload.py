@@ -8,16 +8,20 @@ from pathlib import Path
 
 from compress.errors import ServerError
 from serve.config.threads import threads_of
+from serve.gateway.access.footprint import GATEWAY_HOLDS
 from serve.load.report.report import read_report
 from serve.repository.folders import check_hidden, files_of
 from serve.repository.read import ModelInfo, instance_count, read_models
 from serve.triton.flags import flags_for
-from serve.triton.memory import MIB, region_bytes
+from serve.triton.memory import MIB, region_bytes, takes_any_size
 from serve.up.container import SPARE_BYTES, requirements_of
 
 __all__ = ["Workload", "workload_of"]
 
 TRITON_BYTES = 512 * MIB
+REGION_TIMES = 3.25
+"""Of what a gateway lets be in flight: regions of shared memory grow to 1.6 times that (measured), do not shrink, and
+there are two gateways. Where there is no room for a request, those that are computed in one batch with it fail, too."""
 HEADROOM = 1.5  # of memory, over the most that was measured
 
 
@@ -30,7 +34,7 @@ class Workload:
         flags: of tritonserver, for what the models' configurations say.
         cpu_millis: thousandths of a processor that it is given.
         memory_mib: that it is given, shared memory included; it may not have more.
-        shared_mib: of /dev/shm.
+        shared_mib: of /dev/shm; where inputs may be of any size, for as much as a gateway lets be in flight.
         gpu: whether it has an instance on one.
         requirements: of the hooks, which the image must hold.
         measured: whether processors and memory are from a load test.
@@ -57,6 +61,7 @@ def workload_of(repository: Path, load: Path | None = None) -> Workload:
     models = read_models(repository)
     # Of every instance: in the image for CPUs, networks run in the Python backend's processes, too.
     shared = (instance_count(models) * region_bytes(models) + SPARE_BYTES) // MIB
+    shared += math.ceil(REGION_TIMES * GATEWAY_HOLDS / MIB) if any(map(takes_any_size, models)) else 0
     if load is None:
         cores = max(sum(map(_threads, models)), 1)
         files = sum(path.stat().st_size for path in files_of(repository))

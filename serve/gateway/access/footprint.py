@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["MIB", "apart_bytes", "footprint_bytes", "reader_bytes"]
+__all__ = ["GATEWAY_BODY", "GATEWAY_HOLDS", "MIB", "apart_bytes", "footprint_bytes", "reader_bytes"]
 
 MIB = 1024 * 1024
+# What clients may make a gateway of the rendered manifests hold, and send in one request.
+GATEWAY_HOLDS, GATEWAY_BODY = 384 * MIB, 64 * MIB
 # A gateway that does nothing, and its process that reads long JSON.
 BASE_BYTES, READER_BASE_BYTES = 160 * MIB, 96 * MIB
 PASSING = 4  # copies of the longest body, of one request at a time, while it is put together and written anew

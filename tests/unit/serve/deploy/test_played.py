@@ -104,6 +104,17 @@ def test_files_are_checked_before_triton_reads_them(workload: Workload) -> None:
     assert first["args"] == ["check", "/models"]
 
 
+def test_a_signed_copy_is_on_the_disk_as_no_memory_has_to_hold_it(workload: Workload) -> None:
+    found = documents(workload, "triton", replace(OPTIONS, signed_by="signer"))
+    (copy,) = [each for each in pod_of(found)["spec"]["volumes"] if each["name"] == "models"]
+    assert copy["persistentVolumeClaim"] == {"claimName": "serving-triton-models-models"}
+    assert {each["metadata"]["name"] for each in found if each["kind"] == "PersistentVolumeClaim"} == {
+        "serving-triton-models-shm", "serving-triton-models-tmp",
+    }  # fmt: skip
+    (trust,) = [each for each in pod_of(found)["spec"]["volumes"] if each["name"] == "trust"]
+    assert trust["configMap"] == {"name": "signer"}
+
+
 def test_keys_are_volumes_as_a_secret_would_be_read_in_base64(workload: Workload) -> None:
     for part, claim in (("gateway", "serving-keys"), ("prometheus", "serving-metrics-key")):
         volumes = pod_of(documents(workload, part))["spec"]["volumes"]

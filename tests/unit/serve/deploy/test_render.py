@@ -18,12 +18,13 @@ import yaml
 from compress.artifact import Runtime
 from compress.errors import ServerError
 from serve.deploy.cluster.canary import analysis_templates, passes, rollout
+from serve.deploy.cluster.policies import network_policies
 from serve.deploy.cluster.render import render, warnings_of
 from serve.deploy.cluster.workload import workload_of
 from serve.deploy.gate import judge
 from serve.deploy.monitoring.objectives import objectives_of
 from serve.deploy.options import RenderOptions
-from serve.gateway.access.footprint import MIB, footprint_bytes
+from serve.gateway.access.footprint import GATEWAY_HOLDS, MIB, footprint_bytes
 from serve.gateway.settings_file import load_settings
 from serve.pack.write import PackOptions, pack
 from serve.rollout.plan import Plan
@@ -249,10 +250,10 @@ def test_files_are_checked_before_triton_starts(rendered: Any) -> None:
 @pytest.mark.parametrize(
     ("storage", "words"),
     [
-        ("s3", ["s3", "sync", "s3://bucket/models", "/models", "--only-show-errors"]),
+        ("s3", ["s3", "sync", "s3://bucket/models", "/models", "--only-show-errors", "--delete", "--exact-timestamps"]),
         (
             "s3 signed",
-            ["s3", "sync", "s3://bucket/models", "/models", "--only-show-errors",
+            ["s3", "sync", "s3://bucket/models", "/models", "--only-show-errors", "--delete", "--exact-timestamps",
              "--endpoint-url", "https://minio.example:9000"],
         ),
     ],
@@ -365,6 +366,24 @@ def test_a_load_test_says_the_rate_by_its_runs_that_kept_the_objective(tmp_path:
         assert any("nothing has measured" in text for text in warnings) is (threshold == "50")
 
 
+def test_shared_memory_follows_what_a_gateway_lets_be_in_flight_where_inputs_are_of_any_size(tmp_path: Path) -> None:
+    """Triton's regions grow to 1.6 times what they are sent, by each of two gateways, and where there is no room, others fail, too."""
+    texts = workload_of(ROOT / "model_repository")
+    assert texts.shared_mib * MIB >= 3 * GATEWAY_HOLDS
+    pack(tiny_artifact(tmp_path / "artifact"), repository=tmp_path / "models", name="tiny")
+    fixed = workload_of(tmp_path / "models")
+    assert fixed.shared_mib * MIB < GATEWAY_HOLDS
+    for workload in (texts, fixed):
+        assert workload.memory_mib > workload.shared_mib + 512, "as what lies there counts as a pod's memory"
+
+
+def test_signed_pods_are_told_to_need_their_key() -> None:
+    found = warnings_of(workload_of(ROOT / "model_repository"), SIGNED)
+    (told,) = [text for text in found if "ConfigMap signer" in text]
+    assert "--from-file=public.pem" in told
+    assert not any("ConfigMap" in text for text in warnings_of(workload_of(ROOT / "model_repository"), OPTIONS))
+
+
 def test_what_python_compiled_takes_no_memory(tmp_path: Path) -> None:
     before = workload_of(ROOT / "model_repository")
     copy = tmp_path / "repository"
@@ -407,14 +426,53 @@ def test_pods_are_sized_by_what_a_load_test_saw(tmp_path: Path) -> None:
         ({"name": "Serving"}, "no name"),
         ({"storage": "nfs:there"}, "none of the kinds"),
         ({"storage": "pvc:"}, "none of the kinds"),
+        ({"storage": "pvc:Models"}, "no claim's name"),
+        ({"storage": "pvc:models\n- name: evil"}, "no claim's name"),
+        ({"storage": "pvc:../models"}, "no claim's name"),
+        ({"storage": "pvc:mod_els"}, "no claim's name"),
+        ({"storage": "pvc:" + "a" * 254}, "no claim's name"),
+        ({"storage": "s3:bucket"}, "begins with s3://"),
+        ({"storage": "s3://Bucket/models"}, "no bucket's name"),
+        ({"storage": "s3://bu..cket/models"}, "no bucket's name"),
+        ({"storage": "s3://10.0.0.1/models"}, "no bucket's name"),
+        ({"storage": "s3://minio:9000/bucket/models"}, "neither http"),
+        ({"storage": "s3://https://minio:99999/bucket"}, "no port"),
+        ({"storage": "s3://https://minio:9000"}, "no bucket's name"),
+        ({"storage": "s3://ftp://minio/bucket"}, "endpoint"),
+        ({"storage": "s3://https://me:secret@minio:9000/bucket"}, "a key does not belong"),
+        ({"storage": "s3://me:secret@bucket/models"}, "a key does not belong"),
+        ({"storage": "s3://bucket/../other"}, "no path"),
+        ({"storage": "s3://bucket/models --delete"}, "no path"),
+        ({"target": float("nan")}, "no number"),
+        ({"min_replicas": 4, "max_replicas": 2}, "--max-replicas is 2"),
         ({"min_replicas": 0}, "too small"),
         ({"signed_by": "No"}, "no name"),
         ({"engine_script": Path("/nowhere/build.py")}, "no such file"),
     ],
 )
 def test_options_that_can_not_work_are_refused(changes: dict[str, Any], why: str) -> None:
-    with pytest.raises(ServerError, match=why):
+    with pytest.raises(ServerError, match=why) as raised:
         replace(OPTIONS, **changes)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("storage", "ports"),
+    [
+        ("pvc:models", []),
+        ("pvc:models-2.a", []),
+        ("s3://bucket/models", [443]),
+        ("s3://https://minio.example/bucket/models", [443]),
+        ("s3://http://minio.example/bucket", [80]),
+        ("s3://https://minio.example:9000/bucket/models", [9000]),
+        ("s3://http://[fd00::1]:9000/bucket/models", [9000]),
+    ],
+)
+def test_triton_s_pods_get_out_to_the_port_of_their_bucket_alone(storage: str, ports: list[int]) -> None:
+    policy = network_policies(replace(OPTIONS, storage=storage))[0]["spec"]
+    names, *outside = policy["egress"]
+    assert {port["port"] for port in names["ports"]} == {53}
+    assert [port["port"] for rule in outside for port in rule["ports"]] == ports
 
 
 def test_a_folder_of_something_else_stays(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from compress.errors import RepositoryError
 from serve.cli.main import main
 from serve.pack.write import pack
+from serve.repository.copies import MARK
 from serve.repository.provenance import read_provenance, verify_checksums
 from serve.repository.signing import check_files, check_signature, sign
 from tests.serve_models import hook_file, tiny_artifact
@@ -201,7 +202,7 @@ def test_a_copy_holds_what_was_verified_and_nothing_else(
     with pytest.raises(SystemExit) as ended:
         main(["check", str(repository), "--public-key", str(keys[1]), "--into", str(tmp_path / "copy")])
     assert not ended.value.code
-    copied = {path: path.read_bytes() for path in (tmp_path / "copy").rglob("*") if path.is_file()}
+    copied = {path: path.read_bytes() for path in (tmp_path / "copy").rglob("*/*") if path.is_file()}
     assert {str(path.relative_to(tmp_path / "copy")): content for path, content in copied.items()} == {
         str(path.relative_to(repository)): path.read_bytes() for path in repository.rglob("*/*") if path.is_file()
     }
@@ -210,8 +211,10 @@ def test_a_copy_holds_what_was_verified_and_nothing_else(
     with pytest.raises(RepositoryError, match="changed since"):
         check_files(repository, keys[1], into=tmp_path / "another")
     assert not list((tmp_path / "another").iterdir())
+    (tmp_path / "copy" / MARK).unlink()
     with pytest.raises(RepositoryError, match="not empty"):
         check_files(repository, keys[1], into=tmp_path / "copy")
+    assert verify_checksums(tmp_path / "copy"), "what is no copy of ours stays as it was"
     with pytest.raises(RepositoryError, match="for what is signed"):
         check_files(repository, None, into=tmp_path / "third")
 
