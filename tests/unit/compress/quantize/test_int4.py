@@ -387,8 +387,8 @@ def test_a_table_that_stays_in_float_is_counted(tmp_path: Path) -> None:
     assert given.details["layers_float"] == {"look": "left in float on purpose"}
 
 
+@pytest.mark.usefixtures("openvino")
 def test_a_tied_table_made_for_openvino_is_read_by_it(tmp_path: Path) -> None:
-    pytest.importorskip("openvino")
     table = normal(50, 64)
     nodes = [
         node("Gather", ["table", "ids"], ["rows"], name="look"),
