@@ -75,28 +75,33 @@ class QuantizeInt4:
         found = matrices(original, self.exclude)
         if not found:
             raise _nothing(model.path)
-        rough = {matrix: _nearest(matrix, weights_of(original.graph)) for matrix in found}
-        found_out = self._judged(model.path, original, found, progress)
-        in_8_bits = {matrix for matrix, each in found_out.items() if each.in_8_bits}
-        in_8_bits = set() if _floats(original) else in_8_bits
+        judgements = self._judged(model.path, original, found, progress)
+        results = judgements or {}
+        in_8_bits = set() if _floats(original) else {matrix for matrix, each in results.items() if each.in_8_bits}
+        made = {matrix: each.blocks for matrix, each in results.items()}
+        weights = weights_of(original.graph)
+        for matrix in found:
+            if matrix not in made:
+                made[matrix] = _nearest(matrix, weights)
+                progress(len(made), len(found), "rounding the weights")
         written = ModelProto()
         written.CopyFrom(original)
-        made = rough | {matrix: each.blocks for matrix, each in found_out.items()}
         put(written, made, self.exclude, in_8_bits=in_8_bits, apart=self.openvino)
         in_oldest_form(written)
         written.producer_name = written.producer_name or PRODUCER
         finish(written, path, original)
         progress(1, 1, f"{counted(len(made), 'matrices')} in INT4")
         twice = [matrix.weight for matrix in found if shared(matrix)] if self.openvino else []
-        return self._given(model, path, _Gain.of(list(found_out.values()), len(in_8_bits)), twice)
+        gain = None if judgements is None else _Gain.of(list(results.values()), len(in_8_bits))
+        return self._given(model, path, gain, twice)
 
     def _judged(
         self, source: Path, original: ModelProto, found: list[Matrix], progress: Progress
-    ) -> dict[Matrix, Judged]:
-        """Each layer's matrix in 4 bits, by the calibration data; empty where nothing can judge them."""
+    ) -> dict[Matrix, Judged] | None:
+        """Each layer's matrix in 4 bits, by the calibration data; None where nothing can judge them."""
         held = None if self.calibration is None else held_out(source, self.calibration)
         if self.calibration is None or held is None:
-            return {}
+            return None
         weights = weights_of(original.graph)
         results: dict[Matrix, Judged] = {}
         layers = [matrix for matrix in found if matrix.inputs]
@@ -185,19 +190,17 @@ class _Gain:
     in_8_bits: int
 
     @classmethod
-    def of(cls, results: list[Judged], in_8_bits: int) -> _Gain | None:
-        """None where no layer loses anything."""
+    def of(cls, results: list[Judged], in_8_bits: int) -> _Gain:
+        """Of all layers; one that loses nothing tells nothing."""
         shares = [each.lost / each.lost_rounded for each in results if each.lost_rounded > 0]
-        if not shares:
-            return None
         better = sum(each.lost < each.lost_rounded for each in results)
-        return cls(float(np.mean(shares)), better, len(results) - better, in_8_bits)
+        return cls(float(np.mean(shares)) if shares else 1.0, better, len(results) - better, in_8_bits)
 
     def told(self, samples: int) -> str:
         """In the report's words."""
         held = f"by {counted(samples, 'samples')}, a fifth of them held out"
         if not self.by_gptq:
-            return f"rounded to nearest: GPTQ {held} does no better there"
+            return f"rounded to nearest: GPTQ {held} does no better there" if self.rounded else "rounded to nearest"
         did = f"GPTQ {held}: there {self.error_of_rounding:.0%} of the error of plain rounding"
         did += f" ({counted(self.rounded, 'layers')} rounded, which is better there)" if self.rounded else ""
         return f"{did}; {self.in_8_bits or 'none'} of them with activations in 8 bits"

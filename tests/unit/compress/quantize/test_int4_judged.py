@@ -97,6 +97,14 @@ def test_a_model_of_one_fixed_batch_has_nothing_held_out(tmp_path: Path) -> None
     assert any("64 samples go in one call" in each for each in given.warnings)
 
 
+def test_tables_alone_are_rounded_and_samples_are_not_blamed(tmp_path: Path) -> None:
+    nodes = [node("Gather", ["table", "ids"], ["y"], name="look")]
+    model = model_of(tmp_path / "f", nodes, {"table": normal(50, 64)}, {"ids": (TensorProto.INT64, ["batch", "seq"])})
+    given = given_by(model, tmp_path / "made", QuantizeInt4(data_of(ids=np.zeros((64, 4), np.int64))))
+    assert given.did.endswith("rounded to nearest")
+    assert given.warnings == ()
+
+
 def test_without_calibration_activations_stay_in_float(tmp_path: Path) -> None:
     made = quantized(looked_up(tmp_path / "float", normal(50, 64), normal(64, 40)), tmp_path / "made")
     assert level(made, "layer") == 0
