@@ -39,7 +39,7 @@ def given_by(model: OnnxModel, folder: Path, stage: QuantizeInt4) -> Given:
 
 
 def level(model: OnnxModel, name: str) -> int:
-    return next(each.i for each in nodes_of(model)[name].attribute if each.name == "accuracy_level")
+    return next(int(each.i) for each in nodes_of(model)[name].attribute if each.name == "accuracy_level")
 
 
 def looked_up(folder: Path, table: Array, weights: Array) -> OnnxModel:

@@ -95,7 +95,10 @@ def test_a_triton_elsewhere_may_be_too_old_for_4_bit_weights(tmp_path: Path) -> 
 
 def test_a_format_that_is_newer_than_the_operators_decides(tmp_path: Path) -> None:
     for ir, triton in ((9, "24.03"), (10, "24.05")):
-        weights = {"codes": np.zeros((8, 2, 16), np.uint8), "scale": np.ones((8, 2), np.float32)}
+        weights: dict[str, np.ndarray[Any, Any]] = {
+            "codes": np.zeros((8, 2, 16), np.uint8),
+            "scale": np.ones((8, 2), np.float32),
+        }
         few = helper.make_node(
             "MatMulNBits", ["x", "codes", "scale"], ["y"], domain="com.microsoft", K=64, N=8, bits=4, block_size=32
         )
