@@ -55,6 +55,7 @@ def artifact_of(
     inputs: list[str],
     outputs: list[str],
     weights: dict[str, np.ndarray[Any, Any]] | None = None,
+    ir_version: int = 10,
 ) -> Path:
     """Write an artifact of an ONNX graph; its folder.
 
@@ -63,6 +64,7 @@ def artifact_of(
         nodes: the graph's.
         inputs, outputs: as in "x:float32[batch,4]".
         weights: initializers by name.
+        ir_version: of ONNX's format.
     """
     folder.mkdir(parents=True, exist_ok=True)
     signature = Signature(tuple(map(TensorSpec.parse, inputs)), tuple(map(TensorSpec.parse, outputs)))
@@ -73,7 +75,7 @@ def artifact_of(
     initializers = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
     graph = helper.make_graph(nodes, "tiny", *infos, initializers)
     more = [helper.make_opsetid(domain, 1) for domain in {node.domain for node in nodes} - {""}]
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), *more], ir_version=10)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), *more], ir_version=ir_version)
     onnx.checker.check_model(model, full_check=True)
     path = folder / "model.onnx"
     onnx.save(model, path)

@@ -28,7 +28,7 @@ from compress.formats.onnx.scope import name_nodes
 from compress.jobs.exclusions import Errors, Gone, exclusions, gone, mends
 from compress.jobs.original import Original, original
 from compress.jobs.recipe import data_at
-from compress.jobs.variants import LINKS, variants_of
+from compress.jobs.variants import in_few_bits, variants_of
 from compress.model import OnnxModel, TorchModel
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_file import OnnxFromFile
@@ -233,7 +233,7 @@ def _beside(
     layers = [Layer(name, kinds[name], each.share, each.low, each.high) for name, each in shares.items()]
     layers.sort(key=lambda layer: -layer.share)
     known = Explanation(len(data), float(whole.all.mean()), None, tuple(layers), tensors, ranges, (), unmatched)
-    if len(judges) < 2 or not alone or not any(node.op_type in LINKS for node in after.graph.node):
+    if len(judges) < 2 or not alone or not in_few_bits(after):
         return known
     tried, proven, mixed = exclusions(alone, whole, lambda names: errors(variants[names[0]](names)))
     if proven is None or mixed is None or not mends(proven):
@@ -252,7 +252,7 @@ def _halves(data: Dataset) -> tuple[Dataset, ...]:
 
 def _comparable(model: Original, after: ModelProto, folder: Path, watcher: Watcher) -> Path:
     """The original as an export makes it, so that nodes and tensors have the names of the compressed file."""
-    quantized = any(node.op_type in LINKS for node in after.graph.node)
+    quantized = in_few_bits(after)
     if isinstance(model, OnnxModel):
         named = {node.name for node in onnx.load(model.path, load_external_data=False).graph.node}
         if not quantized and named & {node.name for node in after.graph.node}:

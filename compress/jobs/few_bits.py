@@ -17,7 +17,7 @@ def few_bits_told(rows: Mapping[str, Model], timed: Mapping[str, Latency], threa
     """How long the file with 4-bit weights takes beside the float file before it, at batch 1 and at a larger one.
 
     Args:
-        rows: models by row.
+        rows: models by row, all in ONNX Runtime.
         timed: at batch 1, by row.
         threads: of each.
     """
@@ -31,8 +31,8 @@ def few_bits_told(rows: Mapping[str, Model], timed: Mapping[str, Latency], threa
         return ()
     return (
         Note(
-            f"4-bit weights are for size: beside the float file before them they take {', '.join(told)}, on this "
-            "machine. For time, ask for --int8."
+            f"4-bit weights are for size: beside the float file before them they take {', '.join(told)}, in ONNX "
+            "Runtime on this machine. For time, ask for --int8."
         ),
     )
 

@@ -289,7 +289,7 @@ def _precision(
         else:
             stages.append(quantize)
     if options.int4 is not None:
-        stages.append(QuantizeInt4(calibration, options.keep_float))
+        stages.append(QuantizeInt4(calibration, options.keep_float, openvino=options.runtime == "openvino"))
     if options.precision != "fp32":
         stages.append(HalfOnnx(options.precision, calibration, target=options.target))
     return stages

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from compress.jobs.few_bits_back import few_bits_back, has_few_bits
 from compress.quantize.put_back import Mixed, UnmatchedError
 
-__all__ = ["LINKS", "variants_of"]
+__all__ = ["in_few_bits", "variants_of"]
 
 OTHER = 0.2  # of their size, that weights in 8 bits are away from the original's: rounding alone is 0.01 to 0.05
 LINKS = ("QuantizeLinear", "DequantizeLinear")
@@ -22,6 +23,8 @@ def variants_of(
 ) -> tuple[dict[str, Build], dict[str, str]]:
     """By layer, what builds the compressed graph with some layers as in the original."""
     kinds = {node.name: node.op_type for node in before.graph.node}
+    if has_few_bits(after) and (few := few_bits_back(before, after)):
+        return dict(few), kinds
     if any(node.op_type in LINKS for node in after.graph.node):
         if not {node.name for node in after.graph.node} & set(kinds):
             unmatched["layers"] = f"{_why_none(before, after)}: none can be put back"
@@ -42,6 +45,11 @@ def variants_of(
     if not {node.name for node in after.graph.node} & set(kinds):
         unmatched["layers"] = f"{_why_none(before, after)}: none can be put back"
     return built, kinds
+
+
+def in_few_bits(model: ModelProto) -> bool:
+    """Whether some of it is in 8 or 4 bits."""
+    return has_few_bits(model) or any(node.op_type in LINKS for node in model.graph.node)
 
 
 def _why_none(before: ModelProto, after: ModelProto) -> str:

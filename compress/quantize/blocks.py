@@ -18,6 +18,7 @@ SIZE = 32  # weights in a block
 LEVELS, MIDDLE = 15, 8  # the largest code, and the one that stands for 0 where no zero-point is kept
 # Shares of a block's range that are tried: outside of it weights are clipped, inside they are told apart more finely.
 SHARES = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.75, 0.7, 0.6, 0.5)
+LEAST, LARGEST = np.finfo(np.float32).tiny, np.finfo(np.float32).max / 16  # of a scale: what it restores is finite
 CHUNK = 1 << 22  # weights that are fitted at a time
 
 
@@ -65,6 +66,9 @@ def fitted(weights: Array, importance: Array | None = None, *, symmetric: bool =
 
 def _fitted(weights: Array, importance: Array | None, *, symmetric: bool) -> Steps:
     w = _in_blocks(weights)
+    # By the power of two above a block's largest weight, so that no square of any float32 is beyond float32.
+    peak = np.ldexp(np.float32(1), np.clip(np.frexp(np.abs(w).max(-1))[1], -120, 127)).astype(np.float32)
+    w = w / peak[..., None]
     told = np.ones(weights.shape[1], np.float32) if importance is None else importance.astype(np.float32)
     felt = np.maximum(_in_blocks(told[None]), np.float32(1e-6) * max(float(told.max(initial=0.0)), 1e-30))
     low, high = np.minimum(w.min(-1), 0), np.maximum(w.max(-1), 0)
@@ -87,7 +91,8 @@ def _fitted(weights: Array, importance: Array | None, *, symmetric: bool) -> Ste
         better = error < least
         least = np.where(better, error, least)
         scale, zero = np.where(better, best, scale), np.where(better, middle, zero).astype(np.uint8)
-    return Steps(scale.astype(np.float32), zero)
+    scale = np.where(w.any(-1), np.minimum(scale * peak.astype(np.float64), LARGEST), 1)
+    return Steps(np.maximum(scale, LEAST).astype(np.float32), zero)
 
 
 def rounded(weights: Array, steps: Steps) -> Blocks:

@@ -7,28 +7,17 @@ stored has blocks of consecutive columns. Behind it, scales are fitted once more
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from compress.quantize.blocks import LEVELS, SIZE, Array, Blocks, Steps, fitted, rounded
 
-__all__ = ["Chosen", "chosen", "lost"]
+__all__ = ["chosen", "lost"]
 
 # Of the mean of the diagonal. The paper has 1%, for 128 texts of 2,048 tokens each; of 128 sentences that follows their
 # words so closely that texts unlike them lose (docs/decisions/0102-four-bit-weights.md).
 DAMPING = 0.1
 TOGETHER = 128  # columns between two updates of all that follow
 CHUNK = 1 << 22  # numbers of a batch of small systems
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A matrix in 4 bits, and what its products lose on the data: squares, summed; by rounding to nearest, too."""
-
-    blocks: Blocks
-    lost: float
-    lost_rounded: float
 
 
 def lost(weights: Array, blocks: Blocks, gram: Array) -> Array:
@@ -38,7 +27,7 @@ def lost(weights: Array, blocks: Blocks, gram: Array) -> Array:
     return found
 
 
-def chosen(weights: Array, gram: Array, *, symmetric: bool = False) -> Chosen:
+def chosen(weights: Array, gram: Array, *, symmetric: bool = False) -> Blocks:
     """4-bit weights that lose least on the data, row by row the best of rounding and GPTQ: never worse than rounding.
 
     Args:
@@ -48,9 +37,8 @@ def chosen(weights: Array, gram: Array, *, symmetric: bool = False) -> Chosen:
     """
     best = rounded(weights, fitted(weights, symmetric=symmetric))
     if not np.isfinite(gram).all() or not gram.any():
-        return Chosen(best, 0.0, 0.0)
+        return best
     least = lost(weights, best, gram)
-    nearest = float(least.sum())
     damped = gram + DAMPING * gram.diagonal().mean() * np.eye(len(gram))
     order = np.argsort(-gram.diagonal(), kind="stable")
     upper = np.linalg.cholesky(np.linalg.inv(damped[np.ix_(order, order)])).T
@@ -59,7 +47,7 @@ def chosen(weights: Array, gram: Array, *, symmetric: bool = False) -> Chosen:
         error = lost(weights, made, gram)
         better = error < least
         best, least = _taken(best, made, better), np.where(better, error, least)
-    return Chosen(best, float(least.sum()), nearest)
+    return best
 
 
 def _taken(first: Blocks, second: Blocks, rows: Array) -> Blocks:

@@ -1,9 +1,12 @@
-"""What layers of an ONNX file read on some data, as Gram matrices: x'x over all rows, a batch in memory at a time."""
+"""What layers of an ONNX file read on some data: Gram matrices x'x over all rows, and rows held out to judge."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,21 +16,54 @@ import onnx
 from onnx import TensorProto, helper
 
 from compress.data.dataset import Dataset
+from compress.data.padding import padding_mask
 from compress.errors import StageError
+from compress.formats.onnx.outline import outline
 from compress.model import Arrays
 from compress.model.inputs import run_on
 from compress.model.watched import Watched
+from compress.quantize.blocks import SIZE
 from compress.quantize.calibrate import batch_for
 from compress.quantize.half.no_numbers import no_numbers
 from compress.runtime.backends.onnxrt import session
 from compress.runtime.measure import cores
 
-__all__ = ["GRAM_BYTES", "grams", "portions"]
+__all__ = ["FEWEST", "GRAM_BYTES", "Reading", "held_out", "portions", "readings", "slices"]
 
 Array = np.ndarray[Any, Any]
+Run = Callable[[Arrays], dict[str, Array]]
 GRAM_BYTES = 512 << 20  # of the matrices that are summed at the same time
+# Columns of one matrix. Its inverse takes time with their cube; what a layer of more reads is looked at in parts.
+WIDEST = 3072
 ROWS = 4096  # whose products are summed in float32; sums of those are float64
-FEW = 256  # samples that say whether an input is a mask
+HELD_OUT = 5  # every so many samples, one judges
+FEWEST = 8 * HELD_OUT  # samples: with fewer, too few are left to judge
+MOST_HELD = 1024  # samples that judge, and about as many rows of each tensor
+ALIKE = 1e-3  # of the largest: what one row may differ by in two batches
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a tensor held.
+
+    Attributes:
+        grams: x'x of the samples that weights are chosen by, float64 [columns, columns] of each of its `slices`.
+        held: rows of those that judge, float32 [rows, width].
+    """
+
+    grams: tuple[Array, ...]
+    held: Array
+
+    def __add__(self, other: Reading) -> Reading:
+        both = zip(self.grams, other.grams, strict=True)
+        return Reading(tuple(a + b for a, b in both), np.concatenate([self.held, other.held]))
+
+
+def slices(width: int) -> list[slice]:
+    """Parts of so many columns, each of whole blocks, that have a matrix of their own: one, up to WIDEST."""
+    parts = math.ceil(width / WIDEST)
+    step = math.ceil(width / parts / SIZE) * SIZE
+    return [slice(at, min(at + step, width)) for at in range(0, width, step)]
 
 
 def portions(widths: Mapping[str, int]) -> list[list[str]]:
@@ -39,7 +75,7 @@ def portions(widths: Mapping[str, int]) -> list[list[str]]:
     found: list[list[str]] = []
     size = 0
     for name, width in widths.items():
-        own = 8 * width * width
+        own = sum(8 * (part.stop - part.start) ** 2 for part in slices(width)) + 4 * MOST_HELD * width
         if not found or size + own > GRAM_BYTES:
             found.append([])
             size = 0
@@ -48,89 +84,154 @@ def portions(widths: Mapping[str, int]) -> list[list[str]]:
     return found
 
 
-def grams(path: Path, widths: Mapping[str, int], data: Dataset, progress: Callable[[int], None]) -> dict[str, Array]:
-    """x'x of each tensor's rows, float64 [width, width].
+def held_out(path: Path, data: Dataset) -> Array | None:
+    """Places of the samples that judge; None where there are too few, or all go in one call.
 
-    Tokens that the model's mask hides are left out.
+    Args:
+        path: an ONNX file.
+        data: that it is run on.
+    """
+    leading = [value.type.tensor_type.shape.dim[:1] for value in outline(path).graph.input]
+    if len(data) < FEWEST or any(dims and dims[0].dim_value > 1 for dims in leading):
+        return None
+    step = max(HELD_OUT, math.ceil(len(data) / MOST_HELD))
+    return np.arange(step - 1, len(data), step)
+
+
+def readings(
+    path: Path, widths: Mapping[str, int], data: Dataset, held: Array, progress: Callable[[int], None]
+) -> dict[str, Reading]:
+    """What each tensor holds, tokens left out that the model's mask hides.
 
     Args:
         path: a float32 file.
         widths: tensors of it, floating point, by name, with their last dimension.
         data: that the file is run on.
+        held: places of the samples that judge; the others are summed.
         progress: is told of samples done.
 
     Raises:
-        StageError: one of them is NaN or infinite, or there are no samples.
+        StageError: one of them is NaN or infinite.
     """
     model = onnx.load(path)
     graph = model.graph
-    known = {value.name for value in (*graph.input, *graph.output)}
-    more = [name for name in widths if name not in known]
-    graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in more)
-    fed = {value.name for value in graph.input}
-    asked = [name for name in widths if name not in fed]
+    run = _runner(model, path, widths)
+    mask = padding_mask(data)
+    orders = {} if mask is None else _orders(run, widths, data, mask)
+    sums = {name: [np.zeros((part.stop - part.start,) * 2) for part in slices(width)] for name, width in widths.items()}
+    kept: dict[str, list[Array]] = {name: [] for name in widths}
+    batch = batch_for(path, [name for name in widths if name not in _fed(graph)], data)
+    places = np.setdiff1d(np.arange(len(data)), held)
+    done = 0
+    for judges, some in ((False, places), (True, held)):
+        for at in range(0, len(some), batch):
+            inputs, _ = data.take(some[at : at + batch])
+            count = len(next(iter(inputs.values())))
+            found = run(inputs)
+            for name, width in widths.items():
+                told = None if mask is None else _in_order(inputs[mask], found[name], orders.get(name))
+                rows = found[name].reshape(-1, width)
+                rows = np.ascontiguousarray(rows if told is None else rows[told])
+                if judges:
+                    kept[name].append(_some(rows, math.ceil(MOST_HELD * count / len(held))))
+                else:
+                    _add(sums[name], rows)
+                if not np.isfinite(rows).all() or not all(np.isfinite(each).all() for each in sums[name]):
+                    raise _beyond(graph, name, found, some[at : at + batch])
+            done += count
+            progress(done)
+    return {name: Reading(tuple(sums[name]), np.concatenate(kept[name])) for name in widths}
+
+
+def _fed(graph: onnx.GraphProto) -> set[str]:
+    return {value.name for value in graph.input}
+
+
+def _runner(model: onnx.ModelProto, path: Path, names: Mapping[str, int]) -> Run:
+    """What gives these tensors for inputs of a file; the model gets them as outputs."""
+    graph = model.graph
+    fed, known = _fed(graph), {value.name for value in (*graph.input, *graph.output)}
+    graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names if name not in known
+    )
+    asked = [name for name in names if name not in fed]
     with tempfile.TemporaryDirectory() as folder:
         augmented = Path(folder) / "augmented.onnx"
         onnx.save(model, augmented)
         running, watched = session(augmented, cores()), Watched(path)
-    sums = {name: np.zeros((width, width)) for name, width in widths.items()}
-    mask = _mask(data)
-    done = 0
-    for inputs, _ in data.batches(batch_for(path, asked, data)):
-        run = partial(watched.run, running, asked, inputs)
-        found = dict(zip(asked, run_on(inputs, run), strict=True)) if asked else {}
-        found |= {name: inputs[name] for name in widths if name in fed}
-        count = len(next(iter(inputs.values())))
-        for name, width in widths.items():
-            rows = _rows(found[name], width, inputs, mask)
-            _add(sums[name], rows)
-            if not np.isfinite(sums[name]).all():
-                raise _beyond(graph, name, found, (done, done + count - 1))
-        done += count
-        progress(done)
-    if not done:
-        raise StageError(
-            "can't calibrate on no samples",
-            why=f"{data.source or 'the calibration data'} holds none",
-            mend="give 100 typical inputs",
-        )
-    return sums
+
+    def run(inputs: Arrays) -> dict[str, Array]:
+        once = partial(watched.run, running, asked, inputs)
+        found = dict(zip(asked, run_on(inputs, once), strict=True)) if asked else {}
+        return found | {name: inputs[name] for name in names if name in fed}
+
+    return run
 
 
-def _add(total: Array, rows: Array) -> None:
-    for at in range(0, len(rows), ROWS):
-        some = np.ascontiguousarray(rows[at : at + ROWS], np.float32)
+def _orders(run: Run, names: Mapping[str, int], data: Dataset, mask: str) -> dict[str, bool]:
+    """Of each tensor whose rows are tokens: whether those of a sample follow each other, or those of all samples.
+
+    Its shape does not tell, so some samples are run in two orders: their rows go along. A tensor of which that tells
+    nothing is left out, and with a model that takes a sample at a time all rows are of one.
+    """
+    inputs, _ = data.take(np.arange(min(4, len(data))))
+    try:
+        first = run(inputs)
+        second = run({name: np.ascontiguousarray(np.roll(array, 1, 0)) for name, array in inputs.items()})
+    except StageError:
+        return {}
+    found = {}
+    for name in names:
+        fitting = [
+            by_sample for by_sample in (True, False) if _goes(first[name], second[name], inputs[mask], by_sample)
+        ]
+        if len(fitting) == 1:
+            found[name] = fitting[0]
+    return found
+
+
+def _goes(first: Array, second: Array, mask: Array, by_sample: bool) -> bool:
+    """Whether rows of samples in this order went along as those were rolled by one."""
+    shape = mask.shape if by_sample else mask.shape[::-1]
+    if not (first.shape[:2] == shape and first.ndim == 3) and not (first.ndim == 2 and len(first) == mask.size):
+        return False
+    rolled = np.roll(first.reshape(*shape, -1), 1, 0 if by_sample else 1)
+    near = partial(np.allclose, rtol=ALIKE, atol=ALIKE * float(np.abs(first).max(initial=0)))
+    return bool(near(rolled, second.reshape(rolled.shape)) and not near(first, second))
+
+
+def _in_order(mask: Array, values: Array, by_sample: bool | None) -> Array | None:
+    """Which rows of a tensor count, bool [rows]; None for all."""
+    told = mask.astype(bool)
+    one: bool = len(told) == 1 and values.size // values.shape[-1] == told.size and values.ndim <= 3
+    if by_sample is None and not one:
+        return None
+    rows: Array = (told if one or by_sample else told.T).reshape(-1)
+    return rows
+
+
+def _some(rows: Array, most: int) -> Array:
+    """So many of the rows, evenly spread."""
+    if len(rows) <= most:
+        return rows.astype(np.float32)
+    found: Array = rows[np.linspace(0, len(rows) - 1, most).astype(int)].astype(np.float32)
+    return found
+
+
+def _add(totals: list[Array], rows: Array) -> None:
+    parts = slices(rows.shape[1])
+    for at, (total, part) in itertools.product(range(0, len(rows), ROWS), zip(totals, parts, strict=True)):
+        some = np.ascontiguousarray(rows[at : at + ROWS, part], np.float32)
         total += some.T @ some
 
 
-def _beyond(graph: onnx.GraphProto, name: str, found: Mapping[str, Array], samples: tuple[int, int]) -> StageError:
+def _beyond(graph: onnx.GraphProto, name: str, found: Mapping[str, Array], samples: Array) -> StageError:
+    first, last = int(samples[0]), int(samples[-1])
     if not np.isfinite(found[name]).all():
-        return no_numbers(graph, name, found, samples, shown=False)
-    most, (first, last) = np.abs(found[name]).max(), samples
+        return no_numbers(graph, name, found, (first, last), shown=False)
+    most = np.abs(found[name]).max()
     return StageError(
         "calibration gives values that are too large to be squared",
         why=f"the tensor {name!r} reaches {most:.3g} for a sample from {first} to {last}",
         mend="drop samples that none like them is ever served; or leave --calibration out, and weights are rounded",
     )
-
-
-def _rows(values: Array, width: int, inputs: Arrays, mask: str | None) -> Array:
-    """[rows, width], without those of padding."""
-    rows = values.reshape(-1, width)
-    if mask is None:
-        return rows
-    told = inputs[mask].astype(bool)
-    by_token = values.ndim == 3 and values.shape[:2] == told.shape
-    in_a_row = values.ndim == 2 and len(values) == told.size > len(told)  # the tokens of all samples
-    return np.ascontiguousarray(rows[told.reshape(-1)] if by_token or in_a_row else rows)
-
-
-def _mask(data: Dataset) -> str | None:
-    """The input that says which tokens count, by 1: its name says so, and it holds ones and zeros.
-
-    Others go by other rules: of torch's padding masks, 1 is what does not count.
-    """
-    named = [name for name, array in data.inputs.items() if name == "attention_mask" and len(array.shape) == 2]
-    whole = [name for name in named if np.dtype(data.inputs[name].dtype).kind in "iub"]
-    few = data.take(np.arange(min(len(data), FEW)))[0] if whole else {}
-    return next((name for name in whole if np.isin(few[name], (0, 1)).all()), None)

@@ -18,14 +18,16 @@ from compress.onnx_export.tied import digest
 from compress.quantize.blocks import SIZE, Blocks, packed
 from compress.quantize.weights_onnx import quantize_weights, worth
 
-__all__ = ["DOMAIN", "LAYER", "TABLE", "Matrix", "Place", "matrices", "put", "weights_of"]
+__all__ = ["DOMAIN", "IN_8_BITS", "LAYER", "TABLE", "Matrix", "Place", "matrices", "put", "shared", "weights_of"]
 
 Array = np.ndarray[Any, Any]
 DOMAIN = "com.microsoft"
 LAYER, TABLE = "MatMulNBits", "GatherBlockQuantized"
-# Activations are rounded to 8 bits inside the operator, each row's block of SIZE by itself: far less than 4-bit weights
-# are off by, and a quarter faster. No answer depends on what else is in its batch.
-IN_8_BITS = 4
+RANGE = ("first", "end", "step")
+# How the operator multiplies: in float, or by activations that it rounds to 8 bits, each row's block of SIZE by itself.
+# That is a quarter faster, and no answer depends on what else is in its batch; but of what stands beside a far larger
+# number little is left, and a NaN becomes a number.
+IN_FLOAT, IN_8_BITS = 0, 4
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def matrices(model: ModelProto, exclude: Collection[str] = ()) -> list[Matrix]:
     """
     weights = weights_of(model.graph)
     found: dict[str, Matrix] = {}
+    in_8_bits: set[str] = set()  # tables without whole blocks: a layer that is tied to one reads its 8-bit rows
     for node in model.graph.node:
         told = None if node.name in exclude else _read(node, weights)
         if told is None:
@@ -99,9 +102,11 @@ def matrices(model: ModelProto, exclude: Collection[str] = ()) -> list[Matrix]:
         name, turned, place = told
         matrix = Matrix(name, turned, weights[name].dims[0 if turned else 1])
         key = digest(numpy_helper.from_array(matrix.values(weights)))
+        if place.kind == "table" and matrix.columns % SIZE:
+            in_8_bits.add(key)
         before = found.get(key, matrix)
         found[key] = replace(before, places=(*before.places, place))
-    return list(found.values())
+    return [matrix for key, matrix in found.items() if key not in in_8_bits]
 
 
 def weights_of(graph: GraphProto) -> dict[str, TensorProto]:
@@ -111,7 +116,7 @@ def weights_of(graph: GraphProto) -> dict[str, TensorProto]:
 
 
 def _read(node: NodeProto, weights: Mapping[str, TensorProto]) -> tuple[str, bool, Place] | None:
-    """The matrix that a node reads, whether it is stored turned, and the place; None where it can't become 4-bit."""
+    """The matrix that a node reads, whether it is stored turned, and the place; None where it is none."""
     at = 0 if node.op_type == "Gather" else 1
     tensor = weights.get(node.input[at]) if node.domain in ("", "ai.onnx") and len(node.input) > at else None
     if tensor is None or len(tensor.dims) != 2 or not worth(tensor):
@@ -121,18 +126,27 @@ def _read(node: NodeProto, weights: Mapping[str, TensorProto]) -> tuple[str, boo
         return tensor.name, True, Place(node.name, "layer", node.input[0])
     if node.op_type == "Gemm" and not told.get("transA") and told.get("alpha", 1.0) == told.get("beta", 1.0) == 1.0:
         return tensor.name, not told.get("transB"), Place(node.name, "layer", node.input[0])
-    if node.op_type == "Gather" and told.get("axis", 0) == 0 and tensor.dims[1] % SIZE == 0:
+    if node.op_type == "Gather" and told.get("axis", 0) == 0:
         return tensor.name, False, Place(node.name, "table")
     return None
 
 
-def put(model: ModelProto, made: Mapping[Matrix, Blocks], exclude: Collection[str] = ()) -> None:
+def put(
+    model: ModelProto,
+    made: Mapping[Matrix, Blocks],
+    exclude: Collection[str] = (),
+    *,
+    in_8_bits: Collection[Matrix] = (),
+    apart: bool = False,
+) -> None:
     """Let each place read its 4-bit matrix, in place; other weights (convolutions, recurrent layers) become 8-bit.
 
     Args:
         model: see `matrices`.
         made: of each, its 4-bit numbers.
         exclude: names of nodes that stay in float.
+        in_8_bits: which of them multiply activations in 8 bits.
+        apart: whether a table that layers share has codes of its own (see `shared`).
     """
     graph = model.graph
     taken = names_in(graph)
@@ -140,12 +154,16 @@ def put(model: ModelProto, made: Mapping[Matrix, Blocks], exclude: Collection[st
     nodes = {node.name: node for node in graph.node}
     for matrix, blocks in made.items():
         stored = _stored(graph, matrix, blocks, taken)
+        rows = stored[0]
+        if shared(matrix) and apart:
+            rows = _added(graph, packed(blocks)[0].reshape(len(blocks.codes), -1), f"{stored[0]}_rows", taken)
         for place in matrix.places:
             node = nodes[place.node]
             if place.kind == "layer":
-                new[place.node] = _layer(node, stored, matrix, len(blocks.codes), taken)
+                level = IN_8_BITS if matrix in in_8_bits else IN_FLOAT
+                new[place.node] = _layer(node, stored, matrix, len(blocks.codes), level, taken)
             else:
-                new[place.node] = _lookup(node, stored, matrix, graph, taken)
+                new[place.node] = _lookup(node, [rows, *stored[1:]], matrix, blocks, graph, taken)
     rest = [each for node in graph.node for each in new.get(node.name, [node])]
     del graph.node[:]
     graph.node.extend(rest)
@@ -155,26 +173,39 @@ def put(model: ModelProto, made: Mapping[Matrix, Blocks], exclude: Collection[st
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
 
 
+def shared(matrix: Matrix) -> bool:
+    """Whether a table's codes are those of a layer, turned to rows by a Reshape.
+
+    OpenVINO reads no table that a node gives.
+    """
+    return matrix.tables and bool(matrix.inputs)
+
+
 def _stored(graph: GraphProto, matrix: Matrix, blocks: Blocks, taken: set[str]) -> list[str]:
     """Add codes, scales and zero-points as initializers; their names."""
-    names = []
-    for part, array in zip(("int4", "scale", "zero"), packed(blocks), strict=True):
-        if part == "int4" and not matrix.inputs:
-            array = array.reshape(len(array), -1)
-        name = fresh(f"{matrix.weight}_{part}", taken)
-        graph.initializer.append(numpy_helper.from_array(array, name))
-        taken.add(name)
-        names.append(name)
-    return names
+    codes, *rest = packed(blocks)
+    codes = codes if matrix.inputs else codes.reshape(len(codes), -1)
+    parts = zip(("int4", "scale", "zero"), (codes, *rest), strict=True)
+    return [_added(graph, array, f"{matrix.weight}_{part}", taken) for part, array in parts]
 
 
-def _layer(node: NodeProto, stored: list[str], matrix: Matrix, rows: int, taken: set[str]) -> list[NodeProto]:
+def _added(graph: GraphProto, array: Array, name: str, taken: set[str]) -> str:
+    """Add an initializer; its name."""
+    name = fresh(name, taken)
+    taken.add(name)
+    graph.initializer.append(numpy_helper.from_array(array, name))
+    return name
+
+
+def _layer(
+    node: NodeProto, stored: list[str], matrix: Matrix, rows: int, level: int, taken: set[str]
+) -> list[NodeProto]:
     bias = node.input[2] if node.op_type == "Gemm" and len(node.input) > 2 else ""
     product = fresh(f"{node.output[0]}_product", taken) if bias else node.output[0]
     taken.add(product)
     made = helper.make_node(
         LAYER, [node.input[0], *stored], [product], name=node.name, domain=DOMAIN, K=matrix.columns, N=rows, bits=4,
-        block_size=SIZE, accuracy_level=IN_8_BITS,
+        block_size=SIZE, accuracy_level=level,
     )  # fmt: skip
     if not bias:
         return [made]
@@ -182,16 +213,27 @@ def _layer(node: NodeProto, stored: list[str], matrix: Matrix, rows: int, taken:
     return [made, helper.make_node("Add", [product, bias], list(node.output), name=f"{node.name}_bias")]
 
 
-def _lookup(node: NodeProto, stored: list[str], matrix: Matrix, graph: GraphProto, taken: set[str]) -> list[NodeProto]:
+def _lookup(
+    node: NodeProto, stored: list[str], matrix: Matrix, blocks: Blocks, graph: GraphProto, taken: set[str]
+) -> list[NodeProto]:
+    """A lookup of 4-bit rows, of ids that a lookup among all of them has let through.
+
+    ONNX Runtime's operator answers an id that its table lacks with zeros, from 1.31 on; a Gather refuses it. What it
+    looks up, all ids in order, a Range gives: no byte of the file, and ONNX Runtime makes it as it loads.
+    """
     codes, scale, zero = stored
     made: list[NodeProto] = []
-    if matrix.inputs:  # a layer has the codes as it wants them
-        flat, shape = (fresh(f"{codes}_{part}", taken) for part in ("rows", "shape"))
-        taken.update((flat, shape))
-        graph.initializer.append(numpy_helper.from_array(np.asarray([0, -1], np.int64), shape))
+    every, known, flat = (fresh(f"{node.output[0]}_{part}", taken) for part in ("every", "known", "rows"))
+    taken.update((every, known, flat))
+    ends = [np.asarray(number, np.int64) for number in (0, len(blocks.codes), 1)]
+    given = [_added(graph, end, f"{node.output[0]}_{part}", taken) for part, end in zip(RANGE, ends, strict=True)]
+    made.append(helper.make_node("Range", given, [every], name=fresh(f"{node.name}_every", taken)))
+    made.append(helper.make_node("Gather", [every, node.input[1]], [known], name=fresh(f"{node.name}_known", taken)))
+    if shared(matrix) and len(_dims(graph, codes)) > 2:
+        shape = _added(graph, np.asarray([0, -1], np.int64), f"{codes}_shape", taken)
         made.append(helper.make_node("Reshape", [codes, shape], [flat], name=fresh(f"{node.name}_rows", taken)))
         codes = flat
-    given = [codes, node.input[1], scale, *([] if matrix.symmetric else [zero])]
+    given = [codes, known, scale, *([] if matrix.symmetric else [zero])]
     made.append(
         helper.make_node(
             TABLE, given, list(node.output), name=node.name, domain=DOMAIN, gather_axis=0, quantize_axis=1,
@@ -199,3 +241,7 @@ def _lookup(node: NodeProto, stored: list[str], matrix: Matrix, graph: GraphProt
         )
     )  # fmt: skip
     return made
+
+
+def _dims(graph: GraphProto, name: str) -> list[int]:
+    return next(list(tensor.dims) for tensor in graph.initializer if tensor.name == name)

@@ -75,6 +75,8 @@ def precisions(path: Path, *, weights_only: bool = False, excluded: Collection[s
                 eight += 1
             else:
                 floats[name] = "left in float on purpose" if name in excluded else "the quantizer leaves it alone"
+        elif node.op_type == "Gather" and name in excluded and node.input[0] in weights:
+            floats[name] = "left in float on purpose"
         elif node.op_type in RECURRENT and set(node.input[1:3]) <= dequantized:
             eight += 1
             recurrent.append(name)

@@ -107,6 +107,7 @@ def onnx_params(path: Path) -> int:
     not_weights = {name for node in graph.node if node.op_type in _QDQ for name in node.input[1:]}
     not_weights |= {name for node in graph.node if node.op_type in _SHAPED for name in node.input[1:]}
     not_weights |= {name for node in graph.node for name in node.input[_AFTER.get(node.op_type, len(node.input)) :]}
+    not_weights |= {name for node in graph.node if node.op_type == "Range" for name in node.input}
     for node in graph.node:
         not_weights |= {node.input[at] for at in _RANGES.get(node.op_type, ()) if at < len(node.input)}
     # A dynamically quantized product is multiplied by the input's scale times the weight's.

@@ -13,6 +13,8 @@ from pathlib import Path
 from onnx import NodeProto
 
 from compress.console.wording import counted
+from compress.quantize.graph import attribute
+from compress.quantize.int4_onnx import IN_8_BITS, LAYER
 from compress.quantize.place_qdq import WEIGHTED
 from compress.tensorrt.lint import DYNAMIC, SILENT, Finding, Lint, in_order_of_weight, odd_channels, view_of
 from compress.tensorrt.view import HALVES, Layer, View, name_of
@@ -48,7 +50,10 @@ def _layer(node: NodeProto, view: View) -> Layer:
     if node.op_type in INTEGER or (node.op_type in WEIGHTED and view.in_int8(node)):
         return Layer(name_of(node), node.op_type, "INT8", gives, "8-bit inputs and weights")
     if node.op_type in FOUR_BIT:
-        return Layer(name_of(node), node.op_type, "INT4", gives, "4-bit weights, what they multiply in 8 bits")
+        bits, level = (attribute(node, name, given) for name, given in (("bits", 4), ("accuracy_level", 0)))
+        inside = "in 8 bits" if level == IN_8_BITS else "in float"
+        more = f", what they multiply {inside}" if node.op_type == LAYER else ""
+        return Layer(name_of(node), node.op_type, f"INT{bits}", gives, f"{bits}-bit weights{more}")
     return Layer(name_of(node), node.op_type, gives, gives, "")
 
 
@@ -89,7 +94,7 @@ def _whole(layers: Sequence[Layer], view: View) -> Iterator[Finding]:
     if few:
         kind = max((layer.kind for layer in few), key=lambda kind: (kind == "GatherBlockQuantized", kind))
         yield Finding(
-            "note", "", f"{counted(len(few), 'layers')} with 4-bit weights, which are for size: {kind} needs "
+            "note", "", f"{counted(len(few), 'layers')} with weights of few bits, which are for size: {kind} needs "
             f"{FOUR_BIT[kind]}", "take --int8 where time counts; update what is older",
         )  # fmt: skip
     if any(node.op_type == "DynamicQuantizeLinear" for node in view.nodes):

@@ -41,7 +41,16 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u206
 _NUMBERS = {"int": 0, "f8": 1, "f4": 5}
 _WIDTHS = {1: 8, 5: 4}
 Fields = dict[int, list[Any]]
-Calls = frozenset[tuple[str, str]]
+
+
+class Calls(frozenset[tuple[str, str]]):
+    """Domain and name of each operator that a file calls.
+
+    Attributes:
+        ir: the version of ONNX's format that the file tells.
+    """
+
+    ir: int = 0
 
 
 class OnnxFileError(ValueError):
@@ -95,7 +104,9 @@ def vet_onnx_bytes(data: bytes | memoryview, folder: Path, *, runs: bool = True)
         found = scan.message("Model", 0, len(scan.data), 0, 0)
         if 7 not in found:
             raise OnnxFileError("it holds no graph")
-        return scan.operators(runs=runs)
+        called = scan.operators(runs=runs)
+        called.ir = next(iter(found.get(1, ())), 0)
+        return called
     finally:
         scan.data.release()
 
@@ -195,7 +206,7 @@ class _Scan:
             total += sizes.get(call, 1)
             if total > MAX_INLINED:
                 raise OnnxFileError(f"its functions make more than {MAX_INLINED:,} nodes")
-        called = frozenset((*self.calls, *(call for calls in self.functions.values() for call in calls)))
+        called = Calls((*self.calls, *(call for calls in self.functions.values() for call in calls)))
         for domain, name in called:
             if name in _LOADING:
                 raise OnnxFileError(f"it calls {name}, which loads what another program has compiled")

@@ -18,6 +18,8 @@ SINCE = {
 }
 """What it is, the ONNX Runtime that has it as `compress export --int4` writes it, and the Triton that has that; the
 newest last. build.py of triton-inference-server/server tells which has which."""
+FORMATS = {10: ("1.18", "24.05"), 11: ("1.23", "25.09")}
+"""The ONNX Runtime that reads a version of ONNX's format first, and the Triton that has that."""
 
 
 def operator_rules(model: Model, files: Mapping[Path, OnnxFile], *, container: bool) -> Findings:
@@ -31,9 +33,11 @@ def operator_rules(model: Model, files: Mapping[Path, OnnxFile], *, container: b
     if not container or model.backend != "onnxruntime":
         return
     for path in onnx_files(model):
-        needed = [since for operator, since in SINCE.items() if operator in files[path].operators]
+        held = files[path]
+        needed = [since for operator, since in SINCE.items() if operator in held.operators]
+        formats = [(f"ONNX's format {ir}", *since) for ir, since in FORMATS.items() if needed and held.ir >= ir]
         if needed:
-            what, runtime, triton = needed[-1]
+            what, runtime, triton = max((*needed, *formats[-1:]), key=lambda each: tuple(map(int, each[2].split("."))))
             yield warning(
                 model.name,
                 f"{path.parent.name}/{path.name} has {what}, which ONNX Runtime reads since {runtime}",

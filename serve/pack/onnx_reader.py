@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compress.vetting.onnx_wire import OnnxFileError, vet_onnx
+from compress.vetting.onnx_wire import Calls, OnnxFileError, vet_onnx
 
 __all__ = ["OnnxFile", "OnnxTensor", "read_onnx"]
 
@@ -47,12 +47,16 @@ class OnnxTensor:
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """What a file holds, or why ONNX Runtime refuses it; `operators` are the domain and name of each that it calls."""
+    """What a file holds, or why ONNX Runtime refuses it.
+
+    `operators` are the domain and name of each that it calls, `ir` is the version of ONNX's format that it tells.
+    """
 
     inputs: tuple[OnnxTensor, ...] = ()
     outputs: tuple[OnnxTensor, ...] = ()
     error: str = ""
     operators: frozenset[tuple[str, str]] = frozenset()
+    ir: int = 0
 
 
 def read_onnx(paths: Sequence[Path]) -> dict[Path, OnnxFile] | None:
@@ -61,7 +65,7 @@ def read_onnx(paths: Sequence[Path]) -> dict[Path, OnnxFile] | None:
     Only files that reach nowhere beyond themselves are given to it.
     """
     found: dict[Path, OnnxFile] = {}
-    called: dict[Path, frozenset[tuple[str, str]]] = {}
+    called: dict[Path, Calls] = {}
     for path in paths:
         try:
             if path.exists():
@@ -79,7 +83,8 @@ def read_onnx(paths: Sequence[Path]) -> dict[Path, OnnxFile] | None:
             blamed = next((path for path in left if path not in found), None)
             found |= {} if blamed is None else {blamed: OnnxFile(error=failed)}
         left = [path for path in left if path not in found]
-    return {path: replace(held, operators=called.get(path, frozenset())) for path, held in found.items()}
+    told = {path: called.get(path, Calls()) for path in found}
+    return {path: replace(held, operators=told[path], ir=told[path].ir) for path, held in found.items()}
 
 
 def _asked(paths: Sequence[Path]) -> tuple[list[str] | None, str]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from compress.data.dataset import Dataset
+from compress.data.padding import batch_sizes, by_shape, padding_mask
 from compress.prune.repair.walk import Values, Walk
 from compress.signature import Signature
 
@@ -41,11 +42,13 @@ class Samples:
         self.held: list[bool] = []
         for held in (False, True):
             index = every[judging == held]
-            for start in range(0, len(index), batch):
-                self.batches.append(index[start : start + batch])
+            start = 0
+            for size in batch_sizes(len(index), batch, self._tokens):
+                self.batches.append(index[start : start + size])
                 self.held.append(held)
+                start += size
         self.count = len(data)
-        self._masks: dict[int, torch.Tensor] = {}
+        self._masks: dict[int, np.ndarray[tuple[int, int], np.dtype[np.bool_]]] = {}
 
     def by(self, batch: int) -> Samples:
         """The same samples, with so many in a batch."""
@@ -67,21 +70,22 @@ class Samples:
         return [walk.begin([tensor.clone() for tensor in tensors]) for walk in walks]
 
     def kept(self, batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
-        """Which tokens of a value [samples, tokens, …] are no padding, bool [samples, tokens]; None where all count."""
+        """Which tokens of a value are no padding, bool by its first two dimensions, samples and tokens in any order.
+
+        None where all count.
+        """
         if given is None or given.ndim != 3 or self._mask is None:
             return None
         if batch not in self._masks:
             arrays, _ = self._data.take(self.batches[batch])
-            self._masks[batch] = torch.as_tensor(arrays[self._mask]).bool()
-        mask = self._masks[batch]
-        return mask if mask.shape == given.shape[:2] else None
+            self._masks[batch] = np.asarray(arrays[self._mask], bool)
+        told = by_shape(self._masks[batch], tuple(given.shape))
+        return None if told is None else torch.as_tensor(told)
 
     @cached_property
     def _mask(self) -> str | None:
-        """The input that says which tokens count: its name says so, and it holds ones and zeros."""
-        for spec in self.specs:
-            if "mask" in spec.name and len(spec.shape) == 2 and not spec.dtype.startswith("float"):
-                few = np.asarray(self._data.take(np.arange(min(len(self._data), 256)))[0][spec.name])
-                if np.isin(few, (0, 1)).all():
-                    return spec.name
-        return None
+        return padding_mask(self._data)
+
+    @property
+    def _tokens(self) -> int:
+        return 0 if self._mask is None else int(self._data.inputs[self._mask].shape[1])

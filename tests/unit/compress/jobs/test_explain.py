@@ -273,3 +273,35 @@ def test_a_pruned_file_whose_layers_have_other_names_is_said_to_have_none_to_put
 
     assert "pruned" in found.unmatched["layers"]
     assert "none can be put back" in found.unmatched["layers"]
+
+
+def test_layers_and_tables_of_4_bits_are_put_back_one_by_one(tmp_path: Path) -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.first, self.last = nn.Embedding(40, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+            self.conv = nn.Conv1d(64, 16, 3, padding=1)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            hidden = self.last(self.first(self.table(ids)).relu())
+            return self.conv(hidden.transpose(1, 2))  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    module = Network().eval()
+    with torch.no_grad():
+        module.first.weight[:, ::32] *= 40  # the others of each block have few levels left
+    compress.save(module, tmp_path / "model.pt", inputs="ids:int64[batch,6]", outputs=["y"])
+    np.savez(tmp_path / "data.npz", ids=np.random.default_rng(0).integers(0, 40, (64, 6)))
+    compress.export(tmp_path / "model.pt", ExportOptions(output=tmp_path / "few", int4="weights"))
+    found = explained(tmp_path, tmp_path / "model.pt", tmp_path / "few")
+    kinds = sorted(layer.kind for layer in found.layers)
+    assert kinds == ["Conv", "Gather", "MatMul", "MatMul"], found.unmatched
+    assert found.layers[0].kind == "MatMul"
+    assert found.layers[0].share > 0.3
+    assert found.searched
+    kept = ExportOptions(
+        output=tmp_path / "kept", int4="weights", keep_float=tuple(each.name for each in found.layers[:1])
+    )
+    compress.export(tmp_path / "model.pt", kept)
+    again = explained(tmp_path, tmp_path / "model.pt", tmp_path / "kept")
+    assert len(again.layers) == 3

@@ -14,6 +14,8 @@ import compress
 from compress import Artifact, ExportOptions
 from compress.errors import RecipeError, StageError
 from compress.formats.checkpoint import save
+from compress.jobs import evidence
+from compress.jobs.few_bits import few_bits_told
 from compress.jobs.together import refuse_together
 from compress.options.unused import unused
 from compress.pipeline import Outcome
@@ -75,7 +77,7 @@ def test_the_report_says_what_4_bit_weights_cost_in_time(checkpoint: Path) -> No
     last = report.stages[-1]
     assert last.stage == "quantize_int4"
     assert "2 of 2 layers in INT4" in last.did
-    assert "GPTQ by 64 samples" in last.did
+    assert "GPTQ by 64 samples, a fifth of them held out: there" in last.did
     assert last.details["layers"] == {"int4": 2, "int8": 0, "float": 0}
     assert last.measured.params == report.stages[0].measured.params
     assert last.measured.macs == report.stages[0].measured.macs
@@ -92,6 +94,24 @@ def test_the_report_says_what_4_bit_weights_cost_in_time(checkpoint: Path) -> No
     compress.export(checkpoint, options, watcher=again)
     assert again.reused["quantize_int4"], "kept from before"
     assert not seen.reused["quantize_int4"]
+
+
+@pytest.mark.usefixtures("openvino")
+def test_what_is_said_of_the_time_is_of_one_runtime_whatever_serves(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def told(rows: Any, timed: Any, threads: int) -> Any:
+        seen.update({name: (rows[name].runtime, timed[name]) for name in ("fold_onnx", "quantize_int4")})
+        return few_bits_told(rows, timed, threads)
+
+    monkeypatch.setattr(evidence, "few_bits_told", told)
+    options = ExportOptions(output=checkpoint.parent / "artifact", int4="weights", runtime="openvino")
+    _, report = compress.export(checkpoint, options)
+    assert report.stages[-1].measured.runtime != "ONNX Runtime", "OpenVINO serves it"
+    assert {runtime for runtime, _ in seen.values()} == {seen["fold_onnx"][0]}
+    assert any("in ONNX Runtime on this machine" in each for each in report.findings)
 
 
 def test_without_calibration_a_note_says_what_it_would_bring(checkpoint: Path) -> None:

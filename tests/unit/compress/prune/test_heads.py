@@ -216,12 +216,12 @@ class Pooled(nn.Module):
 
 
 def test_what_outputs_feel_of_an_error_counts_each_position_of_a_sample_that_is_no_padding() -> None:
-    model = wrapped(Pooled(), "x:float32[batch,8,4]", "mask:int64[batch,8]")
+    model = wrapped(Pooled(), "x:float32[batch,8,4]", "attention_mask:int64[batch,8]")
     x = np.random.default_rng(0).normal(size=(512, 8, 4)).astype(np.float32)
     mask = np.ones((512, 8), np.int64)
     mask[:, 6:] = 0
     x[:, 6:] = 100.0
-    samples = Samples(Dataset("drawn", {"x": x, "mask": mask}, None, "0"), model.signature)
+    samples = Samples(Dataset("drawn", {"x": x, "attention_mask": mask}, None, "0"), model.signature)
     module: Any = model.module
     found = felt(module, ["each", "one"], samples, quiet)
     assert found is not None

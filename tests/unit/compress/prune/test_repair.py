@@ -156,14 +156,15 @@ def test_layers_inside_a_step_that_cannot_be_followed_are_left_alone_by_name(tmp
 
 def test_padding_tells_nothing(tmp_path: Path) -> None:
     """What stands behind the end of a text may be anything, and the fit is the same."""
-    model = loaded("bert", FAMILIES)
+    module, (tokens_spec, mask_spec) = family("bert")
+    model = wrapped(module, tokens_spec, mask_spec.replace("mask:", "attention_mask:"))
     pruned = PruneChannels(0.38).run(model, tmp_path, quiet).model
     random = np.random.default_rng(0)
     tokens, lengths = random.integers(0, 50, (64, 12)), random.integers(3, 10, (64, 1))
     mask = (np.arange(12) < lengths).astype(np.int64)
     weights = []
     for behind in (0, 7):
-        arrays = {"tokens": np.where(mask == 1, tokens, behind).astype(np.int64), "mask": mask}
+        arrays = {"tokens": np.where(mask == 1, tokens, behind).astype(np.int64), "attention_mask": mask}
         found = RepairChannels(Dataset("made up", arrays, None, str(behind))).run(pruned, tmp_path, quiet)  # type: ignore[arg-type]
         weights.append(found.model.module.get_parameter("narrow.weight"))  # type: ignore[union-attr]
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)

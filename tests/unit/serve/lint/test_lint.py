@@ -8,7 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from onnx import helper
 
 from compress.errors import RepositoryError
 from serve.cli.main import main
@@ -17,7 +19,7 @@ from serve.lint.run import lint
 from serve.pack.onnx_reader import read_onnx
 from serve.pack.write import PackOptions, pack
 from tests.lint_corpus import BATCHING, CASES, GROUP, LOGITS, OPENVINO, WARMUP, Case, X, parameter
-from tests.serve_models import four_bit_artifact, hook_file, tiny_artifact
+from tests.serve_models import artifact_of, four_bit_artifact, hook_file, tiny_artifact
 
 SHIPPED = Path(__file__).parents[4] / "model_repository"
 WARMED = "model_warmup {"
@@ -89,6 +91,23 @@ def test_a_triton_elsewhere_may_be_too_old_for_4_bit_weights(tmp_path: Path) -> 
     assert found.severity == "warning"
     assert "tables with 4-bit weights, which ONNX Runtime reads since 1.23" in found.what
     assert "Triton 25.09 or newer" in found.mend
+
+
+def test_a_format_that_is_newer_than_the_operators_decides(tmp_path: Path) -> None:
+    for ir, triton in ((9, "24.03"), (10, "24.05")):
+        weights: dict[str, np.ndarray[Any, Any]] = {
+            "codes": np.zeros((8, 2, 16), np.uint8),
+            "scale": np.ones((8, 2), np.float32),
+        }
+        few = helper.make_node(
+            "MatMulNBits", ["x", "codes", "scale"], ["y"], domain="com.microsoft", K=64, N=8, bits=4, block_size=32
+        )
+        artifact = artifact_of(
+            tmp_path / str(ir), [few], ["x:float32[batch,64]"], ["y:float32[batch,8]"], weights, ir_version=ir
+        )
+        pack(artifact, repository=tmp_path / f"models{ir}", name="few", options=PackOptions(instances=1))
+        (found,) = lint(tmp_path / f"models{ir}", container=True)
+        assert f"Triton {triton} or newer" in found.mend
 
 
 def test_the_shipped_repository_has_no_error(tmp_path: Path) -> None:
