@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from compress.errors import RecipeError
 from compress.formats.checkpoint import save
 from compress.jobs.recipe_file import COMMANDS, read, recipe_text, write
 from compress.options import ExportOptions, OptimizeOptions
+from compress.options.ranges import check_ranges
 from tests.models import mlp
 from tests.unit.compress.formats.test_checkpoint import X
 
@@ -168,3 +170,30 @@ def test_what_has_no_end_is_not_read_to_it(tmp_path: Path) -> None:
         file.truncate(20 << 30)
     with pytest.raises(RecipeError, match="more than"):
         read(sparse)
+
+
+@pytest.mark.parametrize("key", ["checkpoint", "eval", "input"])
+def test_a_name_with_a_nul_in_it_which_no_command_line_can_have_is_refused(tmp_path: Path, key: str) -> None:
+    value = '"a\\u0000b"' if key != "input" else '["x", "a\\u0000b"]'
+    given = {"checkpoint": '"model.pt"', "output": '"out"'} | {key: value}
+    (tmp_path / "r.toml").write_text("".join(f"{name} = {text}\n" for name, text in given.items()))
+    with pytest.raises(RecipeError) as found:
+        read(tmp_path / "r.toml")
+    assert key in found.value.why
+    assert "NUL" in found.value.why
+
+
+def test_a_key_in_so_many_parts_that_it_takes_hours_to_read_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(".".join("a" * 500_000) + " = 1")
+    with pytest.raises(RecipeError, match="recipe") as found:
+        read(tmp_path / "r.toml")
+    assert "dots" in found.value.why
+
+
+@pytest.mark.parametrize("key", ["loader_workers", "devices", "rounds", "workers"])
+def test_more_processes_or_rounds_than_any_machine_has_are_refused_before_the_first_begins(key: str) -> None:
+    kind = OptimizeOptions if key == "workers" else ExportOptions
+    options: Any = kind(output=Path("out"), **{key: 10**9})
+    with pytest.raises(RecipeError) as found:
+        check_ranges(options)
+    assert key.replace("_", "-") in found.value.what
