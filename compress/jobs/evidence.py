@@ -42,7 +42,7 @@ from compress.runtime.measure import onnx_layer_bytes, onnx_work
 from compress.runtime.roofline import Roofline, same_roofs
 from compress.storage.files import command_line
 
-__all__ = ["exported_row", "missed_budgets", "named", "report_of", "rows_before", "unique_names"]
+__all__ = ["exported_row", "missed_budgets", "named", "report_of", "rows_before", "script_of", "unique_names"]
 
 
 def report_of(
@@ -189,7 +189,7 @@ def _rooflines(options: ExportOptions, rows: Mapping[str, Model], watcher: Watch
 
 
 def named(
-    report: Report, checkpoint: Path, options: ExportOptions, searched: OptimizeOptions | None, recipe: Path | None
+    report: Report, checkpoint: Path, options: ExportOptions, searched: OptimizeOptions | None, again: str
 ) -> Report:
     """A report with what was asked for: the flags that had no use, the recipe, and how to run it again.
 
@@ -198,7 +198,7 @@ def named(
         checkpoint: that it started from.
         options: of it.
         searched: the options that the user gave, where a search has made these of them.
-        recipe: the file that they are from, if they are from one.
+        again: of `script_of`.
     """
     asked = searched or options
     page = "" if searched is None else f"../{quote(options.output.name)}.search/search.html"
@@ -207,12 +207,20 @@ def named(
         findings=(*unused(asked), *report.findings),
         searched=page,
         recipe=recipe_text(checkpoint, asked),
-        script=_script(checkpoint, asked, recipe),
+        script=again,
     )
 
 
-def _script(checkpoint: Path, options: CompressOptions, recipe: Path | None) -> str:
-    """reproduce.sh, where there is a command to run again."""
+def script_of(checkpoint: Path, options: CompressOptions, recipe: Path | None) -> str:
+    """reproduce.sh, where there is a command to run again.
+
+    It says which files went in, so it is made as soon as they are open: hours later others may have their names.
+
+    Args:
+        checkpoint: of the run.
+        options: that the user gave.
+        recipe: the file that they are from, if they are from one.
+    """
     if not (command := command_line()):
         return ""
     asked = (options.finetune, options.validation, options.calibration, options.selection, options.eval)

@@ -17,7 +17,7 @@ from compress.evaluate.evaluation import Evaluation, budget_of, evaluation_of
 from compress.evaluate.judge import Budget
 from compress.evaluate.search_result import Proof, SearchResult, Trial
 from compress.formats.checkpoint import signed
-from compress.jobs.evidence import missed_budgets, named, report_of
+from compress.jobs.evidence import missed_budgets, named, report_of, script_of
 from compress.jobs.original import Original, fingerprint_of, original, tried
 from compress.jobs.output import check_output, claimed, replacing, write_artifact
 from compress.jobs.recipe import inputs_of, sources_of, stages_for, with_sizes
@@ -63,7 +63,7 @@ class Prepared:
         budget: of the drop, if one was asked for.
         source: a hash of what goes in, and of the libraries that work on it.
         work: keeps each stage's output.
-        recipe: the file that the options are from, if they are from one.
+        again: reproduce.sh, of the inputs as they were when they were opened.
         searched: the options of the search whose winner this is.
         doubts: warnings of the sensitivity file that pruning goes by.
         cache: keeps outputs for runs with other work folders.
@@ -75,7 +75,7 @@ class Prepared:
     budget: Budget | None
     source: str
     work: Path
-    recipe: Path | None = None
+    again: str = ""
     searched: OptimizeOptions | None = None
     doubts: tuple[str, ...] = ()
     cache: StageCache | None = None
@@ -167,7 +167,8 @@ def export(
     """
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
     with standing(), claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
-        prepared = dataclasses.replace(prepare(checkpoint, options), recipe=recipe, cache=cache)
+        prepared = dataclasses.replace(prepare(checkpoint, options), cache=cache)
+        prepared = dataclasses.replace(prepared, again=script_of(checkpoint, options, recipe))
         return _export(checkpoint, options, prepared, watcher)
 
 
@@ -188,7 +189,7 @@ def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watche
     report, timed = report_of(checkpoint, options, model, first, outcomes, prepared.judged, watcher, prepared.budget)
     said = model.assumed if isinstance(model, TorchModel) else ""
     report = dataclasses.replace(report, findings=(*assumed_of(said), *prepared.doubts, *report.findings))
-    report = named(report, checkpoint, options, prepared.searched, prepared.recipe)
+    report = named(report, checkpoint, options, prepared.searched, prepared.again)
     missed = missed_budgets(options, report.stages, prepared.budget)
     if not missed:
         return write_artifact(final, options.output, report, timed, model.processor), report
@@ -257,6 +258,7 @@ def _optimize(
     asked_for = options
     model = with_sizes(original(checkpoint, options), checkpoint, _data(options))
     said = {dim: size for dim, size in model.signature.sizes.items() if dim not in model.signature.unsaid}
+    again = script_of(checkpoint, asked_for, recipe)
     options = dataclasses.replace(tried(options, model), size=tuple(f"{dim}={size}" for dim, size in said.items()))
     work = _work(options)
     found = search(
@@ -277,7 +279,7 @@ def _optimize(
     prepared = dataclasses.replace(
         prepare(checkpoint, asked, chosen=True),
         budget=budget_of(options, options.max_drop),
-        recipe=recipe,
+        again=again,
         searched=asked_for,
         cache=cache,
     )

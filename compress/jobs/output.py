@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import shlex
 import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -44,7 +46,8 @@ def claimed(output: Path, work: Path | None = None, inputs: Sequence[Path] = ())
         inputs: files and folders that the run reads, the model first.
 
     Raises:
-        ArtifactError: the run would remove what it reads, or the folder that it runs in.
+        ArtifactError: the run would remove what it reads, or the folder that it runs in; or what is kept in the work
+            folder may be another user's word.
         ResourceError: a place can't be written, or another run holds it.
     """
     places = [output] if work is None else [output, work]
@@ -55,6 +58,7 @@ def claimed(output: Path, work: Path | None = None, inputs: Sequence[Path] = ())
         stack.enter_context(locked(_real(output)))
         if work is not None:  # its own folder may be all that can be written
             stack.callback(remove_empty, _reachable(_real(work) / "stage"))
+            _refuse_others(work)
             stack.enter_context(locked(_real(work), inside=True))
         try:
             yield
@@ -104,6 +108,29 @@ def _safe(output: Path, work: Path | None, inputs: Sequence[Path]) -> None:
             why="one is inside the other",
             mend="name folders apart with -o and --work",
         )
+
+
+def _refuse_others(work: Path) -> None:
+    """Refuse a work folder in which another user may have put stages, which this run would take for its own.
+
+    Its default name is known beforehand, and in a folder as /tmp anybody can make one of that name. A folder may be
+    written by this user's own group: where each user has one, folders are made so.
+    """
+    if not (real := _real(work)).is_dir():  # who writes there says so
+        return
+    told = real.stat()
+    own = told.st_uid in (0, os.geteuid()) and work.lstat().st_uid in (0, os.geteuid())
+    open_to = told.st_mode & (stat.S_IWOTH if told.st_gid == os.getegid() else stat.S_IWOTH | stat.S_IWGRP)
+    if own and not open_to:
+        return
+    raise ArtifactError(
+        f"won't keep stages in {work}",
+        why="other users may write there, and what they put in would be taken for an earlier run's"
+        if own
+        else "it belongs to another user, and what is in it would be taken for an earlier run's",
+        mend=(f"chmod go-w {shlex.quote(str(work))}, if nobody else has written there; or n" if own else "n")
+        + "ame a folder of yours with --work",
+    )
 
 
 def _restore(output: Path, old: Path) -> None:

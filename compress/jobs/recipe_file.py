@@ -24,6 +24,7 @@ from compress.vetting.texts import read_text
 __all__ = ["read", "recipe_text", "write"]
 
 MAX_BYTES = 1 << 20
+MAX_DOTS = 10_000  # for a key of many parts Python's parser takes time by their square: some seconds for so many
 COMMANDS = {"export": ExportOptions, "optimize": OptimizeOptions}
 
 
@@ -54,7 +55,7 @@ def read(path: Path) -> tuple[str, Mapping[str, Any]]:
     """
     mend = "write one with --save-config, or see its keys with `compress export --help`"
     try:
-        values = tomllib.loads(read_text(path, MAX_BYTES, named=True))
+        values = tomllib.loads(_vetted(read_text(path, MAX_BYTES, named=True)))
     except tomllib.TOMLDecodeError as err:
         raise RecipeError(f"can't read the recipe {path}", why=f"it is not TOML: {err}", mend=mend) from err
     except (OSError, ValueError, RecursionError) as err:  # numbers of thousands of digits, lists in lists
@@ -68,11 +69,30 @@ def read(path: Path) -> tuple[str, Mapping[str, Any]]:
     if "checkpoint" not in values:
         why = "it has no key `checkpoint`"
         raise RecipeError(f"can't run the recipe {path}", why=why, mend='add checkpoint = "model.pt"')
+    nul = next((name for name, value in values.items() if _has_nul(value)), None)
+    if nul is not None:  # as no command line can have
+        why = f"its {nul!a} holds the character NUL, which ends a name"
+        raise RecipeError(f"can't run the recipe {path}", why=why, mend=f"write {nul!a} without it")
     keys = {name.replace("_", "-"): value for name, value in values.items()}
     if "trust-pickle" in keys:
         print(f"warning: the key trust_pickle of {path} is now named trust", file=sys.stderr)
         keys["trust"] = keys.pop("trust-pickle")
     return command, keys
+
+
+def _vetted(text: str) -> str:
+    """The text of a recipe, as it is.
+
+    Raises:
+        ValueError: it takes long to parse.
+    """
+    if text.count(".") > MAX_DOTS:
+        raise ValueError(f"it has more than {MAX_DOTS:,} dots, which no recipe's keys and names need")
+    return text
+
+
+def _has_nul(value: Any) -> bool:
+    return any(map(_has_nul, value)) if isinstance(value, list) else isinstance(value, str) and "\0" in value
 
 
 def _toml(value: Any) -> str:

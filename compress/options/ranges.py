@@ -11,6 +11,7 @@ from compress.errors import RecipeError
 __all__ = ["check_ranges"]
 
 MOST_THREADS = 1024
+MOST_PROCESSES = 1024
 RANGES: dict[str, tuple[int, int]] = {
     "seed": (0, 2**32 - 1),
     "threads": (1, MOST_THREADS),
@@ -19,6 +20,10 @@ RANGES: dict[str, tuple[int, int]] = {
     "batches": (1, 1 << 20),
     "epochs": (0, 1 << 30),
     "tune_training": (1, 1000),
+    "rounds": (1, 1000),  # each some stages
+    "devices": (1, MOST_PROCESSES),
+    "loader_workers": (0, MOST_PROCESSES),
+    "workers": (1, MOST_PROCESSES),
 }
 
 

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import shlex
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -107,9 +108,13 @@ def locked(place: Path, *, inside: bool = False) -> Iterator[None]:
 def _taken(path: Path, place: Path) -> int:
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         except OSError as err:
             raise cant_write(place, err) from err
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # who holds a pipe would be waited for to say who it is
+            os.close(descriptor)
+            why, mend = f"{path.name}, by which one run at a time writes there, is no file", f"remove {path}"
+            raise ResourceError(f"can't write {place}", why=why, mend=f"{mend}, or name another place with -o")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as err:

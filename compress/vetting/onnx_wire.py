@@ -307,7 +307,10 @@ class _Scan:
         if 13 in found or found.get(14, [0])[0] == 1:
             if kind == STRING or {4, 5, 6, 7, 9, 10, 11} & found.keys():
                 raise OnnxFileError("it holds a tensor that lies both inside and outside of the file")
-            there = self._outside({self._text(pair, 1): self._text(pair, 2) for pair in found.get(13, [])})
+            told_of = [(self._text(pair, 1), self._text(pair, 2)) for pair in found.get(13, [])]
+            if len(dict(told_of)) < len(told_of):  # of which each reader takes one
+                raise OnnxFileError("it holds a tensor that says twice where its bytes are")
+            there = self._outside(dict(told_of))
             if -(-count * BITS[kind] // 8) > there:
                 raise OnnxFileError(f"{told}, where the other file holds {there:,} bytes")
             return

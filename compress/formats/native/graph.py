@@ -20,7 +20,16 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from compress.formats.native.layers import LayerError, clean, layer_of, plain_name, record_of, refuse_changed
+from compress.formats.native.layers import (
+    LayerError,
+    Made,
+    clean,
+    layer_of,
+    plain_name,
+    record_of,
+    refuse_changed,
+    refuse_many,
+)  # fmt: skip
 from compress.formats.native.words import Decoder, GraphError, encode, function_of, methods, name_of
 from compress.formats.pickles.names import Instance
 from compress.vetting.calls.growth import Growth, GrowthError
@@ -138,7 +147,8 @@ def from_data(data: Mapping[str, Any]) -> fx.GraphModule:
 def _root(data: Mapping[str, Any]) -> nn.Module:
     """The layers and the free tensors, under their names."""
     root = nn.Module()
-    made: dict[int, nn.Module] = {}
+    made: Made = {}
+    reached = 0
     met: dict[int, Any] = {}
     for kind in ("modules", "parameters", "buffers"):
         table = data.get(kind)
@@ -148,7 +158,10 @@ def _root(data: Mapping[str, Any]) -> nn.Module:
         for path, value in table.items():
             try:
                 if kind == "modules":
-                    _put(root, path, layer_of(_record(value, met), made))
+                    record = _record(value, met)
+                    layer = layer_of(record, made)
+                    refuse_many(reached := reached + made[id(record)][1])
+                    _put(root, path, layer)
                 else:
                     _put(root, path, _free(value, met, shared, parameter=kind == "parameters"))
             except (GraphError, LayerError, KeyError) as err:

@@ -24,9 +24,11 @@ from compress.formats.native.layer_classes import CLASSES, CONTAINERS
 from compress.formats.native.plain_values import plain, shown
 from compress.formats.pickles.names import Global, Instance
 
-__all__ = ["LayerError", "clean", "layer_of", "plain_name", "record_of", "refuse_changed"]
+__all__ = ["LayerError", "Made", "clean", "layer_of", "plain_name", "record_of", "refuse_changed", "refuse_many"]
 
 Record = dict[str, Any]
+Made = dict[int, tuple[nn.Module, int]]
+"""By a record's id, its layer, and how many layers are reached through it, each as often as it is used."""
 
 _ACTIVATIONS = {"torch.nn.functional.relu": "relu", "torch.nn.functional.gelu": "gelu", "torch._C._nn.gelu": "gelu"}
 
@@ -37,6 +39,7 @@ _RECURRENT = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", 
 _DERIVED = {"activation", "_flat_weights", "_flat_weight_refs"}
 _WORD = re.compile(r"(?!__)[A-Za-z0-9_]{1,100}")
 _DEPTH = 32
+_REACHED = 100_000  # a layer that stands eight times in one that stands eight times in… is called 8^30 times
 _RESERVED = set(dir(nn.Module())) | {"graph", "meta", "code"}
 
 
@@ -127,25 +130,37 @@ def _torchs(hook: Any) -> bool:
     return str(getattr(hook, "__module__", "")).partition(".")[0] in ("torch", "compress")
 
 
-def layer_of(record: Any, made: dict[int, nn.Module] | None = None, depth: int = 0) -> nn.Module:
+def refuse_many(reached: int) -> None:
+    """Refuse so many layers, of which torch goes through each as often as it is used.
+
+    Raises:
+        LayerError: there are more than a model has.
+    """
+    if reached > _REACHED:
+        raise LayerError(f"it has more than {_REACHED:,} layers, each counted as often as it is used")
+
+
+def layer_of(record: Any, made: Made | None = None, depth: int = 0) -> nn.Module:
     """Make a layer.
 
     Args:
         record: what `record_of` gives, or a file that says it is that.
-        made: by id of their records, those made before: a layer that is used twice stays one.
+        made: those made before: a layer that is used twice stays one.
 
     Raises:
-        LayerError: it describes no layer of torch.nn, or its tensors don't fit.
+        LayerError: it describes no layer of torch.nn, its tensors don't fit, or too many layers are in it.
     """
     made = {} if made is None else made
     if id(record) in made:
-        return made[id(record)]
+        return made[id(record)][0]
     if type(record) is not dict or depth > _DEPTH:
         raise LayerError("it holds what is no description of a layer")
     name, children = record.get("class"), _mapping(record, "children")
     inner = {
         plain_name(key): None if child is None else layer_of(child, made, depth + 1) for key, child in children.items()
     }
+    reached = 1 + sum(made[id(child)][1] for child in children.values() if child is not None)
+    refuse_many(reached)
     parameters, buffers = _mapping(record, "parameters"), _mapping(record, "buffers")
     if type(name) is str and name in CONTAINERS:
         layer = CONTAINERS[name]()
@@ -172,7 +187,7 @@ def layer_of(record: Any, made: dict[int, nn.Module] | None = None, depth: int =
                 raise LayerError(f"the {kind} {shown(key)} of a {name} of it does not fit its sizes")
             if value is not None:
                 _put(layer, key, value, kind)
-    made[id(record)] = layer
+    made[id(record)] = layer, reached
     return layer
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from compress.formats.native.graph import GraphError, from_data
 from compress.formats.native.layer_classes import CLASSES
 from compress.formats.native.layers import LayerError, layer_of, record_of
 from compress.formats.pickles.read import unpickle
@@ -220,3 +221,23 @@ def test_a_description_is_plain_data() -> None:
     record = record_of(made(lambda: nn.Transformer(8, 2, 1, 1, 16)), {})
     assert plain(record)
     assert pickle.loads(pickle.dumps(record)).keys() == record.keys()  # noqa: S301  our own
+
+
+def test_a_layer_that_stands_in_itself_many_times_over_is_refused_by_how_often_it_is_reached() -> None:
+    """A description of some hundred bytes a level: eight times in one that stands eight times in the next."""
+    record: dict[str, Any] = record_of(nn.ReLU(), {})
+    for _ in range(30):
+        children = dict.fromkeys("abcdefgh", record)
+        record = {"class": "Sequential", "parameters": {}, "buffers": {}, "children": children}
+    with pytest.raises(LayerError, match="more than 100,000 layers"):
+        layer_of(record)
+
+
+def test_so_is_a_graph_that_has_many_such_layers_side_by_side() -> None:
+    record: dict[str, Any] = record_of(nn.ReLU(), {})
+    for _ in range(5):
+        children = dict.fromkeys("abcdefgh", record)
+        record = {"class": "Sequential", "parameters": {}, "buffers": {}, "children": children}
+    graph = {"nodes": [], "modules": {f"a{at}": record for at in range(3)}, "parameters": {}, "buffers": {}}
+    with pytest.raises(GraphError, match="more than 100,000 layers"):
+        from_data(graph)

@@ -503,3 +503,50 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (out / "artifact.json").read_text() == "1"
     check_output(out)
     assert tree(tmp_path) == ["out", "out/artifact.json"]
+
+
+@pytest.mark.parametrize("how", ["open to all", "of a group", "another's", "another's link"])
+def test_a_work_folder_that_others_may_have_filled_is_not_gone_on_with(
+    here: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    """In a folder as /tmp anybody can put one there first, by the name that is known beforehand."""
+    work = here / "new.work"
+    work.mkdir()
+    if how == "open to all":
+        work.chmod(0o777)
+    else:
+        if os.geteuid():
+            pytest.skip("only root can give a file away")
+        if how == "of a group":
+            os.chown(work, -1, os.getegid() + 12345)
+            work.chmod(0o775)
+        elif how == "another's":
+            os.chown(work, 65534, -1)
+        else:
+            work.rename(here / "elsewhere")
+            work.symlink_to("elsewhere")
+            os.lchown(work, 65534, -1)
+    lines = said(capsys, "export", "model.pt", "-o", "new")
+    assert "won't keep stages in new.work" in lines[0]
+    assert "earlier run's" in lines[1]
+    assert "--work" in lines[2]
+    assert not (here / "new").exists()
+    assert not halves(here)
+    assert not list(work.iterdir())
+
+
+def test_one_that_this_users_own_group_may_write_is(here: Path) -> None:
+    """Where each user has a group, folders are made so."""
+    work = here / "new.work"
+    work.mkdir()
+    work.chmod(0o775)
+    with claimed(here / "new", work):
+        pass
+
+
+def test_a_pipe_in_the_place_of_a_lock_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "out.lock")
+    with pytest.raises(ResourceError, match="can't write") as found, locked(tmp_path / "out"):
+        pass
+    assert "no file" in found.value.why
+    assert (tmp_path / "out.lock").exists(), "it is not ours to remove"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,8 +17,11 @@ from compress.artifact import sha256_of
 from compress.cli import main
 from compress.errors import RecipeError
 from compress.formats.checkpoint import save
+from compress.jobs.export import Silent, export
 from compress.jobs.recipe_file import COMMANDS, read, recipe_text, write
 from compress.options import ExportOptions, OptimizeOptions
+from compress.options.ranges import check_ranges
+from compress.stage import Progress
 from tests.models import mlp
 from tests.unit.compress.formats.test_checkpoint import X
 
@@ -168,3 +172,54 @@ def test_what_has_no_end_is_not_read_to_it(tmp_path: Path) -> None:
         file.truncate(20 << 30)
     with pytest.raises(RecipeError, match="more than"):
         read(sparse)
+
+
+@pytest.mark.parametrize("key", ["checkpoint", "eval", "input"])
+def test_a_name_with_a_nul_in_it_which_no_command_line_can_have_is_refused(tmp_path: Path, key: str) -> None:
+    value = '"a\\u0000b"' if key != "input" else '["x", "a\\u0000b"]'
+    given = {"checkpoint": '"model.pt"', "output": '"out"'} | {key: value}
+    (tmp_path / "r.toml").write_text("".join(f"{name} = {text}\n" for name, text in given.items()))
+    with pytest.raises(RecipeError) as found:
+        read(tmp_path / "r.toml")
+    assert key in found.value.why
+    assert "NUL" in found.value.why
+
+
+def test_a_key_in_so_many_parts_that_it_takes_hours_to_read_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(".".join("a" * 500_000) + " = 1")
+    with pytest.raises(RecipeError, match="recipe") as found:
+        read(tmp_path / "r.toml")
+    assert "dots" in found.value.why
+
+
+@pytest.mark.parametrize("key", ["loader_workers", "devices", "rounds", "workers"])
+def test_more_processes_or_rounds_than_any_machine_has_are_refused_before_the_first_begins(key: str) -> None:
+    kind: Any = OptimizeOptions if key == "workers" else ExportOptions
+    given = {"eval": "eval.npz"} if key == "workers" else {}
+    options = kind(output=Path("out"), **given, **{key: 10**9})
+    with pytest.raises(RecipeError) as found:
+        check_ranges(options)
+    assert key.replace("_", "-") in found.value.what
+
+
+def test_reproduce_sh_tells_of_the_file_that_was_read_not_of_one_that_took_its_name_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training may go on beside, and keep its newest checkpoint under the same name."""
+    save(mlp(), tmp_path / "model.pt", inputs=X)
+    save(mlp(), tmp_path / "newer.pt", inputs=X)
+    read_then, newer = (sha256_of(tmp_path / name) for name in ("model.pt", "newer.pt"))
+    assert read_then != newer
+
+    class Replacing(Silent):
+        def started(self, stage: str) -> Progress:
+            if (tmp_path / "newer.pt").exists():
+                (tmp_path / "newer.pt").replace(tmp_path / "model.pt")
+            return super().started(stage)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["compress", "export", "model.pt", "-o", "out"])
+    export(Path("model.pt"), ExportOptions(output=Path("out")), watcher=Replacing())
+    text = (tmp_path / "out" / "reproduce.sh").read_text()
+    assert sha256_of(tmp_path / "model.pt") == newer
+    assert f"same {read_then} model.pt\n" in text

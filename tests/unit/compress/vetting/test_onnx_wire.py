@@ -73,6 +73,19 @@ def test_weights_beside_the_file_pass(tmp_path: Path) -> None:
     vet_onnx_bytes(made.SerializeToString(), tmp_path)
 
 
+@pytest.mark.parametrize("again", ["location", "offset", "length"])
+def test_a_tensor_that_says_twice_where_its_bytes_are_is_refused(tmp_path: Path, again: str) -> None:
+    """Readers take the one or the other."""
+    made = model()
+    (tmp_path / "real").write_bytes(bytes(64))
+    outside("real", offset="0", length="64")(made, tmp_path)
+    vet_onnx_bytes(made.SerializeToString(), tmp_path)
+    entries = made.graph.initializer[0].external_data
+    entries.add().CopyFrom(next(entry for entry in entries if entry.key == again))
+    with pytest.raises(OnnxFileError, match="says twice"):
+        vet_onnx_bytes(made.SerializeToString(), tmp_path)
+
+
 def test_a_link_inside_the_folder_passes_and_one_out_of_it_does_not(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
