@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
@@ -26,6 +27,11 @@ class Slot:
     """What a turn says of its sequence."""
 
     waits: bool
+    begins: bool = False
+    told: list[Callable[[], None]] = field(default_factory=list)
+
+    def on_wait(self, then: Callable[[], None]) -> None:
+        self.told.append(then)
 
 
 def places(patience_s: float = 60.0, **models: int) -> Places:
@@ -189,7 +195,7 @@ async def test_answers_tell_how_busy_a_model_is_where_nothing_else_takes_time(
 ) -> None:
     all_ = places()
     told: list[float | None] = []
-    monkeypatch.setattr(all_.gate.places("m"), "leave", lambda s, size=0, who="": told.append(s))
+    monkeypatch.setattr(all_.gate.places("m"), "leave", lambda s, *_: told.append(s))
     stream = Placed(all_, "alice")
     await enter(stream, waits=False if how == "sequence" else None, decoupled=how == "decoupled" or None)
     if how == "goes on":
@@ -204,7 +210,7 @@ async def test_answers_tell_how_busy_a_model_is_where_nothing_else_takes_time(
 async def test_an_answer_behind_another_models_tells_nothing_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     all_ = places(other=LIMIT)
     told: list[float | None] = []
-    monkeypatch.setattr(all_.gate.places("other"), "leave", lambda s, size=0, who="": told.append(s))
+    monkeypatch.setattr(all_.gate.places("other"), "leave", lambda s, *_: told.append(s))
     stream = Placed(all_, "alice")
     await enter(stream)
     await enter(stream, "other")
