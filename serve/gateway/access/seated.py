@@ -2,8 +2,8 @@
 
 One that begins a sequence while a slot is free has a place like any other, and counts for its key. But a free slot may
 be another's by the time that Triton has the request: of a sequence whose first request was quicker, or that came by
-another gateway. Then it waits there for what others do, and perhaps for the end of a sequence that needs a place itself.
-So it gives its place back, and says nothing of what its key's requests take, from when all slots are known to be
+another gateway. Then it waits there for what others do, perhaps for the end of a sequence that needs a place itself. So
+it gives its place back, and says nothing of what its key's requests take, from when all slots are known to be
 others', or when it has waited longer than an answer would need.
 
 One whose sequence has a slot is waited for: it waits for a place as long as its client does.
