@@ -114,7 +114,7 @@ class _Sequence:
         ending: whether it is being ended.
         lacks: whether it was begun while all slots were taken, and its key had less than its share.
         has_slot: whether a slot was free as it was begun, which Triton gives it at once, as far as is known.
-        told: called once it is known that it has none.
+        told: called once it is known that it has none, for each of its requests.
     """
 
     who: str
@@ -128,13 +128,13 @@ class _Sequence:
     ending: bool = False
     lacks: bool = False
     has_slot: bool = False
-    told: list[Callable[[], None]] = field(default_factory=list)
+    told: dict[Turn, Callable[[], None]] = field(default_factory=dict)
 
     def lose(self) -> None:
         """The slot that looked free for it is another's: it waits for the next."""
         self.has_slot = False
-        told, self.told = self.told, []
-        for each in told:
+        told, self.told = self.told, {}
+        for each in told.values():
             each()
 
 
@@ -178,8 +178,8 @@ class _Shared:
 
     def sends(self, sequence: _Sequence) -> None:
         """The first request of one is sent: it takes a slot that looked free for one that is not sent yet."""
-        sequence.begun = True
-        if sequence.waits and not sequence.has_slot:
+        before, sequence.begun = sequence.begun, True
+        if sequence.waits and not (before or sequence.has_slot):
             unsent = (each for each in self.sequences.values() if each.has_slot and each.waits and not each.begun)
             if (found := next(unsent, None)) is not None:
                 sequence.has_slot = True
@@ -249,11 +249,11 @@ class Turn:
         return found is not None and not found.waits and (self._asked.end or found.flying == 1)
 
     def on_wait(self, then: Callable[[], None]) -> None:
-        """Call this once it is known that its sequence waits for its slot, though one looked free for it."""
+        """Call this once it is known that its sequence waits for its slot, though one looked free; not once it left."""
         if self.waits:
             then()
         elif self._sequence is not None and self._sequence.waits:
-            self._sequence.told.append(then)
+            self._sequence.told[self] = then
 
     def sends(self) -> None:
         """From here on Triton may know of it."""
@@ -276,6 +276,7 @@ class Turn:
                 self._shared.answered(now)
             return
         found.flying -= 1
+        found.told.pop(self, None)
         if status is not None:
             found.heard = now
         if found.ending or sequences.get(found.id) is not found:
@@ -287,7 +288,6 @@ class Turn:
             if asked.end:
                 del sequences[found.id]
             elif began:
-                found.told.clear()
                 self._shared.answered(now)
             return
         if status is not None and asked.start:  # it was refused

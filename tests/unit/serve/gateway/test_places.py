@@ -152,6 +152,30 @@ async def test_what_waits_behind_a_sequences_messages_has_a_place_when_they_have
     assert all_.gate.places("m").shed == 0
 
 
+@pytest.mark.parametrize("known", ["told", "after a while"])
+@in_loop
+async def test_one_that_begins_and_waits_for_its_slot_all_the_same_gives_its_place_back(known: str) -> None:
+    """It found a slot free, which was another's: its wait says nothing of its key, nor keeps what ends another out."""
+    all_ = places()
+    of_model = all_.gate.places("m")
+    stream, slot = Placed(all_, "alice"), Slot(waits=False, begins=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serve.gateway.grpc.placed.SLOT_S", 0.05 if known == "after a while" else 60.0)
+        identity = all_.gate.keys.identify({})
+        await stream.enter(identity, "m", 100, cast(Turn, slot), of_sequence=True, decoupled=False)
+    assert of_model.in_flight == 1
+    if known == "told":
+        for each in slot.told:
+            each()
+    while of_model.in_flight:  # noqa: ASYNC110 - what is waited for is no event
+        await asyncio.sleep(0.01)
+    account = of_model.fairness.of("", 5, of_model.now)
+    assert (account.answers, account.in_flight) == (0, 0)
+    stream.answered("m", good=True)
+    assert of_model.in_flight == 0
+    assert not all_._lines
+
+
 @in_loop
 async def test_what_waits_for_its_slot_has_no_place_and_counts_apart() -> None:
     all_ = places()

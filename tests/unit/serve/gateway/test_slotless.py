@@ -167,6 +167,27 @@ async def test_one_whose_slot_was_another_s_gives_its_place_back_and_says_nothin
 
 
 @in_loop
+async def test_one_that_is_not_answered_for_long_gives_its_place_back_for_what_it_may_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of sequences of another gateway, which may have the slots, nothing is known."""
+    monkeypatch.setattr("serve.gateway.access.seated.SLOT_S", 0.05)
+    world = World()
+    turn = world.turn("alice", 1, start=True)
+    place = world.stand("alice", turn)
+    assert world.places.in_flight == 1
+    while not world.gate.waiting.counts:  # noqa: ASYNC110 - what is waited for is no event
+        await asyncio.sleep(0.01)
+    place.leave(60.0)
+    turn.leave(200)
+    assert not world.gate.waiting.counts
+    runs = world.stand("alice", world.turn("alice", 1))
+    await asyncio.sleep(0.1)
+    assert world.places.in_flight == 1, "one of a sequence that has its slot keeps it"
+    runs.leave(0.1)
+
+
+@in_loop
 async def test_a_slot_that_looked_free_is_whose_first_request_is_sent_first() -> None:
     """One that waits for its place of the model among others has not been sent."""
     world = World(slots=1)
