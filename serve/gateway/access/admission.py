@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve.gateway.access.fairness import Fairness, Work
-from serve.gateway.access.left_behind import once_through
+from serve.gateway.access.left_behind import any_answered, once_through
 from serve.gateway.access.memory import Share
 from serve.gateway.access.queues import Queues, Waiter
 from serve.gateway.errors import OverloadedError
@@ -140,6 +140,11 @@ class Admission:
         self._peak = self.in_flight
         if self.beside is not None:
             self.beside.met = False
+
+    @property
+    def now(self) -> float:
+        """By the clock of these places."""
+        return self._clock()
 
     @property
     def waiting(self) -> int:
@@ -281,7 +286,7 @@ class Admission:
             await waiter.place
         except asyncio.CancelledError:
             if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
-                self._take_back(who)  # the place came too late for us
+                self.take_back(who)  # the place came too late for us
             elif waiter.place.cancelled():
                 self._queues.drop(waiter)
             raise
@@ -289,7 +294,7 @@ class Admission:
             if timer is not None:
                 timer.cancel()
 
-    def leave(self, seconds: float | None, size: int = 0, who: str = "") -> None:
+    def leave(self, seconds: float | None, size: int = 0, who: str = "", begun: float = -math.inf) -> None:
         """Give a place back.
 
         Args:
@@ -297,10 +302,11 @@ class Admission:
                 nothing of its load.
             size: of the request, in bytes.
             who: the key that had it.
+            begun: when it was taken, on the clock of these places; else it counts as the key's oldest.
         """
         if seconds is not None and (not who or self.fairness.is_usual(who)):
             self._learn(seconds, size.bit_length(), who)
-        if who and (work := self._work_of(who)) is not None:
+        if who and (work := self._work_of(who, begun)) is not None:
             work.fairness.end(work, size, self._clock())
         self._free()
 
@@ -328,10 +334,7 @@ class Admission:
             held.hold(size)
 
         def over() -> None:
-            answered = any(
-                not (each.cancelled() or each.exception() is not None or each.result() is False) for each in ended
-            )
-            self.leave(time.monotonic() - started if answered else None, size, who)
+            self.leave(time.monotonic() - started if any_answered(ended) else None, size, who)
             if held is not None:
                 held.close()
 
@@ -424,9 +427,14 @@ class Admission:
             del self._works[who]
         return found
 
-    def _take_back(self, who: str) -> None:
-        """Of what a key has just begun, nothing was sent."""
-        if who and (work := self._work_of(who, math.inf)) is not None:
+    def take_back(self, who: str, begun: float = math.inf) -> None:
+        """Give a place back as if it had not been taken: nothing was sent, or what was waits for other than the model.
+
+        Args:
+            who: the key that has it.
+            begun: as of `leave`; else it is the key's newest.
+        """
+        if who and (work := self._work_of(who, begun)) is not None:
             work.fairness.undo(work)
         self._free()
 

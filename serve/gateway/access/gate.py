@@ -11,10 +11,11 @@ from compress.errors import ServerError
 from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.asides import Asides
 from serve.gateway.access.families import Families
-from serve.gateway.access.identity import KeyRing
+from serve.gateway.access.identity import Identity, KeyRing
 from serve.gateway.access.lists import Lists
 from serve.gateway.access.loop_time import LoopTime
 from serve.gateway.access.memory import Memory
+from serve.gateway.access.seated import Seated
 from serve.gateway.access.slotless import Slotless, Waiting
 from serve.gateway.access.slots import Slots, Turn
 from serve.gateway.health.incidents import Incidents
@@ -84,13 +85,31 @@ class Gate:
             found = self._lists[places] = Lists(places)
         return found
 
-    def among(self, model: str, who: str, turn: Turn | None) -> Admission | Slotless:
+    def among(self, model: str, who: str, turn: Turn | None) -> Admission | Seated | Slotless:
         """Where a request of a key stands while it is with a model: in one of its places, or beside them.
 
         Args:
             turn: of a request of a sequence.
         """
-        return self.waiting.of(model, who) if turn is not None and turn.waits else self.places(model)
+        if turn is None:
+            return self.places(model)
+        beside = self.waiting.of(model, who)
+        return beside if turn.waits else Seated(self.places(model), beside, turn)
+
+    def check(self, model: str, identity: Identity, patience_s: float, models: Collection[str]) -> None:
+        """Raises OverloadedError where a request that came now would wait too long; for those not yet read.
+
+        Those of a key may be of a sequence that has a slot, for which others wait.
+
+        Args:
+            model: that is asked.
+            identity: of who asks.
+            patience_s: how long the client would wait for a place at most, in seconds.
+            models: that may answer for it.
+        """
+        places, who = self.places(model), identity.id
+        if not places.free_for(who, identity.priority) and not self.slots.holds(models, who):
+            places.check(identity.priority, patience_s, who)
 
     def lease(self) -> Lease:
         """What a request will hold of its models, where these come and go; to be closed."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["once_through"]
+__all__ = ["any_answered", "once_through"]
 
 
 def once_through(ended: Sequence[asyncio.Future[Any]], then: Callable[[], None]) -> None:
@@ -21,3 +21,8 @@ def once_through(ended: Sequence[asyncio.Future[Any]], then: Callable[[], None])
 
     for each in ended:
         each.add_done_callback(over)
+
+
+def any_answered(ended: Sequence[asyncio.Future[Any]]) -> bool:
+    """Of those that are done, whether the server answered one: True, or with an answer."""
+    return any(not (each.cancelled() or each.exception() is not None or each.result() is False) for each in ended)

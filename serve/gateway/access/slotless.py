@@ -49,8 +49,12 @@ class Slotless:
                 why=f"{MOST_WAITING} of them wait for slots of {self._whose[0]!r}",
                 mend="end the sequences that are done (sequence_end), and wait for the first answer of one that begins",
             )
-        self._counts[self._whose] += 1
+        self.stand()
         return True
+
+    def stand(self) -> None:
+        """One is here that has been elsewhere, however many there are."""
+        self._counts[self._whose] += 1
 
     async def enter(self, _priority: int, _patience_s: float, _who: str = "") -> None:
         """Nothing is waited for; see `try_enter`."""

@@ -16,7 +16,7 @@ import itertools
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -113,7 +113,8 @@ class _Sequence:
         begun: whether that one was sent, so that it may have a slot, or get one yet.
         ending: whether it is being ended.
         lacks: whether it was begun while all slots were taken, and its key had less than its share.
-        has_slot: whether a slot was free as it was begun, which Triton gives it at once.
+        has_slot: whether a slot was free as it was begun, which Triton gives it at once, as far as is known.
+        told: called once it is known that it has none, for each of its requests.
     """
 
     who: str
@@ -127,6 +128,14 @@ class _Sequence:
     ending: bool = False
     lacks: bool = False
     has_slot: bool = False
+    told: dict[Turn, Callable[[], None]] = field(default_factory=dict)
+
+    def lose(self) -> None:
+        """The slot that looked free for it is another's: it waits for the next."""
+        self.has_slot = False
+        told, self.told = self.told, {}
+        for each in told.values():
+            each()
 
 
 @dataclass(slots=True)
@@ -166,6 +175,25 @@ class _Shared:
         lacks = not free and held[who] < share
         found = self.sequences[id_] = _Sequence(who, id_, target, now, now, lacks=lacks, has_slot=free)
         return found
+
+    def sends(self, sequence: _Sequence) -> None:
+        """The first request of one is sent: it takes a slot that looked free for one that is not sent yet."""
+        before, sequence.begun = sequence.begun, True
+        if sequence.waits and not (before or sequence.has_slot):
+            unsent = (each for each in self.sequences.values() if each.has_slot and each.waits and not each.begun)
+            if (found := next(unsent, None)) is not None:
+                sequence.has_slot = True
+                found.lose()
+
+    def answered(self, now: float) -> None:
+        """One more has its slot: if all are known to be held, what is not answered has none, whatever looked free."""
+        if sum(not each.waits for each in self.sequences.values()) < self.batcher.slots:
+            return
+        self.prune(now)
+        if sum(not each.waits for each in self.sequences.values()) >= self.batcher.slots:
+            for each in [*self.sequences.values()]:
+                if each.waits and each.has_slot:
+                    each.lose()
 
     def keep(self, who: str, now: float, seconds: float) -> None:
         """Keep its share for a key: it is not shortened by that."""
@@ -209,10 +237,28 @@ class Turn:
         """Whether its sequence has no slot yet, as far as is known."""
         return self._sequence is not None and self._sequence.waits and not self._sequence.has_slot
 
+    @property
+    def begins(self) -> bool:
+        """Whether its sequence was not answered yet, so that it may wait for its slot, whatever is known."""
+        return self._sequence is not None and self._sequence.waits
+
+    @property
+    def patient(self) -> bool:
+        """Whether others may wait for it: its sequence has a slot, and it ends that, or is the only one of it."""
+        found = self._sequence
+        return found is not None and not found.waits and (self._asked.end or found.flying == 1)
+
+    def on_wait(self, then: Callable[[], None]) -> None:
+        """Call this once it is known that its sequence waits for its slot, though one looked free; not once it left."""
+        if self.waits:
+            then()
+        elif self._sequence is not None and self._sequence.waits:
+            self._sequence.told[self] = then
+
     def sends(self) -> None:
         """From here on Triton may know of it."""
         if self._sequence is not None and self._asked.start:
-            self._sequence.begun = True
+            self._shared.sends(self._sequence)
 
     def leave(self, status: int | None) -> None:
         """It is over.
@@ -227,8 +273,10 @@ class Turn:
             if holds and not asked.end and asked.sent not in sequences:
                 who, target = self._whose
                 sequences[asked.sent] = _Sequence(who, asked.sent, target, now, now, waits=False)
+                self._shared.answered(now)
             return
         found.flying -= 1
+        found.told.pop(self, None)
         if status is not None:
             found.heard = now
         if found.ending or sequences.get(found.id) is not found:
@@ -236,9 +284,11 @@ class Turn:
         if holds:
             if found.waits and found.lacks:
                 self._shared.keep(found.who, now, KEPT_WAITS * (now - found.since))
-            found.waits = False
+            began, found.waits = found.waits, False
             if asked.end:
                 del sequences[found.id]
+            elif began:
+                self._shared.answered(now)
             return
         if status is not None and asked.start:  # it was refused
             found.begun = False
@@ -303,6 +353,14 @@ class Slots:
                 shared.ended.pop(id_, None)
                 self._look_later(shared, found)
         return Turn(self, shared, found, (who, target), sequence)
+
+    def holds(self, models: Collection[str], who: str) -> bool:
+        """Whether a key has a sequence with a slot of one of these models, for which others may wait."""
+        return any(
+            each.who == who and not each.waits and each.target.model in models
+            for shared in self._shared.values()
+            for each in shared.sequences.values()
+        )
 
     def _forget_idle(self, now: float) -> None:
         """Without batchers that have no sequence, as those of versions that are gone."""

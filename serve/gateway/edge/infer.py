@@ -146,8 +146,8 @@ class InferEndpoint:
         timeout = read.get(TIMEOUT_HEADER)
         patience = patience_s(timeout, settings.timeout_s)
         deadline = time.monotonic() + patience
-        self._gate.places(model).check(identity.priority, patience, identity.id)
         release = self._releases.get(model) if version is None else None
+        self._gate.check(model, identity, patience, models_of(model, release))
         body: bytes | GrowingBody | None = None
         if (
             header_length is not None

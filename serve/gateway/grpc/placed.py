@@ -6,8 +6,10 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 from serve.gateway.access.identity import Identity
+from serve.gateway.access.seated import SLOT_S
 from serve.gateway.access.slots import Turn
 from serve.gateway.errors import ClientGoneError
 from serve.gateway.grpc.places import Place, Places
@@ -67,7 +69,8 @@ class Placed:
         Args:
             size: of the message, in bytes.
             turn: as of `Places.enter`.
-            of_sequence: whether it is one of a sequence: its place is given back after the time-out at the latest.
+            of_sequence: whether it is one of a sequence: its place is given back after the time-out at the latest. One
+                that begins it gives it back as soon as others are known to have all slots, or after SLOT_S.
             decoupled: whether the model is; None where that is not known.
             beside: is told of it, while it is with Triton.
 
@@ -83,7 +86,11 @@ class Placed:
         tells = not of_sequence and all(each.model == model for each in self._messages)
         timer = None
         if of_sequence:
-            timer = asyncio.get_running_loop().call_later(self._places.patience_s, place.set_apart)
+            apart, seconds = place.set_apart, self._places.patience_s
+            if turn is not None and turn.begins:  # its slot may be another's by now
+                apart, seconds = partial(place.set_apart, counts=False), min(SLOT_S, seconds)
+                turn.on_wait(apart)
+            timer = asyncio.get_running_loop().call_later(seconds, apart)
         self._decoupled = self._decoupled or bool(decoupled)
         if beside is not None:
             beside.enter(identity.id)

@@ -11,6 +11,7 @@ it waits for a message that ends another sequence, perhaps one behind it. It has
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -94,7 +95,7 @@ class Places:
         line = self._line(caller, places, slotless)
         if line.free(_most(places, slotless)) and (slotless or places.try_enter(identity.id, identity.priority)):
             line.held += 1
-            return Place(self, caller, identity.id, places, slotless)
+            return Place(self, caller, identity.id, places, slotless, turn is not None)
         self._forget(caller, places, slotless)
         return None
 
@@ -117,14 +118,13 @@ class Places:
                 await self._join(caller, places, slotless)
         except TimeoutError:
             raise places.late() from None
-        place = Place(self, caller, identity.id, places, slotless)
         if not slotless:
             try:
                 await places.enter(identity.priority, until - time.monotonic(), identity.id, patient=True)
             except BaseException:
                 self.leave(caller, places, slotless)
                 raise
-        return place
+        return Place(self, caller, identity.id, places, slotless, turn is not None)
 
     async def _join(self, caller: str, places: Admission, slotless: bool) -> None:
         line = self._line(caller, places, slotless)
@@ -154,25 +154,39 @@ class Places:
 class Place:
     """One of them, or what counts in its stead while a sequence waits for its slot."""
 
-    def __init__(self, all_: Places, caller: str, who: str, places: Admission, slotless: bool) -> None:
+    def __init__(
+        self, all_: Places, caller: str, who: str, places: Admission, slotless: bool, of_sequence: bool
+    ) -> None:
         self._all = all_
         self._caller = caller
         self._who = who
         self._places = places
         self._slotless = slotless
+        self._of_sequence = of_sequence
+        self._begun = places.now
+        self._over = False
 
-    def set_apart(self) -> None:
-        """Give the place to others, though the server still has the message."""
-        if not self._slotless:
-            self._slotless = True
-            self._all.set_apart(self._caller, self._places)
-            self._places.leave(None, who=self._who)
+    def set_apart(self, *, counts: bool = True) -> None:
+        """Give the place to others, though the server still has the message.
+
+        Args:
+            counts: whether its time so far was the model's, for all that is known; else it waits for its slot.
+        """
+        if self._slotless or self._over:
+            return
+        self._slotless = True
+        self._all.set_apart(self._caller, self._places)
+        if counts:
+            self._places.leave(None, who=self._who, begun=self._begun)
+        else:
+            self._places.take_back(self._who, self._begun)
 
     def leave(self, seconds: float | None, size: int = 0) -> None:
         """The message is over; arguments as for `Admission.leave`."""
+        self._over = True
         self._all.leave(self._caller, self._places, self._slotless)
         if not self._slotless:
-            self._places.leave(seconds, size, self._who)
+            self._places.leave(seconds, size, self._who, self._begun if self._of_sequence else -math.inf)
 
 
 def _most(places: Admission, slotless: bool) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
@@ -26,6 +27,11 @@ class Slot:
     """What a turn says of its sequence."""
 
     waits: bool
+    begins: bool = False
+    told: list[Callable[[], None]] = field(default_factory=list)
+
+    def on_wait(self, then: Callable[[], None]) -> None:
+        self.told.append(then)
 
 
 def places(patience_s: float = 60.0, **models: int) -> Places:
@@ -146,6 +152,30 @@ async def test_what_waits_behind_a_sequences_messages_has_a_place_when_they_have
     assert all_.gate.places("m").shed == 0
 
 
+@pytest.mark.parametrize("known", ["told", "after a while"])
+@in_loop
+async def test_one_that_begins_and_waits_for_its_slot_all_the_same_gives_its_place_back(known: str) -> None:
+    """It found a slot free, which was another's: its wait says nothing of its key, nor keeps what ends another out."""
+    all_ = places()
+    of_model = all_.gate.places("m")
+    stream, slot = Placed(all_, "alice"), Slot(waits=False, begins=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serve.gateway.grpc.placed.SLOT_S", 0.05 if known == "after a while" else 60.0)
+        identity = all_.gate.keys.identify({})
+        await stream.enter(identity, "m", 100, cast(Turn, slot), of_sequence=True, decoupled=False)
+    assert of_model.in_flight == 1
+    if known == "told":
+        for each in slot.told:
+            each()
+    while of_model.in_flight:  # noqa: ASYNC110 - what is waited for is no event
+        await asyncio.sleep(0.01)
+    account = of_model.fairness.of("", 5, of_model.now)
+    assert (account.answers, account.in_flight) == (0, 0)
+    stream.answered("m", good=True)
+    assert of_model.in_flight == 0
+    assert not all_._lines
+
+
 @in_loop
 async def test_what_waits_for_its_slot_has_no_place_and_counts_apart() -> None:
     all_ = places()
@@ -189,7 +219,7 @@ async def test_answers_tell_how_busy_a_model_is_where_nothing_else_takes_time(
 ) -> None:
     all_ = places()
     told: list[float | None] = []
-    monkeypatch.setattr(all_.gate.places("m"), "leave", lambda s, size=0, who="": told.append(s))
+    monkeypatch.setattr(all_.gate.places("m"), "leave", lambda s, *_: told.append(s))
     stream = Placed(all_, "alice")
     await enter(stream, waits=False if how == "sequence" else None, decoupled=how == "decoupled" or None)
     if how == "goes on":
@@ -204,7 +234,7 @@ async def test_answers_tell_how_busy_a_model_is_where_nothing_else_takes_time(
 async def test_an_answer_behind_another_models_tells_nothing_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     all_ = places(other=LIMIT)
     told: list[float | None] = []
-    monkeypatch.setattr(all_.gate.places("other"), "leave", lambda s, size=0, who="": told.append(s))
+    monkeypatch.setattr(all_.gate.places("other"), "leave", lambda s, *_: told.append(s))
     stream = Placed(all_, "alice")
     await enter(stream)
     await enter(stream, "other")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -138,9 +139,91 @@ async def test_over_http_one_waits_beside_the_places_and_one_that_runs_in_one_of
 async def test_one_that_begins_while_a_slot_is_free_has_a_place_as_any_other() -> None:
     world = World()
     for number in range(4):
-        assert world.stand("alice", world.turn("alice", number, start=True)) is world.places
+        assert world.stand("alice", world.turn("alice", number, start=True))
     assert world.places.in_flight == 4
-    assert world.stand("alice", world.turn("alice", 4, start=True)) is not world.places
+    assert world.stand("alice", world.turn("alice", 4, start=True))
+    assert world.places.in_flight == 4
+
+
+@in_loop
+async def test_one_whose_slot_was_another_s_gives_its_place_back_and_says_nothing_of_its_key() -> None:
+    """It was sent first, and Triton had another's before it."""
+    world = World()
+    overtaken = world.turn("alice", 1, start=True)
+    place = world.stand("alice", overtaken)
+    others = [world.turn("bob", 10 + number, start=True) for number in range(4)]
+    for other in others[:3]:
+        other.leave(200)
+    assert world.places.in_flight == 1
+    others[3].leave(200)
+    assert overtaken.waits
+    assert world.places.in_flight == 0, "four slots, and four that have one"
+    world.now += 60.0
+    place.leave(60.0)
+    overtaken.leave(200)
+    account = world.places.fairness.of("alice", 5, world.now)
+    assert (account.answers, account.in_flight, account.used) == (0, 0, 0.0)
+    assert not world.gate.waiting.counts
+
+
+@in_loop
+async def test_one_that_is_not_answered_for_long_gives_its_place_back_for_what_it_may_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of sequences of another gateway, which may have the slots, nothing is known."""
+    monkeypatch.setattr("serve.gateway.access.seated.SLOT_S", 0.05)
+    world = World()
+    turn = world.turn("alice", 1, start=True)
+    place = world.stand("alice", turn)
+    assert world.places.in_flight == 1
+    while not world.gate.waiting.counts:  # noqa: ASYNC110 - what is waited for is no event
+        await asyncio.sleep(0.01)
+    place.leave(60.0)
+    turn.leave(200)
+    assert not world.gate.waiting.counts
+    runs = world.stand("alice", world.turn("alice", 1))
+    await asyncio.sleep(0.1)
+    assert world.places.in_flight == 1, "one of a sequence that has its slot keeps it"
+    runs.leave(0.1)
+
+
+@in_loop
+async def test_a_slot_that_looked_free_is_whose_first_request_is_sent_first() -> None:
+    """One that waits for its place of the model among others has not been sent."""
+    world = World(slots=1)
+    asked = partial(world.gate.slots.asked, world.batcher, Target("m"))
+    first, second = (asked(Named(sequence, sequence, start=True), "alice") for sequence in (1, 2))
+    assert first is not None
+    assert second is not None
+    assert (first.waits, second.waits) == (False, True)
+    second.sends()
+    assert (first.waits, second.waits) == (True, False)
+    told: list[bool] = []
+    first.on_wait(lambda: told.append(True))
+    assert told == [True], "where it gets its place later"
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@in_loop
+async def test_what_is_asked_of_a_sequence_with_a_slot_is_not_refused_for_having_to_wait(*, ends: bool) -> None:
+    """However long the others are expected to take, and above all not its end."""
+    world = World()
+    world.turn("", 1, start=True).leave(200)
+    world.places.bounds = Bounds(wait_s=0.5)
+    world.places.limit, world.places.latency = 1.0, 100.0
+    identity = world.gate.keys.identify({})
+    assert world.places.try_enter()
+    with pytest.raises(OverloadedError):
+        world.gate.check("m", identity, HOUR_S, {"another, of which it has no sequence"})
+    world.gate.check("m", identity, HOUR_S, {"m"})
+    turn = world.gate.slots.asked(world.batcher, Target("m"), Named(1, 1, end=ends), "")
+    answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+    asking = asyncio.ensure_future(world.asks(turn, answer))
+    await asyncio.sleep(0.01)
+    assert world.places.waiting == 1
+    world.places.leave(None)
+    answer.set_result(Response(200, [], b"", 0))
+    await asking
 
 
 @in_loop

@@ -1,0 +1,111 @@
+"""Requests of sequences among the places of their model.
+
+One that begins a sequence while a slot is free has a place like any other, and counts for its key. But a free slot may
+be another's by the time that Triton has the request: of a sequence whose first request was quicker, or that came by
+another gateway. Then it waits there for what others do, perhaps for the end of a sequence that needs a place itself. So
+it gives its place back, and says nothing of what its key's requests take, from when all slots are known to be
+others', or when it has waited longer than an answer would need.
+
+One whose sequence has a slot is waited for: it waits for a place as long as its client does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from serve.gateway.access.admission import Admission
+from serve.gateway.access.left_behind import any_answered, once_through
+from serve.gateway.access.memory import Share
+from serve.gateway.access.slotless import Slotless
+from serve.gateway.access.slots import Turn
+
+__all__ = ["SLOT_S", "Seated"]
+
+SLOT_S = 5.0  # that a first request keeps its place: as long as one guards its model's time from heavy ones
+
+
+class Seated:
+    """Used as the model's places are, by one request of a sequence.
+
+    Args:
+        places: of the model.
+        beside: where the key's requests stand whose sequences wait for slots.
+        turn: of the request.
+    """
+
+    def __init__(self, places: Admission, beside: Slotless, turn: Turn) -> None:
+        self._places = places
+        self._beside = beside
+        self._turn = turn
+        self._begun = 0.0
+        self._aside = self._over = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def try_enter(self, who: str = "", priority: int = 5) -> bool:
+        """As of `Admission`."""
+        if not self._places.try_enter(who, priority):
+            return False
+        self._enters(who)
+        return True
+
+    async def enter(self, priority: int, patience_s: float, who: str = "") -> None:
+        """As of `Admission`; the request is patient where others may wait for it."""
+        await self._places.enter(priority, patience_s, who, patient=self._turn.patient)
+        self._enters(who)
+
+    def _enters(self, who: str) -> None:
+        self._begun = self._places.now
+        if self._turn.begins:
+            set_aside = partial(self._set_aside, who)
+            self._timer = asyncio.get_running_loop().call_later(SLOT_S, set_aside)
+            self._turn.on_wait(set_aside)
+
+    def _set_aside(self, who: str) -> None:
+        if not (self._aside or self._over):
+            self._aside = True
+            self._beside.stand()
+            self._places.take_back(who, self._begun)
+
+    def leave(self, seconds: float | None, size: int = 0, who: str = "") -> None:
+        """As of `Admission`."""
+        self._ends()
+        if self._aside:
+            self._beside.leave(None)
+        else:
+            self._places.leave(seconds, size, who, self._begun)
+
+    def leave_after(
+        self,
+        ended: Sequence[asyncio.Future[Any]],
+        started: float,
+        size: int = 0,
+        held: Share | None = None,
+        who: str = "",
+    ) -> None:
+        """As of `Admission`; until the server is through it may still be set aside."""
+        if held is not None:
+            held.hold(size)
+
+        def over() -> None:
+            self.leave(time.monotonic() - started if any_answered(ended) else None, size, who)
+            if held is not None:
+                held.close()
+
+        once_through(ended, over)
+
+    def abandon(self, seconds: float, who: str = "", ended: Sequence[asyncio.Future[Any]] = (), size: int = 0) -> None:
+        """As of `Admission`."""
+        self._ends()
+        if self._aside:
+            self._beside.leave(None)
+        else:
+            self._places.abandon(seconds, who, ended, size)
+
+    def _ends(self) -> None:
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
