@@ -1,4 +1,4 @@
-"""`python -m deploy.containers build | up REPOSITORY | roll REPOSITORY | down | check`."""
+"""`python -m deploy.containers build | up REPOSITORY | roll REPOSITORY | keys | down | check`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from compress.errors import ServerError, ToolkitError
 from deploy.containers.build import IMAGES, PLAYED, build_all, check_machine
 from deploy.containers.composed import Composed
 from deploy.containers.engine import find_engine
+from deploy.containers.keys import is_known
+from deploy.containers.renewed import renew_keys
 from deploy.containers.stack import Stack
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +70,10 @@ def up(
     check_machine(serving.engine, (), play=True)
     serving.up(repository, public_key)
     print(f"gateway {serving.url}, Prometheus {serving.prometheus}")
-    print(f"clients' key: SERVE_API_KEY=$(cat {FOLDER}/client-key)")
+    if is_known(FOLDER, "client"):
+        print(f"clients' key: SERVE_API_KEY=$(cat {FOLDER}/client-key)")
+    else:
+        print(f"clients have the keys of {FOLDER}/keys.json: 'client' is revoked")
 
 
 @app.command
@@ -92,6 +97,12 @@ def roll(repository: Path, *, public_key: Path | None = None) -> None:
             mend="up OTHER_REPOSITORY, with a pause; or Podman",
         )
     print(f"{serving.roll(repository, public_key)} serves now")
+
+
+@app.command
+def keys() -> None:
+    """Give the gateway that runs its keys as they are now: after `serve keys add` or `serve keys revoke`."""
+    print(f"the gateway has {renew_keys(_serving())} keys now")
 
 
 @app.command

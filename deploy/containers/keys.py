@@ -9,7 +9,7 @@ from compress.errors import ServerError
 from compress.vetting.replace import replace_file
 from serve.gateway.access.keys import add_key, digest_of, read_keys, revoke_key
 
-__all__ = ["make_keys"]
+__all__ = ["is_known", "make_keys"]
 
 KEYS: dict[str, tuple[str, dict[str, Any]]] = {
     "client": ("client-key", {}),
@@ -47,3 +47,8 @@ def make_keys(folder: Path) -> None:
         raise ServerError(
             f"can't write keys into {folder}", why=str(err), mend=f"make {folder} a folder that you may write"
         ) from err
+
+
+def is_known(folder: Path, name: str) -> bool:
+    """Whether keys.json has the key of a name."""
+    return any(key.name == name for key in read_keys(folder / "keys.json"))

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from compress.errors import ServerError
+from compress.errors import ServerError, ToolkitError
 from deploy.containers.composed import Composed
 from deploy.containers.engine import Engine
 from deploy.containers.fence import Fence, rules
-from deploy.containers.keys import make_keys
+from deploy.containers.keys import is_known, make_keys
+from deploy.containers.renewed import renew_keys
 from deploy.containers.stack import Stack
 from deploy.containers.volumes import digest
 from serve.gateway.access.keys import add_key, digest_of, read_keys, revoke_key
@@ -300,3 +301,20 @@ def test_a_path_with_a_colon_is_one_path_to_compose(tmp_path: Path, monkeypatch:
     for service in ("check", "triton"):
         (mount,) = [each for each in found["services"][service]["volumes"] if each["target"] == "/models"]
         assert (mount["type"], mount["source"], mount["read_only"]) == ("bind", str(repository), True)
+
+
+def test_keys_that_were_added_and_revoked_are_brought_to_the_gateway_that_runs(stack: Stack, state: Path) -> None:
+    make_keys(stack.folder)
+    with pytest.raises(ServerError, match="no gateway runs"):
+        renew_keys(stack)
+    runs(state, "serving-gateway")
+    revoke_key(stack.folder / "keys.json", "client")
+    add_key(stack.folder / "keys.json", "alice")
+    assert not is_known(stack.folder, "client")
+    assert renew_keys(stack) == 2
+    assert [line for line in said(state) if line.startswith("volume")] == [
+        f"volume import serving-keys {stack.folder}/serving-keys.tar"
+    ]
+    (stack.folder / "keys.json").write_text("{")
+    with pytest.raises(ToolkitError):
+        renew_keys(stack)
