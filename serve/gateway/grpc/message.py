@@ -28,7 +28,7 @@ from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.rollout.plan import Target
 
-__all__ = ["UNPACKED_HERE", "Held", "Incoming", "SlowMessageError", "about", "asked_of", "parsed"]
+__all__ = ["UNPACKED_HERE", "Held", "Incoming", "SlowMessageError", "about", "asked_of", "parsed", "without_contents"]
 
 UNPACKED_HERE = (
     ("grpc.per_message_decompression", 0),
@@ -281,6 +281,15 @@ def parsed(kind: Callable[[], Any], body: bytes) -> Any:
     except Exception as err:  # protobuf's DecodeError, whose class depends on its implementation
         raise BadRequestError("the message can't be read", why=str(err)) from err
     return message
+
+
+def without_contents(request: Any) -> Any:
+    """What an infer request says of itself, without its tensors: those are held as bytes already."""
+    light = messages.ModelInferRequest(
+        model_name=request.model_name, model_version=request.model_version, id=request.id
+    )
+    light.parameters.MergeFrom(request.parameters)
+    return light
 
 
 def asked_of(request: Any) -> Target:

@@ -196,6 +196,7 @@ def _options(settings: Settings, most_connections: int) -> Sequence[tuple[str, i
     pending = max(LEAST_PENDING, min(MOST_PENDING, settings.memory_bytes // 4 // PENDING_BYTES))
     return (
         *UNPACKED_HERE,
+        UNREAD_STAYS,
         ("grpc.max_receive_message_length", settings.max_body_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", int(settings.reuse_port)),
