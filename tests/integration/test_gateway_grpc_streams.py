@@ -181,7 +181,10 @@ def test_streams_of_many_connections_hold_what_is_counted_and_give_it_back(
     text = struct.pack("<I", LONG_TEXT) + bytes(LONG_TEXT)
     long = messages.ModelInferRequest(model_name="files", raw_input_contents=[text])
     long.inputs.add(name="file", datatype="BYTES", shape=[1, 1])
-    with gateway(triton, keys=path) as served, grpc.insecure_channel(served.grpc_address, LONG) as channel:
+    with (
+        gateway(triton, keys=path, max_address_share=1.0) as served,
+        grpc.insecure_channel(served.grpc_address, LONG) as channel,
+    ):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         idle = served.resident()
         attackers = [Unread(served, key, 50, [long] * 8) for key in (alice, bob)]
