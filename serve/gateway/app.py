@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve import __version__
 from serve.gateway.access.footprint import apart_bytes, reader_bytes
+from serve.gateway.access.freed import Freed
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.memory import Memory
 from serve.gateway.access.metrics import PlacesCollector
@@ -181,6 +182,7 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await releases.look()  # before the first request: a restart must not change who answers
         tasks = [asyncio.create_task(gate.watch_keys()), asyncio.create_task(releases.watch())]
+        tasks.append(asyncio.create_task(Freed().watch()))
         tasks.append(asyncio.create_task(history.watch()))
         if residency is not None:
             tasks.append(asyncio.create_task(residency.watch()))

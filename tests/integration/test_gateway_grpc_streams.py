@@ -15,13 +15,14 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
 from serve.gateway.access.footprint import MIB, footprint_bytes
+from serve.gateway.access.freed import KEPT_BYTES
 from serve.gateway.access.keys import add_key
 from serve.triton.launch import TritonServer
 from tests.gateway_models import served_models
 from tests.integration.test_gateway_memory import BODY, BOUND, ECHO_CONFIG, ECHO_MODEL, LONG, Gateway, gateway
 
 pytestmark = pytest.mark.integration
-ANSWER, TIMEOUT_S = 6 * MIB, 60
+ANSWER, LONG_TEXT, TIMEOUT_S = 6 * MIB, 4_000_000, 60
 PIECES_MODEL = """\
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -169,3 +170,32 @@ def test_a_stream_that_began_with_short_answers_counts_for_the_longest(
         streams.leave()
         until_free(served, bob)
         assert served.peak() < footprint_bytes(BOUND, BODY)
+
+
+def test_streams_of_many_connections_hold_what_is_counted_and_give_it_back(
+    triton: TritonServer, tmp_path: Path
+) -> None:
+    """Two keys without rights, each with fifty connections that send long messages to a model and read nothing."""
+    path = tmp_path / "keys.json"
+    alice, bob, carol = (add_key(path, name, admin=name == "carol")[0] for name in ("alice", "bob", "carol"))
+    text = struct.pack("<I", LONG_TEXT) + bytes(LONG_TEXT)
+    long = messages.ModelInferRequest(model_name="files", raw_input_contents=[text])
+    long.inputs.add(name="file", datatype="BYTES", shape=[1, 1])
+    with (
+        gateway(triton, keys=path, max_address_share=1.0) as served,
+        grpc.insecure_channel(served.grpc_address, LONG) as channel,
+    ):
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        idle = served.resident()
+        attackers = [Unread(served, key, 50, [long] * 8) for key in (alice, bob)]
+        for _ in range(30):
+            assert stub.ModelInfer(short(), metadata=[("x-api-key", carol)], timeout=TIMEOUT_S).model_name == "tiny"
+            time.sleep(0.1)
+        for each in attackers:
+            each.leave()
+        assert served.peak() < footprint_bytes(BOUND, BODY)
+        until_free(served, carol)
+        deadline = time.monotonic() + TIMEOUT_S
+        while served.resident() > idle + KEPT_BYTES:
+            assert time.monotonic() < deadline, (served.resident() // MIB, idle // MIB)
+            time.sleep(0.5)

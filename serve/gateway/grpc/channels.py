@@ -13,6 +13,7 @@ from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.access.memory import Share
 from serve.gateway.grpc.arriving import Arriving
+from serve.gateway.grpc.parcel import Parcel, contents
 from serve.gateway.grpc.relay import OPTIONS as RELAY_OPTIONS
 from serve.gateway.grpc.relay import Relays
 from serve.gateway.grpc.singly import Singly
@@ -244,7 +245,7 @@ class GrpcChannels:
         self,
         scope_name: bytes,
         sequence: bytes | None,
-        requests: AsyncIterator[bytes],
+        requests: AsyncIterator[Parcel],
         on_call: Callable[[Any], None] = lambda _: None,
         on_left: Callable[[asyncio.Task[None]], None] = lambda _: None,
         flights: StreamFlight | None = None,
@@ -284,7 +285,8 @@ class GrpcChannels:
                 relay = way.relay = await self._relays.open(address, share)
                 options = (*self._options, *RELAY_OPTIONS, ("grpc.default_authority", address))
                 channel = way.channel = grpc.aio.insecure_channel(relay.target, options=options)
-            method, sent = channel.stream_stream(f"{SERVICE}ModelStreamInfer"), _to_their_end(requests)
+            method = channel.stream_stream(f"{SERVICE}ModelStreamInfer", request_serializer=contents)
+            sent = _to_their_end(requests)
             one_by_one = way.relay is not None  # or it would hold several long answers
             call = method(sent) if singly is None else Singly(method, sent, singly, one_by_one=one_by_one)
             way.call = call
@@ -330,7 +332,7 @@ class GrpcChannels:
             await way.end()
 
 
-async def _to_their_end(requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+async def _to_their_end(requests: AsyncIterator[Parcel]) -> AsyncGenerator[Parcel]:
     """The same, but that a failure is an end like others, and cancels nothing."""
     with contextlib.suppress(Exception):
         async for request in requests:

@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterator
 from serve.gateway.access.addresses import bounded_by, plain
 from serve.gateway.errors import GatewayError
 from serve.gateway.grpc.brought import Brought, Client, client_of
+from serve.gateway.grpc.coming import Coming
 
 __all__ = ["Clients", "Greetings", "TooManyCallsError", "TooManyLeftError", "address_of", "client_of"]
 
 LOOK_S = 1.0
+COUNT_S, RARELY = 0.1, 10  # what comes is counted so often, or each time so many times as long as it takes
 MOST_LEFT = 64  # streams of one caller that go on though it has left them
 OF_RECEIVED = 128  # where Linux' struct tcp_info has the bytes that came, a number of 64 bits
 
@@ -112,12 +114,19 @@ class Clients:
         most_calls: of one key, or of one address without a key.
         brought: counts what connections bring beyond calls; None where nothing tells of those.
         greetings: bounds connections that have not greeted yet; None where nothing tells which have.
+        coming: counts what nobody has read; None where nothing tells of calls.
     """
 
     def __init__(
-        self, most_connections: int, most_calls: int, brought: Brought | None = None, greetings: Greetings | None = None
+        self,
+        most_connections: int,
+        most_calls: int,
+        brought: Brought | None = None,
+        greetings: Greetings | None = None,
+        coming: Coming | None = None,
     ) -> None:
         self.brought = brought
+        self.coming = coming
         self._greetings = greetings
         self._looked = time.monotonic()
         self._most_connections = most_connections
@@ -166,13 +175,29 @@ class Clients:
             port: that clients connect to.
         """
         while True:
-            await asyncio.sleep(LOOK_S)
+            if self.coming is None:
+                await asyncio.sleep(LOOK_S)
+            else:
+                await self._count(port, self.coming)
             if self._greetings is not None:
                 self._greetings.renew()
             with contextlib.suppress(OSError):  # no file is left to look with: some will be
                 await asyncio.to_thread(self.look, port)
                 if self.brought is not None:
                     self.brought.forget()
+
+    async def _count(self, port: int, coming: Coming) -> None:
+        """Count what comes until it is time to look, or somebody has brought too much."""
+        until = time.monotonic() + LOOK_S
+        took, over = 0.0, set[Client]()
+        while not over and time.monotonic() < until:
+            await asyncio.sleep(max(COUNT_S, RARELY * took))
+            if coming.some or time.monotonic() >= until:
+                began = time.monotonic()
+                with contextlib.suppress(OSError):
+                    over = coming.count(await asyncio.to_thread(_brought, port))
+                took = time.monotonic() - began
+        self._given_up |= over
 
     def look(self, port: int) -> int:
         """Shut down what has to be; how many connections that were. Of one address the latest are too many."""
@@ -210,6 +235,10 @@ def _sockets(port: int) -> Iterator[tuple[Client, int, int]]:
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(number).st_mode) and (found := _client(number, port)) is not None:
                 yield found[0], number, found[1]
+
+
+def _brought(port: int) -> dict[Client, int]:
+    return {client: size for client, _, size in _sockets(port)}
 
 
 def _client(number: int, port: int) -> tuple[Client, int] | None:

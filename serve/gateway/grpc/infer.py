@@ -8,6 +8,7 @@ from contextvars import Token
 from typing import Any
 
 import grpc
+from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.access.asides import JUDGED
 from serve.gateway.access.gate import Gate
@@ -15,7 +16,7 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
 from serve.gateway.errors import GatewayError, OverloadedError
 from serve.gateway.grpc.channels import UNREACHED, GrpcChannels, chosen_wait
-from serve.gateway.grpc.message import Incoming, about, asked_of
+from serve.gateway.grpc.message import Incoming, about, asked_of, parsed, without_contents
 from serve.gateway.grpc.request import in_reply
 from serve.gateway.grpc.status import DEAD, STATUSES, Context, EndedCallError, keys_of, refuse, too_large
 from serve.gateway.health.flights import ABOARD, Flight
@@ -115,6 +116,7 @@ class Inference:
         patience = self._incoming.patience(context)
         deadline = time.monotonic() + patience
         request, body, sequence = await self._incoming.request(identity, body, lease, deadline)
+        request = without_contents(request)  # it may wait for long
         if sequence is not None:
             sequences.append(sequence)
         seen.model = model = request.model_name
@@ -158,6 +160,7 @@ class Inference:
                 turn.sends()
             if release is None:
                 if stays is not None and stays != asked:
+                    request = parsed(messages.ModelInferRequest, body)
                     request.model_name, request.model_version = stays.model, stays.version or ""
                     body = request.SerializeToString()
                 if sequence is None:
@@ -167,6 +170,7 @@ class Inference:
                     self._gate.asides.check(of_model, path, identity.id, waits=waits)
                     answer = await self._aside(identity, request, body, deadline, counted, aside, waits=waits)
             else:
+                request = parsed(messages.ModelInferRequest, body)
                 answer = await self._released(
                     release, identity, request, context, patience, deadline, stays, counted, aside, waits=waits
                 )

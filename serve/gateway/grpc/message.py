@@ -28,7 +28,7 @@ from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.rollout.plan import Target
 
-__all__ = ["UNPACKED_HERE", "Held", "Incoming", "SlowMessageError", "about", "asked_of", "parsed"]
+__all__ = ["UNPACKED_HERE", "Held", "Incoming", "SlowMessageError", "about", "asked_of", "parsed", "without_contents"]
 
 UNPACKED_HERE = (
     ("grpc.per_message_decompression", 0),
@@ -125,6 +125,8 @@ class Incoming:
         """
         held = Held(self._gate.memory, self._clients, identity.id or f"@{address_of(client_of(context.peer()))}")
         context.add_done_callback(held.hold())
+        if self._clients.coming is not None:
+            context.add_done_callback(self._clients.coming.calls(context.peer(), held.share.key))
         held.share.take(CONNECTION_BYTES)
         return held
 
@@ -133,6 +135,8 @@ class Incoming:
 
         A call can't be ended while its answer waits (the library has no such thing): its connection is.
         """
+        if self._clients.coming is not None:
+            self._clients.coming.moved(context.peer(), 0, size)
         seconds = self._settings.write_timeout_s + size / SLOWEST_BYTES
         return asyncio.get_running_loop().call_later(seconds, self._clients.give_up, context.peer())
 
@@ -179,6 +183,8 @@ class Incoming:
         """A message was read: its connection has brought it for a call."""
         if self._clients.brought is not None:
             self._clients.brought.message(context.peer(), len(message))
+        if self._clients.coming is not None:
+            self._clients.coming.moved(context.peer(), len(message))
 
     async def plain(self, body: bytes, share: Share) -> bytes:
         """A message as it was before it was packed, of which its call's share then holds the bytes.
@@ -281,6 +287,15 @@ def parsed(kind: Callable[[], Any], body: bytes) -> Any:
     except Exception as err:  # protobuf's DecodeError, whose class depends on its implementation
         raise BadRequestError("the message can't be read", why=str(err)) from err
     return message
+
+
+def without_contents(request: Any) -> Any:
+    """What an infer request says of itself, without its tensors: those are held as bytes already."""
+    light = messages.ModelInferRequest(
+        model_name=request.model_name, model_version=request.model_version, id=request.id
+    )
+    light.parameters.MergeFrom(request.parameters)
+    return light
 
 
 def asked_of(request: Any) -> Target:

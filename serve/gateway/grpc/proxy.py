@@ -22,6 +22,7 @@ from serve.gateway.grpc.arriving import UNREAD_STAYS
 from serve.gateway.grpc.brought import Brought
 from serve.gateway.grpc.channels import SERVICE, GrpcChannels
 from serve.gateway.grpc.clients import Clients
+from serve.gateway.grpc.coming import Coming
 from serve.gateway.grpc.infer import Inference
 from serve.gateway.grpc.message import UNPACKED_HERE, Incoming
 from serve.gateway.grpc.questions import ADMIN, COSTS, EMPTY, FREE, OF_MODEL, Questions
@@ -89,7 +90,9 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         # Of all that there may be, so much that what is left serves the others.
         of_address = max(1, int(most_connections * settings.max_address_share))
         self._brought = Brought(settings.max_body_bytes)
-        self._clients = Clients(of_address, max(1, settings.max_clients // 4), self._brought)
+        self._clients = Clients(
+            of_address, max(1, settings.max_clients // 4), self._brought, coming=Coming(gate.memory)
+        )
         self._watching: asyncio.Task[None] | None = None
         self._under_way: set[object] = set()
         incoming = Incoming(settings, gate, releases, contracts, self._clients)
@@ -196,6 +199,7 @@ def _options(settings: Settings, most_connections: int) -> Sequence[tuple[str, i
     pending = max(LEAST_PENDING, min(MOST_PENDING, settings.memory_bytes // 4 // PENDING_BYTES))
     return (
         *UNPACKED_HERE,
+        UNREAD_STAYS,
         ("grpc.max_receive_message_length", settings.max_body_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", int(settings.reuse_port)),

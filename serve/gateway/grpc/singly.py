@@ -16,6 +16,8 @@ from typing import Any
 
 import grpc
 
+from serve.gateway.grpc.parcel import Parcel
+
 __all__ = ["Singly"]
 
 
@@ -31,8 +33,8 @@ class Singly:
 
     def __init__(
         self,
-        method: Callable[[AsyncIterator[bytes]], Any],
-        requests: AsyncIterator[bytes],
+        method: Callable[[AsyncIterator[Parcel]], Any],
+        requests: AsyncIterator[Parcel],
         sequence: Callable[[], bytes | None],
         *,
         one_by_one: bool,
@@ -73,7 +75,7 @@ class Singly:
             message.cancel()
         self._more.set()
 
-    async def _take(self, requests: AsyncIterator[bytes]) -> None:
+    async def _take(self, requests: AsyncIterator[Parcel]) -> None:
         try:
             async for request in requests:
                 sequence = self._sequence()
@@ -102,8 +104,8 @@ class _Message:
 
     def __init__(
         self,
-        method: Callable[[AsyncIterator[bytes]], Any],
-        request: bytes,
+        method: Callable[[AsyncIterator[Parcel]], Any],
+        request: Parcel,
         sequence: bytes | None,
         before: asyncio.Future[None] | None,
     ) -> None:
@@ -115,8 +117,8 @@ class _Message:
 
     async def _send(
         self,
-        method: Callable[[AsyncIterator[bytes]], Any],
-        request: bytes,
+        method: Callable[[AsyncIterator[Parcel]], Any],
+        request: Parcel,
         before: asyncio.Future[None] | None,
     ) -> None:
         if before is not None:
@@ -134,5 +136,5 @@ class _Message:
         self.over.cancel()
 
 
-async def _once(request: bytes) -> AsyncGenerator[bytes]:
+async def _once(request: Parcel) -> AsyncGenerator[Parcel]:
     yield request

@@ -20,7 +20,8 @@ from serve.gateway.access.slots import Turn
 from serve.gateway.errors import BadRequestError, GatewayError, UpstreamBrokenError, bare
 from serve.gateway.grpc.channels import GrpcChannels
 from serve.gateway.grpc.expected import Expected, Expecting
-from serve.gateway.grpc.message import Incoming, SlowMessageError, about
+from serve.gateway.grpc.message import Incoming, SlowMessageError, about, without_contents
+from serve.gateway.grpc.parcel import Parcel
 from serve.gateway.grpc.placed import Placed
 from serve.gateway.grpc.places import Places
 from serve.gateway.grpc.status import Context, EndedCallError, keys_of, refuse, too_large
@@ -79,7 +80,7 @@ class Streams:
             leaving = ending
             holding.left(ending)
 
-        async def checked() -> AsyncIterator[bytes]:
+        async def checked() -> AsyncIterator[Parcel]:
             nonlocal scope, kind, read, relayed, room_for_one
             while True:
                 await unanswered.room()
@@ -99,6 +100,7 @@ class Streams:
                     leases.append(lease)
                     until = time.monotonic() + self._settings.timeout_s
                     request, body, sequence = await self._incoming.request(identity, body, lease, until)
+                    request = without_contents(request)  # it may wait for long
                     kind, before = await self._incoming.kind(request), kind
                     if before not in (None, kind):  # Triton 24.10 writes both at once, and aborts
                         raise BadRequestError(
@@ -132,7 +134,9 @@ class Streams:
                 unanswered.asks(request)
                 if turn is not None:
                     turn.sends()
-                yield body + FINAL_ASKED
+                parcel = Parcel(body + FINAL_ASKED)
+                del body, request
+                yield parcel
 
         messages = checked()
         flights = StreamFlight(self._gate.incidents.suspects)
@@ -153,11 +157,11 @@ class Streams:
                     await asyncio.wait((opening,))
                 first = opening.result()  # it says which server has its sequence
 
-                async def whole() -> AsyncIterator[bytes]:
+                async def whole() -> AsyncIterator[Parcel]:
                     if first is not None:
                         yield first
-                    async for body in messages:
-                        yield body
+                    async for parcel in messages:
+                        yield parcel
 
                 if first is not None:
                     answers = self._calls.stream(

@@ -13,6 +13,7 @@ import pytest
 from serve.gateway.access.memory import Memory, MemoryFullError, Share
 from serve.gateway.grpc.channels import GrpcChannels
 from serve.gateway.grpc.clients import TooManyCallsError
+from serve.gateway.grpc.parcel import Parcel
 from serve.gateway.grpc.relay import RELAY_BYTES, Begun, Relays
 from serve.gateway.upstream.balancer import Balancer
 from serve.http.message import Address
@@ -58,9 +59,9 @@ async def _counted_and_thrown_away(port: int) -> None:
     calls = GrpcChannels(balancer, [f"127.0.0.1:{port}"], [], Relays(8, 8 * MIB))
     left: list[asyncio.Task[None]] = []
 
-    async def asked(*sizes: int) -> AsyncIterator[bytes]:
+    async def asked(*sizes: int) -> AsyncIterator[Parcel]:
         for size in sizes:
-            yield b"%d" % size
+            yield Parcel(b"%d" % size)
 
     def stream(*sizes: int) -> AsyncIterator[bytes]:
         return calls.stream(b"/v2/models/m", None, asked(*sizes), on_left=left.append, share=Share(memory, "alice"))

@@ -15,6 +15,7 @@ import pytest
 
 from serve.gateway.access.keys import add_key
 from serve.gateway.grpc.channels import SERVICE, GrpcChannels
+from serve.gateway.grpc.parcel import Parcel
 from serve.gateway.oip.protocol import BINARY_HEADER
 from serve.gateway.oip.sequence import SEQUENCE_ID, Named, in_answer, named
 from serve.gateway.settings import Settings
@@ -209,9 +210,9 @@ async def test_servers_that_are_replaced_while_they_are_asked_cut_no_call_and_no
         loop = asyncio.get_running_loop()
         messages: asyncio.Queue[bytes] = asyncio.Queue()
 
-        async def said() -> AsyncIterator[bytes]:
+        async def said() -> AsyncIterator[Parcel]:
             while True:
-                yield await messages.get()
+                yield Parcel(await messages.get())
 
         answers = calls.stream(b"/v2/models/m", None, said())
         for number in range(20):

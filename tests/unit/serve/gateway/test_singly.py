@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from serve.gateway.grpc.parcel import Parcel, contents
 from serve.gateway.grpc.singly import Singly
 from tests.serve_http import in_loop
 
@@ -51,13 +52,13 @@ class Server:
         """A message "name:a" is of sequence "a"."""
         last = b""
 
-        async def requests() -> AsyncGenerator[bytes]:
+        async def requests() -> AsyncGenerator[Parcel]:
             nonlocal last
             for last in messages:
-                yield last
+                yield Parcel(last)
 
         return Singly(
-            self._channel.stream_stream("/test/Stream"), requests(), lambda: last.partition(b":")[2] or None,
+            self._channel.stream_stream("/test/Stream", request_serializer=contents), requests(), lambda: last.partition(b":")[2] or None,
             one_by_one=one_by_one,
         )  # fmt: skip
 

@@ -1,0 +1,137 @@
+"""What connections have brought of messages that nobody has read: gRPC's library holds it, and tells of none of it.
+
+The system counts the bytes that each connection has brought. What calls have read is taken off, and so is what frames,
+headers and windows may take; the rest is counted for whoever called last over the connection, as if it had been read.
+A caller who has too much of it in the library loses the connections with the most: a call can't be ended so that the
+library drops what it has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from serve.gateway.access.memory import SMALL_BYTES, Memory, Share
+from serve.gateway.grpc.brought import Client, client_of
+
+__all__ = ["Coming"]
+
+CALL_BYTES, ENDED_BYTES = 8 * 1024, 120 * 1024  # that a call may bring beside messages, and what is cleared at its end
+FRAMES, EACH_BYTES = 64, 256  # one byte for so many, and bytes for each message or answer: frames, windows, TLS records
+SLACK_BYTES = 1024 * 1024  # that a caller may be counted for wrongly
+
+
+class Coming:
+    """Counts it, in the event loop.
+
+    Args:
+        memory: of the gateway.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._of: dict[Client, _Connection] = {}  # those that have had calls
+        self._seen: Mapping[Client, int] = {}
+        self._under_way = 0
+
+    @property
+    def some(self) -> bool:
+        """Whether there are calls."""
+        return bool(self._under_way)
+
+    def calls(self, peer: str, caller: str) -> Callable[[object], None]:
+        """A call was taken up, as gRPC names its connection, of a key or an address; what this gives ends it."""
+        client = client_of(peer)
+        if client is None:
+            return lambda _: None
+        connection = self._of.get(client)
+        if connection is None:
+            connection = self._of[client] = _Connection(Share(self._memory, caller), self._seen.get(client, 0))
+        elif not connection.under_way and connection.share.key != caller:
+            connection.share = Share(self._memory, caller)
+        connection.under_way += 1
+        connection.credit += CALL_BYTES
+        self._under_way += 1
+        return lambda _: self._ends(connection)
+
+    def _ends(self, connection: _Connection) -> None:
+        """What the library had of a call is gone: which part of its connection's that was is not known."""
+        connection.credit += ENDED_BYTES
+        connection.count(connection.unread - connection.unread // connection.under_way)
+        connection.under_way -= 1
+        self._under_way -= 1
+
+    def moved(self, peer: str, message: int, answer: int = 0) -> None:
+        """A message was read, or an answer goes out, of so many bytes."""
+        client = client_of(peer)
+        connection = None if client is None else self._of.get(client)
+        if connection is not None:
+            brought = min(message, connection.unread)
+            connection.count(connection.unread - brought)
+            connection.credit += message - brought + (message + answer) // FRAMES + EACH_BYTES
+
+    def count(self, received: Mapping[Client, int]) -> set[Client]:
+        """The connections to end.
+
+        Args:
+            received: bytes of all connections that there are, since they began.
+        """
+        self._seen = received
+        by_caller: Counter[str] = Counter()
+        for client, connection in list(self._of.items()):
+            if client in received:
+                connection.has_brought(received[client])
+                by_caller[connection.share.key] += connection.unread
+            elif not connection.under_way:
+                del self._of[client]
+        return self._too_much(by_caller)
+
+    def _too_much(self, by_caller: Counter[str]) -> set[Client]:
+        """Those with the most, of a caller that has more than half of the bound or, where all that is held is over it,
+        of the caller with the most."""
+        ended: set[Client] = set()
+        most, over = self._memory.bound // 2 + SLACK_BYTES, self._memory.used - self._memory.bound
+        largest = sorted(((each.unread, client) for client, each in self._of.items() if each.unread), reverse=True)
+        for unread, client in largest:
+            caller = self._of[client].share.key
+            if by_caller[caller] > most or (over > 0 and by_caller[caller] == max(by_caller.values())):
+                by_caller[caller] -= unread
+                over -= unread
+                ended.add(client)
+        return ended
+
+
+class _Connection:
+    """One that has calls.
+
+    Args:
+        share: counts what is unread of it, for who opened the first of the calls that are under way.
+        received: bytes that it had brought before.
+
+    Attributes:
+        under_way: calls.
+        credit: bytes not seen yet that are accounted for.
+        unread: bytes.
+    """
+
+    __slots__ = ("_received", "credit", "share", "under_way", "unread")
+
+    def __init__(self, share: Share, received: int) -> None:
+        self.share = share
+        self.under_way = self.credit = self.unread = 0
+        self._received = received
+
+    def has_brought(self, received: int) -> None:
+        """So many bytes since it began."""
+        new, self._received = received - self._received, received
+        if new < 0:  # another one, of the same port
+            new = received
+        self.count(self.unread + new - self.credit if self.under_way else 0)
+        self.credit = 0
+
+    def count(self, unread: int) -> None:
+        self.unread = max(0, unread)
+        if self.unread > SMALL_BYTES:
+            self.share.hold(self.unread)
+        else:
+            self.share.resize(self.unread)
