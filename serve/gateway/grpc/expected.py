@@ -1,8 +1,8 @@
 """How much one caller's streams may have Triton hold: answers that may be long, from their question to their reader.
 
-Triton keeps the answers to a stream that are not read, as many as were asked for, and a decoupled model computes all of
-them whether anybody reads or not. How much they will be nobody knows before: a message is taken to come to the most that
-one of this caller's to the model has come to, all its answers together, which fades slowly. That one was short says
+Triton keeps the answers to a stream that are not read, as many as were asked for, and a decoupled model computes all
+of them whether anybody reads or not. How much they will be nobody knows before: a message is taken to come to the most
+that one of this caller's to the model came to, with all its answers, which fades slowly. That one was short says
 little of the next to a decoupled model: as many of them go at once as have ended before, and one.
 """
 
@@ -16,11 +16,12 @@ from typing import NamedTuple
 from serve.gateway.errors import ClientGoneError
 from serve.gateway.oip.remembered import Remembered
 
-__all__ = ["Expected", "Expecting"]
+__all__ = ["HELD_BYTES", "Expected", "Expecting"]
 
 UNSEEN = 4  # messages of unknown size that have room at once
 FADES = 8
 REMEMBERED = 4096  # callers and models
+HELD_BYTES = 1024  # that Triton holds for an answer beside its own
 STOPPED_S = 1.0  # that an answer waits for its reader, who then has stopped
 
 
@@ -139,8 +140,9 @@ class Expected:
 
 
 class Expecting:
-    """The messages of one stream among them, in the order of their answers; those to a decoupled model have none, and are
-    told apart by their model.
+    """The messages of one stream among them, in the order of their answers.
+
+    Those to decoupled models have none, and are told apart by their model.
 
     Args:
         expected: of all streams.

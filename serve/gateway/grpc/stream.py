@@ -19,7 +19,7 @@ from serve.gateway.access.memory import MemoryFullError, Share
 from serve.gateway.access.slots import Turn
 from serve.gateway.errors import BadRequestError, GatewayError, UpstreamBrokenError, bare
 from serve.gateway.grpc.channels import GrpcChannels
-from serve.gateway.grpc.expected import Expected, Expecting
+from serve.gateway.grpc.expected import HELD_BYTES, Expected, Expecting
 from serve.gateway.grpc.message import Incoming, SlowMessageError, about
 from serve.gateway.grpc.placed import Placed
 from serve.gateway.grpc.places import Places
@@ -169,7 +169,7 @@ class Streams:
                     async with aclosing(answers):
                         async for came in answers:
                             answer, last, failed_at_triton = unanswered.read(came)
-                            expected.came(len(came), last=last, model=unanswered.model)
+                            expected.came(len(came) + HELD_BYTES, last=last, model=unanswered.model)
                             counted = 1 if relayed else 2  # gRPC has a copy of its own until it is read
                             if not last:
                                 placed.goes_on(unanswered.model)
