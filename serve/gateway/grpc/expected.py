@@ -3,7 +3,8 @@
 Triton keeps the answers to a stream that are not read, as many as were asked for, and a decoupled model computes all
 of them whether anybody reads or not. How much they will be nobody knows before: a message is taken to come to the most
 that one of this caller's to the model came to, with all its answers, which fades slowly. That one was short says
-little of the next to a decoupled model: as many of them go at once as have ended before, and one.
+little of the next to a decoupled model: as many of them go at once as have ended before, and one. A message whose
+answers are read as they come does not count while Triton has none for it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ UNSEEN = 4  # messages of unknown size that have room at once
 FADES = 8
 REMEMBERED = 4096  # callers and models
 HELD_BYTES = 1024  # that Triton holds for an answer beside its own
+IDLE_S = 0.05  # that Triton takes for the next answer, all others being read: it holds none
 STOPPED_S = 1.0  # that an answer waits for its reader, who then has stopped
 
 
@@ -52,6 +54,7 @@ class Expected:
         self._most = most
         self._known: Remembered[tuple[str, str], Known] = Remembered(REMEMBERED)
         self._asked: dict[str, Counter[str]] = {}  # messages by caller and model
+        self._idle: Counter[tuple[str, str]] = Counter()  # of them, those of which Triton holds nothing now
         self._stopped: Counter[str] = Counter()  # of them, by caller, those whose reader has
         self._waiting: dict[str, deque[asyncio.Event]] = {}
 
@@ -104,6 +107,17 @@ class Expected:
         self._stopped[caller] += 1
         return lambda: self._reads(caller)
 
+    def idle(self, caller: str, model: str) -> Callable[[], None]:
+        """Triton holds nothing of one of its messages; gives what takes this back, to be called once."""
+        self._idle[caller, model] += 1
+        self._wake(caller)
+        return lambda: self._goes_on(caller, model)
+
+    def _goes_on(self, caller: str, model: str) -> None:
+        self._idle[caller, model] -= 1
+        if not self._idle[caller, model]:
+            del self._idle[caller, model]
+
     def _reads(self, caller: str) -> None:
         self._stopped[caller] -= 1
         if not self._stopped[caller]:
@@ -118,9 +132,9 @@ class Expected:
         asked = self._asked.get(caller)
         if asked is None:
             return True
-        if ahead and asked[model] > (self._known.get((caller, model)) or Known()).ended:
+        if ahead and asked[model] - self._idle[caller, model] > (self._known.get((caller, model)) or Known()).ended:
             return False
-        expected = sum(count * self._size(caller, each) for each, count in asked.items())
+        expected = sum((count - self._idle[caller, each]) * self._size(caller, each) for each, count in asked.items())
         expected += self._stopped[caller] * (self._room // UNSEEN)
         return asked.total() < self._most and expected + self._size(caller, model) <= self._room
 
@@ -156,7 +170,9 @@ class Expecting:
         self._waiting: asyncio.Future[Callable[[], None]] | None = None
         self._bytes: Counter[str] = Counter()  # of answers since the last end of a message, by model
         self._reading: asyncio.TimerHandle | None = None
-        self._reads = _nothing
+        self._idle: asyncio.TimerHandle | None = None
+        self._open = ""  # model of the last answer, if it was not its message's last
+        self._reads = self._goes_on = _nothing
         self._ahead = self._ended = False
 
     async def enter(self, model: str, *, ahead: bool = False) -> None:
@@ -184,7 +200,9 @@ class Expecting:
 
     def came(self, size: int, *, last: bool, model: str = "") -> None:
         """An answer has come, of so many bytes; whether it is its message's last, and the model that it names."""
+        self._awaits(None)
         model = self._of(model)
+        self._open = "" if last else model
         if model:
             self._bytes[model] += size
             self._expected.seen(self._caller, model, self._bytes[model], whole=last)
@@ -206,6 +224,19 @@ class Expecting:
             self._reading.cancel()
         self._reads()
         self._reading, self._reads = None, _nothing
+        if self._ahead and self._open and not self._ended:
+            self._awaits(asyncio.get_running_loop().call_later(IDLE_S, self.waits))
+
+    def waits(self) -> None:
+        """Triton takes its time for the next answer of the message whose answer was read last."""
+        self._goes_on = self._expected.idle(self._caller, self._open)
+
+    def _awaits(self, idle: asyncio.TimerHandle | None) -> None:
+        """What tells that Triton takes its time, from now on."""
+        if self._idle is not None:
+            self._idle.cancel()
+        self._goes_on()
+        self._idle, self._goes_on = idle, _nothing
 
     def taken(self, model: str = "") -> None:
         """All answers to the oldest message to this model, or to any, were taken by the client."""
@@ -222,6 +253,7 @@ class Expecting:
         """
         self._ended = True
         self.read()
+        self._awaits(None)
         if self._waiting is not None:
             self._waiting.cancel()
         if after is None:

@@ -111,6 +111,25 @@ async def test_messages_whose_reader_stopped_take_a_quarter_of_the_room_each() -
     assert set(expected._asked) == {"bob"}
 
 
+@in_loop
+async def test_a_message_whose_answers_are_read_as_they_come_keeps_no_other_back() -> None:
+    expected = Expected(ROOM, 12)
+    streams = [Expecting(expected, "alice") for _ in range(6)]
+    for stream in streams:
+        await stream.enter("m", ahead=True)
+        stream.came(1, last=False)
+        stream.waits()
+    streams[0].came(1, last=False)
+    waiting = asyncio.ensure_future(Expecting(expected, "alice").enter("m", ahead=True))
+    await asyncio.sleep(0.01)
+    assert not waiting.done(), "of one there may be more now"
+    streams[0].waits()
+    await waiting
+    for stream in streams:
+        stream.end(None)
+    assert not expected._idle
+
+
 @pytest.mark.parametrize(("thrown", "fit"), [(None, 1), (2000, 1), (980, 2), (0, UNSEEN)])
 @in_loop
 async def test_what_is_thrown_away_is_learnt_of_too(thrown: int | None, fit: int) -> None:
