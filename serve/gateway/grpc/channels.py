@@ -247,7 +247,7 @@ class GrpcChannels:
         sequence: bytes | None,
         requests: AsyncIterator[Parcel],
         on_call: Callable[[Any], None] = lambda _: None,
-        on_left: Callable[[asyncio.Task[None]], None] = lambda _: None,
+        on_left: Callable[[asyncio.Task[int | None]], None] = lambda _: None,
         flights: StreamFlight | None = None,
         share: Share | None = None,
         singly: Callable[[], bytes | None] | None = None,
@@ -257,7 +257,8 @@ class GrpcChannels:
         Args:
             scope_name, sequence: of the first message.
             on_call: is given the call to Triton, so that it can be cancelled.
-            on_left: is given what ends the stream after its client has left.
+            on_left: is given what ends the stream after its client has left, and gives the bytes that were thrown away;
+                None where Triton was not through with it in time.
             flights: its messages, the first of which is in flight; they are told of their server.
             share: counts each answer, from when it begins to come until the next one is asked for, and is closed at
                 the end; None where answers are short.
@@ -319,14 +320,16 @@ class GrpcChannels:
                 attempt.end(server, Verdict.NOTHING)
                 self._close(way.end())
 
-    async def _read_to_its_end(self, way: Way, attempt: Attempt) -> None:
+    async def _read_to_its_end(self, way: Way, attempt: Attempt) -> int | None:
         """Take the answers that nobody waits for any more: Triton 24.10 may die of a stream that is cancelled while a
-        decoupled model answers it."""
+        decoupled model answers it. Gives their bytes; None where it did not come to its end in time."""
         try:
             async with asyncio.timeout(self._balancer.timeout_s):
-                await way.read_to_its_end()
-        except (TimeoutError, grpc.aio.AioRpcError, grpc.aio.UsageError):
-            pass
+                return await way.read_to_its_end()
+        except TimeoutError:
+            return None
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+            return way.thrown
         finally:
             attempt.end(Verdict.NOTHING, Verdict.NOTHING)
             await way.end()

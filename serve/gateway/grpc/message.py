@@ -80,7 +80,7 @@ class Held:
         """Whether its client may begin a stream; raises TooManyLeftError."""
         self._clients.check_left(self._caller)
 
-    def left(self, ending: asyncio.Task[None]) -> None:
+    def left(self, ending: asyncio.Task[int | None]) -> None:
         """Its client has left, and it is over once this task is."""
         self._clients.left(self._caller, 1)
         ending.add_done_callback(lambda _: self._clients.left(self._caller, -1))

@@ -143,7 +143,7 @@ class Placed:
         if good:
             self._places.knows(found.model, decoupled=False)
 
-    def end(self, after: asyncio.Future[None] | None) -> None:
+    def end(self, after: asyncio.Future[int | None] | None) -> None:
         """The stream is over, and Triton is done with it: now, or after this."""
         self._ended = True
         if self._waiting is not None:

@@ -93,6 +93,7 @@ class Relay:
     Attributes:
         target: where the library finds it.
         full: done, with MemoryFullError, once there was no room for an answer.
+        thrown: bytes that came and that nobody waited for.
     """
 
     def __init__(self, share: Share, longest: int, on_close: Callable[[], None]) -> None:
@@ -102,6 +103,7 @@ class Relay:
         name = f"gateway-{secrets.token_hex(16)}"  # of Linux' abstract names: there is no file to be left behind
         self._path, self.target = f"\0{name}", f"unix-abstract:{name}"
         self.full: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.thrown = 0
         self._discards = asyncio.Event()
         self._begun: dict[bytes, Begun] = {}  # by number of the stream, of those that are open
         self._server: asyncio.Server | None = None
@@ -194,6 +196,7 @@ class Relay:
                     await self._room(size)
                 if self._discards.is_set():
                     size = len(frame) - HEAD_BYTES
+                    self.thrown += size
                     if size and self._upward is not None:
                         self._upward.write(_more(bytes(4), size) + _more(number, size))
                     continue

@@ -19,7 +19,7 @@ from serve.gateway.access.memory import MemoryFullError, Share
 from serve.gateway.access.slots import Turn
 from serve.gateway.errors import BadRequestError, GatewayError, UpstreamBrokenError, bare
 from serve.gateway.grpc.channels import GrpcChannels
-from serve.gateway.grpc.expected import Expected, Expecting
+from serve.gateway.grpc.expected import HELD_BYTES, Expected, Expecting
 from serve.gateway.grpc.message import Incoming, SlowMessageError, about, without_contents
 from serve.gateway.grpc.parcel import Parcel
 from serve.gateway.grpc.placed import Placed
@@ -73,9 +73,9 @@ class Streams:
         kind: object = None
         relayed: bool | None = None  # by the first message's model
         read = room_for_one = False
-        leaving: asyncio.Task[None] | None = None
+        leaving: asyncio.Task[int | None] | None = None
 
-        def left(ending: asyncio.Task[None]) -> None:
+        def left(ending: asyncio.Task[int | None]) -> None:
             nonlocal leaving
             leaving = ending
             holding.left(ending)
@@ -114,7 +114,9 @@ class Streams:
                         # Its answers are read one by one, and each is counted for as long as it may be.
                         share.take(self._gate.memory.most_of_one // 2)
                         room_for_one = True
-                    await expected.enter("" if shortly else request.model_name)
+                    # A message of a sequence may wait for another's end, which must not wait behind it.
+                    ahead = kind is not False and sequence is None
+                    await expected.enter("" if shortly else request.model_name, ahead=ahead)
                     unanswered.of(sequence)
                     turn = None
                     if sequence is not None:
@@ -171,7 +173,7 @@ class Streams:
                     async with aclosing(answers):
                         async for came in answers:
                             answer, last, failed_at_triton = unanswered.read(came)
-                            expected.came(len(came), last=last)
+                            expected.came(len(came) + HELD_BYTES, last=last, model=unanswered.model)
                             counted = 1 if relayed else 2  # gRPC has a copy of its own until it is read
                             if not last:
                                 placed.goes_on(unanswered.model)
@@ -190,15 +192,17 @@ class Streams:
                                     failed.append(bare(err))
                                     break
                                 writing, since = self._incoming.writing(context, len(answer)), time.monotonic()
+                                expected.shown()
                                 try:
                                     yield answer
                                 finally:
                                     writing.cancel()
+                                    expected.read()
                                     placed.took(time.monotonic() - since)
                                     share.resize(max(0, share.size - counted * len(answer)))
                             if last:
                                 unanswered.answered()
-                                expected.taken()
+                                expected.taken(unanswered.model)
                     if unanswered.some and not failed:  # Triton 24.10 ends a stream so, just before it dies
                         told = "the model server ended the stream before its last answer"
                         failed.append(UpstreamBrokenError(told, mend="ask again what has no answer"))

@@ -26,6 +26,7 @@ class Way:
         self.reading: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.relay: Relay | None = None
         self.channel: Any = None
+        self._thrown = 0
 
     async def answer(self) -> None:
         """Wait for what reads; raises MemoryFullError."""
@@ -41,12 +42,19 @@ class Way:
         if self.relay is not None:
             self.relay.taken(size)
 
-    async def read_to_its_end(self) -> None:
-        """Nothing of it is held where answers may be long."""
+    async def read_to_its_end(self) -> int:
+        """Nothing of it is held where answers may be long; gives the bytes that came."""
         if self.relay is not None:
             self.relay.discard()
-        while await self.reading is not grpc.aio.EOF:
+        while (answer := await self.reading) is not grpc.aio.EOF:
+            self._thrown += len(answer)
             self.reading = asyncio.ensure_future(self.call.read())
+        return self.thrown
+
+    @property
+    def thrown(self) -> int:
+        """Bytes of answers that nobody waited for."""
+        return self._thrown + (0 if self.relay is None else self.relay.thrown)
 
     async def end(self) -> None:
         if self.call is not None:
