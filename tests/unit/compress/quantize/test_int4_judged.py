@@ -235,3 +235,67 @@ def test_a_mask_of_another_kind_leaves_no_token_out(tmp_path: Path, name: str) -
         for each in ([0, 0, 0, 1], [1, 1, 1, 1])
     ]
     assert files[0].path.read_bytes() == files[1].path.read_bytes()
+
+
+def padded(random: np.random.Generator, *, left: bool = False) -> tuple[Array, Array]:
+    """Ids and their mask."""
+    mask = (np.arange(12) < random.integers(3, 8, (80, 1))).astype(np.int64)
+    mask = mask[:, ::-1].copy() if left else mask
+    return np.where(mask == 1, random.integers(1, 50, mask.shape), 0), mask
+
+
+def pooled(ids: str, mask: str, made: str) -> list[onnx.NodeProto]:
+    """A table, a layer, and a sum over what the mask says counts."""
+    return [
+        node("Gather", ["table", ids], [f"{made}_rows"], name=f"{made} look"),
+        node("MatMul", [f"{made}_rows", "w"], [f"{made}_h"], name=f"{made} layer"),
+        node("Cast", [mask], [f"{made}_m"], name=f"{made} cast", to=TensorProto.FLOAT),
+        node("Unsqueeze", [f"{made}_m", "last"], [f"{made}_c"], name=f"{made} column"),
+        node("Mul", [f"{made}_h", f"{made}_c"], [f"{made}_k"], name=f"{made} kept"),
+        node("ReduceSum", [f"{made}_k", "axis"], [made], name=f"{made} sum", keepdims=0),
+    ]
+
+
+WEIGHTS = {"table": normal(50, 64), "w": normal(64, 64), "last": np.asarray([2]), "axis": np.asarray([1])}
+
+
+def counted_rows(model: OnnxModel, names: list[str], inputs: dict[str, Array]) -> dict[str, int]:
+    """Rows that judge, of sixteen samples of twelve tokens."""
+    data = data_of(**inputs)
+    read = readings(model.path, dict.fromkeys(names, 64), data, np.arange(4, 80, 5), lambda _: None)
+    return {name: len(each.held) for name, each in read.items()}
+
+
+@pytest.mark.parametrize("batch", ["batch", 1])
+def test_rows_that_were_turned_round_all_count(tmp_path: Path, batch: str | int) -> None:
+    ids, mask = padded(np.random.default_rng(0))
+    ends = {"first": np.asarray([-1]), "end": np.asarray([-100]), "step": np.asarray([-1])}
+    turn = [
+        node("Slice", [name, "first", "end", "axis", "step"], [f"turned_{name}"], name=f"turn {name}")
+        for name in ("input_ids", "attention_mask")
+    ]
+    nodes = [
+        *turn,
+        *pooled("turned_input_ids", "turned_attention_mask", "y"),
+        *pooled("input_ids", "attention_mask", "z"),
+    ]
+    kinds: Inputs = {name: (TensorProto.INT64, [batch, 12]) for name in ("input_ids", "attention_mask")}
+    model = model_of(tmp_path, nodes, WEIGHTS | ends, kinds, ("y", "z"))
+    counted = counted_rows(model, ["y_rows", "z_rows"], {"input_ids": ids, "attention_mask": mask})
+    assert counted == {"y_rows": 16 * 12, "z_rows": mask[4::5].sum()}
+
+
+def test_the_mask_of_one_sequence_says_nothing_of_another_of_its_length(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    (ids, mask), (others, other_mask) = padded(random), padded(random, left=True)
+    nodes = pooled("input_ids", "attention_mask", "y")
+    nodes += pooled("decoder_input_ids", "decoder_attention_mask", "z")
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "decoder_input_ids": others,
+        "decoder_attention_mask": other_mask,
+    }
+    kinds: Inputs = {name: (TensorProto.INT64, ["batch", "seq"]) for name in inputs}
+    model = model_of(tmp_path, nodes, WEIGHTS, kinds, ("y", "z"))
+    assert counted_rows(model, ["y_rows", "z_rows"], inputs) == {"y_rows": mask[4::5].sum(), "z_rows": 16 * 12}
