@@ -49,14 +49,20 @@ class Reading:
     Attributes:
         grams: x'x of the samples that weights are chosen by, float64 [columns, columns] of each of its `slices`.
         held: rows of those that judge, float32 [rows, width].
+        every: the same, padding with them: what is taken for padding is not to be lost on either.
     """
 
     grams: tuple[Array, ...]
     held: Array
+    every: Array
 
     def __add__(self, other: Reading) -> Reading:
         both = zip(self.grams, other.grams, strict=True)
-        return Reading(tuple(a + b for a, b in both), np.concatenate([self.held, other.held]))
+        return Reading(
+            tuple(a + b for a, b in both),
+            np.concatenate([self.held, other.held]),
+            np.concatenate([self.every, other.every]),
+        )
 
 
 def slices(width: int) -> list[slice]:
@@ -75,7 +81,7 @@ def portions(widths: Mapping[str, int]) -> list[list[str]]:
     found: list[list[str]] = []
     size = 0
     for name, width in widths.items():
-        own = sum(8 * (part.stop - part.start) ** 2 for part in slices(width)) + 4 * MOST_HELD * width
+        own = sum(8 * (part.stop - part.start) ** 2 for part in slices(width)) + 8 * MOST_HELD * width
         if not found or size + own > GRAM_BYTES:
             found.append([])
             size = 0
@@ -122,6 +128,7 @@ def readings(
     run = _runner(model, path, widths)
     sums = {name: [np.zeros((part.stop - part.start,) * 2) for part in slices(width)] for name, width in widths.items()}
     kept: dict[str, list[Array]] = {name: [] for name in widths}
+    every: dict[str, list[Array]] = {name: [] for name in widths}
     batch = batch_for(path, [name for name in widths if name not in _fed(graph)], data)
     places = np.setdiff1d(np.arange(len(data)), held)
     done = 0
@@ -132,17 +139,21 @@ def readings(
             found = run(inputs)
             for name, width in widths.items():
                 told = None if mask is None else _in_order(inputs[mask], orders.get(name))
-                rows = found[name].reshape(-1, width)
-                rows = np.ascontiguousarray(rows if told is None else rows[told])
+                whole = found[name].reshape(-1, width)
+                rows = np.ascontiguousarray(whole if told is None else whole[told])
                 if judges:
-                    kept[name].append(_some(rows, math.ceil(MOST_HELD * count / len(held))))
+                    most = math.ceil(MOST_HELD * count / len(held))
+                    kept[name].append(_some(rows, most))
+                    every[name].append(kept[name][-1] if told is None else _some(whole, most))
                 else:
                     _add(sums[name], rows)
                 if not np.isfinite(rows).all() or not all(np.isfinite(each).all() for each in sums[name]):
                     raise _beyond(graph, name, found, some[at : at + batch])
             done += count
             progress(done)
-    return {name: Reading(tuple(sums[name]), np.concatenate(kept[name])) for name in widths}
+    return {
+        name: Reading(tuple(sums[name]), np.concatenate(kept[name]), np.concatenate(every[name])) for name in widths
+    }
 
 
 def _fed(graph: onnx.GraphProto) -> set[str]:

@@ -74,7 +74,22 @@ def test_a_layer_that_rounding_serves_better_on_what_was_held_out_is_rounded() -
     seen[:, :32] *= 0.01
     held[:, 32:] *= 0.01
     weights = normal(16, 64)
-    found = judged(weights, grams_module.Reading((seen.T @ seen,), held), symmetric=False, table=False)
+    found = judged(weights, grams_module.Reading((seen.T @ seen,), held, held), symmetric=False, table=False)
+    assert found.lost == found.lost_rounded
+    np.testing.assert_array_equal(found.blocks.codes, rounded(weights, fitted(weights)).codes)
+
+
+def test_a_layer_that_rounding_serves_better_on_what_was_taken_for_padding_is_rounded() -> None:
+    rng = np.random.default_rng(0)
+    few = rng.standard_normal((8, 64))
+    seen, held = (rng.standard_normal((400, 8)) @ few for _ in range(2))
+    every = rng.standard_normal((400, 64))
+    every -= every @ np.linalg.pinv(few) @ few  # nothing of what the others are made of
+    held, every = held.astype(np.float32), every.astype(np.float32)
+    weights, gram = normal(16, 64), (seen.T @ seen,)
+    taken = judged(weights, grams_module.Reading(gram, held, held), symmetric=False, table=False)
+    found = judged(weights, grams_module.Reading(gram, held, every), symmetric=False, table=False)
+    assert taken.lost < taken.lost_rounded
     assert found.lost == found.lost_rounded
     np.testing.assert_array_equal(found.blocks.codes, rounded(weights, fitted(weights)).codes)
 
@@ -216,11 +231,16 @@ def test_padding_has_no_say_whatever_the_order(order: str, tokens: int, tmp_path
     x = correlated(64, 96 * tokens).reshape(96, tokens, 64)
     mask = (np.arange(tokens) < np.random.default_rng(0).integers(1, tokens, (96, 1))).astype(np.int64)
     loud = np.where(mask[..., None] == 0, np.float32(100), x)
-    files = [
-        quantized(model, tmp_path / name, QuantizeInt4(data_of(x=each, attention_mask=mask))).path.read_bytes()
-        for name, each in (("quiet", x), ("loud", loud))
-    ]
-    assert files[0] == files[1]
+    name = "f" if "flat" in order else "t"
+    quiet_one, loud_one = (
+        readings(model.path, {name: 64}, data_of(x=each, attention_mask=mask), np.arange(4, 96, 5), lambda _: None)[
+            name
+        ]
+        for each in (x, loud)
+    )
+    np.testing.assert_array_equal(quiet_one.grams, loud_one.grams)
+    np.testing.assert_array_equal(quiet_one.held, loud_one.held)
+    assert loud_one.every.max() == 100 > loud_one.held.max(), "beside, all rows judge"
 
 
 @pytest.mark.parametrize("name", ["src_key_padding_mask", "padding_mask", "global_attention_mask", "mask"])
