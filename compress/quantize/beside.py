@@ -66,11 +66,11 @@ def beside(
         with why.
     """
     (path, before), (other, after) = first, second
-    made = {name: node.op_type for node in after.graph.node for name in node.output}
+    made = {name for node in after.graph.node for name in node.output}
     quantizers, drawn = _quantizers(after), _drawn(before, after)
-    alike = [(name, node.op_type) for node in before.graph.node for name in node.output if name]
-    common = [name for name, kind in alike if made.get(name) in (kind, "DequantizeLinear") or name in drawn]
-    unmatched = {name: "the other has no such tensor" for name, _ in alike if name not in common}
+    alike = [name for node in before.graph.node for name in node.output if name]
+    common = [name for name in alike if name in made or name in drawn]
+    unmatched = {name: "the other has no such tensor" for name in alike if name not in common}
     names = list(dict.fromkeys(common))
     seen = {name: _Seen() for name in names}
     beyond = {name: [0, 0] for name in quantizers}
@@ -78,6 +78,9 @@ def beside(
     theirs = observe(other, [*names, *quantizers], data, batch=batch)
     for (was, samples), (now, _) in zip(observe(path, names, data, batch=batch), theirs, strict=True):
         for name in (name for name in names if was[name].dtype == np.float32):
+            if now[name].dtype != was[name].dtype:
+                unmatched[name] = f"it is {now[name].dtype}, {was[name].dtype} before"
+                continue
             drawn_in = np.clip(now[name], *drawn.get(name, (-np.inf, np.inf)))
             if was[name].shape != drawn_in.shape:
                 unmatched[name] = f"it is {list(drawn_in.shape)}, {list(was[name].shape)} before"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 
 from compress.data.dataset import Dataset
 from compress.data.padding import padding_mask
+from compress.data.padding_rows import padding_orders
 from compress.errors import StageError
 from compress.formats.onnx.outline import outline
 from compress.model import Arrays
@@ -39,7 +40,6 @@ ROWS = 4096  # whose products are summed in float32; sums of those are float64
 HELD_OUT = 5  # every so many samples, one judges
 FEWEST = 8 * HELD_OUT  # samples: with fewer, too few are left to judge
 MOST_HELD = 1024  # samples that judge, and about as many rows of each tensor
-ALIKE = 1e-3  # of the largest: what one row may differ by in two batches
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,20 @@ class Reading:
     Attributes:
         grams: x'x of the samples that weights are chosen by, float64 [columns, columns] of each of its `slices`.
         held: rows of those that judge, float32 [rows, width].
+        every: the same, padding with them: what is taken for padding is not to be lost on either.
     """
 
     grams: tuple[Array, ...]
     held: Array
+    every: Array
 
     def __add__(self, other: Reading) -> Reading:
         both = zip(self.grams, other.grams, strict=True)
-        return Reading(tuple(a + b for a, b in both), np.concatenate([self.held, other.held]))
+        return Reading(
+            tuple(a + b for a, b in both),
+            np.concatenate([self.held, other.held]),
+            np.concatenate([self.every, other.every]),
+        )
 
 
 def slices(width: int) -> list[slice]:
@@ -75,7 +81,7 @@ def portions(widths: Mapping[str, int]) -> list[list[str]]:
     found: list[list[str]] = []
     size = 0
     for name, width in widths.items():
-        own = sum(8 * (part.stop - part.start) ** 2 for part in slices(width)) + 4 * MOST_HELD * width
+        own = sum(8 * (part.stop - part.start) ** 2 for part in slices(width)) + 8 * MOST_HELD * width
         if not found or size + own > GRAM_BYTES:
             found.append([])
             size = 0
@@ -115,11 +121,14 @@ def readings(
     """
     model = onnx.load(path)
     graph = model.graph
+    mask, outputs = padding_mask(data), [value.name for value in graph.output]
+    orders: dict[str, bool] = {}
+    if mask is not None:
+        orders = padding_orders(_runner(model, path, [*widths, *outputs]), widths, outputs, data, mask)
     run = _runner(model, path, widths)
-    mask = padding_mask(data)
-    orders = {} if mask is None else _orders(run, widths, data, mask)
     sums = {name: [np.zeros((part.stop - part.start,) * 2) for part in slices(width)] for name, width in widths.items()}
     kept: dict[str, list[Array]] = {name: [] for name in widths}
+    every: dict[str, list[Array]] = {name: [] for name in widths}
     batch = batch_for(path, [name for name in widths if name not in _fed(graph)], data)
     places = np.setdiff1d(np.arange(len(data)), held)
     done = 0
@@ -129,27 +138,31 @@ def readings(
             count = len(next(iter(inputs.values())))
             found = run(inputs)
             for name, width in widths.items():
-                told = None if mask is None else _in_order(inputs[mask], found[name], orders.get(name))
-                rows = found[name].reshape(-1, width)
-                rows = np.ascontiguousarray(rows if told is None else rows[told])
+                told = None if mask is None else _in_order(inputs[mask], orders.get(name))
+                whole = found[name].reshape(-1, width)
+                rows = np.ascontiguousarray(whole if told is None else whole[told])
                 if judges:
-                    kept[name].append(_some(rows, math.ceil(MOST_HELD * count / len(held))))
+                    most = math.ceil(MOST_HELD * count / len(held))
+                    kept[name].append(_some(rows, most))
+                    every[name].append(kept[name][-1] if told is None else _some(whole, most))
                 else:
                     _add(sums[name], rows)
                 if not np.isfinite(rows).all() or not all(np.isfinite(each).all() for each in sums[name]):
                     raise _beyond(graph, name, found, some[at : at + batch])
             done += count
             progress(done)
-    return {name: Reading(tuple(sums[name]), np.concatenate(kept[name])) for name in widths}
+    return {
+        name: Reading(tuple(sums[name]), np.concatenate(kept[name]), np.concatenate(every[name])) for name in widths
+    }
 
 
 def _fed(graph: onnx.GraphProto) -> set[str]:
     return {value.name for value in graph.input}
 
 
-def _runner(model: onnx.ModelProto, path: Path, names: Mapping[str, int]) -> Run:
+def _runner(model: onnx.ModelProto, path: Path, names: Iterable[str]) -> Run:
     """What gives these tensors for inputs of a file; the model gets them as outputs."""
-    graph = model.graph
+    graph, names = model.graph, list(dict.fromkeys(names))
     fed, known = _fed(graph), {value.name for value in (*graph.input, *graph.output)}
     graph.output.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names if name not in known
@@ -168,45 +181,12 @@ def _runner(model: onnx.ModelProto, path: Path, names: Mapping[str, int]) -> Run
     return run
 
 
-def _orders(run: Run, names: Mapping[str, int], data: Dataset, mask: str) -> dict[str, bool]:
-    """Of each tensor whose rows are tokens: whether those of a sample follow each other, or those of all samples.
-
-    Its shape does not tell, so some samples are run in two orders: their rows go along. A tensor of which that tells
-    nothing is left out, and with a model that takes a sample at a time all rows are of one.
-    """
-    inputs, _ = data.take(np.arange(min(4, len(data))))
-    try:
-        first = run(inputs)
-        second = run({name: np.ascontiguousarray(np.roll(array, 1, 0)) for name, array in inputs.items()})
-    except StageError:
-        return {}
-    found = {}
-    for name in names:
-        fitting = [
-            by_sample for by_sample in (True, False) if _goes(first[name], second[name], inputs[mask], by_sample)
-        ]
-        if len(fitting) == 1:
-            found[name] = fitting[0]
-    return found
-
-
-def _goes(first: Array, second: Array, mask: Array, by_sample: bool) -> bool:
-    """Whether rows of samples in this order went along as those were rolled by one."""
-    shape = mask.shape if by_sample else mask.shape[::-1]
-    if not (first.shape[:2] == shape and first.ndim == 3) and not (first.ndim == 2 and len(first) == mask.size):
-        return False
-    rolled = np.roll(first.reshape(*shape, -1), 1, 0 if by_sample else 1)
-    near = partial(np.allclose, rtol=ALIKE, atol=ALIKE * float(np.abs(first).max(initial=0)))
-    return bool(near(rolled, second.reshape(rolled.shape)) and not near(first, second))
-
-
-def _in_order(mask: Array, values: Array, by_sample: bool | None) -> Array | None:
+def _in_order(mask: Array, by_sample: bool | None) -> Array | None:
     """Which rows of a tensor count, bool [rows]; None for all."""
-    told = mask.astype(bool)
-    one: bool = len(told) == 1 and values.size // values.shape[-1] == told.size and values.ndim <= 3
-    if by_sample is None and not one:
+    if by_sample is None:
         return None
-    rows: Array = (told if one or by_sample else told.T).reshape(-1)
+    told = mask.astype(bool)
+    rows: Array = (told if by_sample else told.T).reshape(-1)
     return rows
 
 

@@ -22,6 +22,8 @@ CHUNK = 256  # rows whose products are there at the same time
 class Judged:
     """A matrix in 4 bits, and what its products lose on rows that were held out: squared errors, summed.
 
+    Of these rows with padding or without, whichever GPTQ does worse on.
+
     Attributes:
         blocks: by GPTQ, or rounded to nearest where that loses no more.
         lost: by these.
@@ -41,7 +43,7 @@ class Judged:
 
 
 def judged(weights: Array, reading: Reading, *, symmetric: bool, table: bool) -> Judged:
-    """GPTQ by what the layer reads, where it is better than rounding on what was held out.
+    """GPTQ by what the layer reads, where it is better than rounding on what was held out, with padding and without.
 
     Args:
         weights: float32 [rows, columns].
@@ -55,15 +57,22 @@ def judged(weights: Array, reading: Reading, *, symmetric: bool, table: bool) ->
         read = gram + SHARED * mean * np.eye(len(gram)) if table else gram
         parts.append(chosen(np.ascontiguousarray(weights[:, part]), read, symmetric=symmetric))
     made, nearest = _joined(parts), rounded(weights, fitted(weights, symmetric=symmetric))
-    held = reading.held
-    entries = SHARED * float(np.square(held, dtype=np.float64).sum()) / held.shape[1] if table else 0.0
-    losses = []
-    for blocks in (made, nearest):
-        error = weights - blocks.restored()
-        losses.append(_products(held, error) + entries * float(np.square(error, dtype=np.float64).sum()))
-    best = int(losses[1] <= losses[0])
-    blocks = (made, nearest)[best]
-    return Judged(blocks, losses[best], losses[1], _products(in_8_bits(held) - held, blocks.restored()))
+    counted = [_lost(rows, weights, made, nearest, table=table) for rows in (reading.held, reading.every)]
+    if any(lost >= by_rounding for lost, by_rounding in counted):
+        made, counted = nearest, [(by_rounding, by_rounding) for _, by_rounding in counted]
+    worse = int(counted[1][0] * counted[0][1] > counted[0][0] * counted[1][1])
+    rows = (reading.held, reading.every)[worse]
+    return Judged(made, *counted[worse], _products(in_8_bits(rows) - rows, made.restored()))
+
+
+def _lost(rows: Array, weights: Array, made: Blocks, nearest: Blocks, *, table: bool) -> tuple[float, float]:
+    """By GPTQ and by rounding, on some rows."""
+    entries = SHARED * float(np.square(rows, dtype=np.float64).sum()) / rows.shape[1] if table else 0.0
+    errors = (weights - made.restored(), weights - nearest.restored())
+    lost, by_rounding = (
+        _products(rows, each) + entries * float(np.square(each, dtype=np.float64).sum()) for each in errors
+    )
+    return lost, by_rounding
 
 
 def in_8_bits(rows: Array) -> Array:

@@ -74,7 +74,22 @@ def test_a_layer_that_rounding_serves_better_on_what_was_held_out_is_rounded() -
     seen[:, :32] *= 0.01
     held[:, 32:] *= 0.01
     weights = normal(16, 64)
-    found = judged(weights, grams_module.Reading((seen.T @ seen,), held), symmetric=False, table=False)
+    found = judged(weights, grams_module.Reading((seen.T @ seen,), held, held), symmetric=False, table=False)
+    assert found.lost == found.lost_rounded
+    np.testing.assert_array_equal(found.blocks.codes, rounded(weights, fitted(weights)).codes)
+
+
+def test_a_layer_that_rounding_serves_better_on_what_was_taken_for_padding_is_rounded() -> None:
+    rng = np.random.default_rng(0)
+    few = rng.standard_normal((8, 64))
+    seen, held = (rng.standard_normal((400, 8)) @ few for _ in range(2))
+    every = rng.standard_normal((400, 64))
+    every -= every @ np.linalg.pinv(few) @ few  # nothing of what the others are made of
+    held, every = held.astype(np.float32), every.astype(np.float32)
+    weights, gram = normal(16, 64), (seen.T @ seen,)
+    taken = judged(weights, grams_module.Reading(gram, held, held), symmetric=False, table=False)
+    found = judged(weights, grams_module.Reading(gram, held, every), symmetric=False, table=False)
+    assert taken.lost < taken.lost_rounded
     assert found.lost == found.lost_rounded
     np.testing.assert_array_equal(found.blocks.codes, rounded(weights, fitted(weights)).codes)
 
@@ -216,11 +231,16 @@ def test_padding_has_no_say_whatever_the_order(order: str, tokens: int, tmp_path
     x = correlated(64, 96 * tokens).reshape(96, tokens, 64)
     mask = (np.arange(tokens) < np.random.default_rng(0).integers(1, tokens, (96, 1))).astype(np.int64)
     loud = np.where(mask[..., None] == 0, np.float32(100), x)
-    files = [
-        quantized(model, tmp_path / name, QuantizeInt4(data_of(x=each, attention_mask=mask))).path.read_bytes()
-        for name, each in (("quiet", x), ("loud", loud))
-    ]
-    assert files[0] == files[1]
+    name = "f" if "flat" in order else "t"
+    quiet_one, loud_one = (
+        readings(model.path, {name: 64}, data_of(x=each, attention_mask=mask), np.arange(4, 96, 5), lambda _: None)[
+            name
+        ]
+        for each in (x, loud)
+    )
+    np.testing.assert_array_equal(quiet_one.grams, loud_one.grams)
+    np.testing.assert_array_equal(quiet_one.held, loud_one.held)
+    assert loud_one.every.max() == 100 > loud_one.held.max(), "beside, all rows judge"
 
 
 @pytest.mark.parametrize("name", ["src_key_padding_mask", "padding_mask", "global_attention_mask", "mask"])
@@ -235,3 +255,67 @@ def test_a_mask_of_another_kind_leaves_no_token_out(tmp_path: Path, name: str) -
         for each in ([0, 0, 0, 1], [1, 1, 1, 1])
     ]
     assert files[0].path.read_bytes() == files[1].path.read_bytes()
+
+
+def padded(random: np.random.Generator, *, left: bool = False) -> tuple[Array, Array]:
+    """Ids and their mask."""
+    mask = (np.arange(12) < random.integers(3, 8, (80, 1))).astype(np.int64)
+    mask = mask[:, ::-1].copy() if left else mask
+    return np.where(mask == 1, random.integers(1, 50, mask.shape), 0), mask
+
+
+def pooled(ids: str, mask: str, made: str) -> list[onnx.NodeProto]:
+    """A table, a layer, and a sum over what the mask says counts."""
+    return [
+        node("Gather", ["table", ids], [f"{made}_rows"], name=f"{made} look"),
+        node("MatMul", [f"{made}_rows", "w"], [f"{made}_h"], name=f"{made} layer"),
+        node("Cast", [mask], [f"{made}_m"], name=f"{made} cast", to=TensorProto.FLOAT),
+        node("Unsqueeze", [f"{made}_m", "last"], [f"{made}_c"], name=f"{made} column"),
+        node("Mul", [f"{made}_h", f"{made}_c"], [f"{made}_k"], name=f"{made} kept"),
+        node("ReduceSum", [f"{made}_k", "axis"], [made], name=f"{made} sum", keepdims=0),
+    ]
+
+
+WEIGHTS = {"table": normal(50, 64), "w": normal(64, 64), "last": np.asarray([2]), "axis": np.asarray([1])}
+
+
+def counted_rows(model: OnnxModel, names: list[str], inputs: dict[str, Array]) -> dict[str, int]:
+    """Rows that judge, of sixteen samples of twelve tokens."""
+    data = data_of(**inputs)
+    read = readings(model.path, dict.fromkeys(names, 64), data, np.arange(4, 80, 5), lambda _: None)
+    return {name: len(each.held) for name, each in read.items()}
+
+
+@pytest.mark.parametrize("batch", ["batch", 1])
+def test_rows_that_were_turned_round_all_count(tmp_path: Path, batch: str | int) -> None:
+    ids, mask = padded(np.random.default_rng(0))
+    ends = {"first": np.asarray([-1]), "end": np.asarray([-100]), "step": np.asarray([-1])}
+    turn = [
+        node("Slice", [name, "first", "end", "axis", "step"], [f"turned_{name}"], name=f"turn {name}")
+        for name in ("input_ids", "attention_mask")
+    ]
+    nodes = [
+        *turn,
+        *pooled("turned_input_ids", "turned_attention_mask", "y"),
+        *pooled("input_ids", "attention_mask", "z"),
+    ]
+    kinds: Inputs = {name: (TensorProto.INT64, [batch, 12]) for name in ("input_ids", "attention_mask")}
+    model = model_of(tmp_path, nodes, WEIGHTS | ends, kinds, ("y", "z"))
+    counted = counted_rows(model, ["y_rows", "z_rows"], {"input_ids": ids, "attention_mask": mask})
+    assert counted == {"y_rows": 16 * 12, "z_rows": mask[4::5].sum()}
+
+
+def test_the_mask_of_one_sequence_says_nothing_of_another_of_its_length(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    (ids, mask), (others, other_mask) = padded(random), padded(random, left=True)
+    nodes = pooled("input_ids", "attention_mask", "y")
+    nodes += pooled("decoder_input_ids", "decoder_attention_mask", "z")
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "decoder_input_ids": others,
+        "decoder_attention_mask": other_mask,
+    }
+    kinds: Inputs = {name: (TensorProto.INT64, ["batch", "seq"]) for name in inputs}
+    model = model_of(tmp_path, nodes, WEIGHTS, kinds, ("y", "z"))
+    assert counted_rows(model, ["y_rows", "z_rows"], inputs) == {"y_rows": mask[4::5].sum(), "z_rows": 16 * 12}
