@@ -237,13 +237,27 @@ class Stack(Application):
             self._volume(name, path, entry)
 
     def _trusted(self, public_key: Path | None, *, renew: bool = False) -> str:
-        """Whose signature is asked for, as PEM: the key that is given, else that of `up`; "" where none is."""
+        """Whose signature is asked for, as PEM: the key that is given, else that of `up`; "" where none is.
+
+        Raises:
+            ServerError: what is served was verified, and by which key is not known here.
+        """
         kept = self.folder / "signer.pem"
         if public_key is None and (renew or not kept.exists()):
+            if not renew and any(self._is_verified(pod) for pod in self.tritons()):
+                raise ServerError(
+                    "can't tell whose signature is asked for",
+                    why=f"{self.name} serves what was verified, and {kept} is not there: it was brought up elsewhere",
+                    mend="give --public-key; to serve what nobody signed, take it down and bring it up without",
+                )
             return ""
         path = public_key or kept
         read_public_key(path)
         return path.read_text(encoding="ascii")
+
+    def _is_verified(self, pod: str) -> bool:
+        """Whether a pod was given a key by which its repository was verified."""
+        return f"{pod}-{SIGNER}" in self.engine.run("volume", "ls", "--format", "{{.Name}}").stdout.split()
 
     def _trust(self, trusted: str) -> None:
         """Keep whose signature is asked for, as long as it is served."""

@@ -18,6 +18,11 @@ __all__ = ["Breakdown", "ModelTime", "Observation", "ServerUse", "breakdown", "o
 
 PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 TIMEOUT_S = 5.0
+# They listen for a server that is elsewhere: in a container, or on another machine. By their first 15 letters.
+FORWARDERS = frozenset({
+    "conmon", "docker-proxy", "rootlessport", "slirp4netns", "pasta", "pasta.avx2", "containers-root", "kubectl",
+    "ssh", "sshd", "socat", "gvproxy", "vpnkit",
+})  # fmt: skip
 DURATIONS = re.compile(rb'^gateway_request_duration_seconds_(sum|count)\{model="([^"]*)"\} (\S+)$', re.MULTILINE)
 
 
@@ -179,7 +184,7 @@ def use_between(before: Observation, after: Observation) -> ServerUse | None:
 
 
 def _processes(port: int) -> list[psutil.Process]:
-    """Those that listen at a port, and all that they started."""
+    """Those that listen at a port, and all that they started; none where one of them only forwards."""
     try:
         listening = {
             each.pid
@@ -189,6 +194,8 @@ def _processes(port: int) -> list[psutil.Process]:
         found: dict[int, psutil.Process] = {}
         for pid in listening:
             process = psutil.Process(pid)
+            if process.name()[:15] in FORWARDERS:
+                return []
             found[pid] = process
             found |= {child.pid: child for child in process.children(recursive=True)}
     except psutil.Error:

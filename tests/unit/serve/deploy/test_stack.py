@@ -318,3 +318,12 @@ def test_keys_that_were_added_and_revoked_are_brought_to_the_gateway_that_runs(s
     (stack.folder / "keys.json").write_text("{")
     with pytest.raises(ToolkitError):
         renew_keys(stack)
+
+
+def test_what_serves_by_a_key_that_is_not_here_is_not_replaced_by_what_nobody_signed(stack: Stack, state: Path) -> None:
+    runs(state, "serving-gateway", "serving-triton-models-0")
+    (state / "volumes").write_text("models-0\nserving-triton-models-0-key\n")
+    for call in (stack.roll, stack.add):
+        with pytest.raises(ServerError, match="can't tell whose signature"):
+            call(MODELS)
+    assert stack.tritons() == ["serving-triton-models-0"]
