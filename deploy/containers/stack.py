@@ -4,7 +4,7 @@ Triton is on a network without a way out; the gateway and Prometheus are on that
 reaches; what networks leave open, rules in each pod close (`fence.py`).
 Pods that serve stand under one name there, NAME-triton, as behind a headless service.
 
-One command at a time changes what runs. Whatever ends one in the middle, the same command finishes it, and `down`
+One command at a time changes what runs. A roll that ends in the middle is finished by the same command, and `down`
 takes all away.
 """
 
