@@ -127,7 +127,6 @@ def test_bytes_in_bytes_out_and_only_the_headers_that_matter() -> None:
             assert request.headers == {
                 "host": str(triton.address),
                 "content-length": str(len(body)),
-                "content-type": "application/octet-stream",
                 "inference-header-content-length": "12",
                 "accept-encoding": "gzip",
                 "traceparent": "00-abc-def-01",
