@@ -178,7 +178,11 @@ def test_the_module_leaves_nothing_behind_that_clashes(tmp_path: Path) -> None:
         ("REQUIREMENTS = [f()]\ndef preprocess(x: bytes): ...", 1, "not a plain list of strings"),
         ("REQUIREMENTS = ['nothing-like-it']\nimport nothing_like_it", None, "nothing-like-it (not installed)"),
         ("REQUIREMENTS = ['numpy>=99']\ndef preprocess(x: bytes): ...", None, "numpy>=99 ("),
-        ("REQUIREMENTS = ['numpy >>> 3']\ndef preprocess(x: bytes): ...", 1, "'numpy >>> 3', which is no requirement of a package"),
+        (
+            "REQUIREMENTS = ['numpy >>> 3']\ndef preprocess(x: bytes): ...",
+            1,
+            "'numpy >>> 3', which is no requirement of a package",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, line: int | None, why: str) -> None:
