@@ -117,7 +117,7 @@ async def test_a_stream_that_was_left_keeps_them_until_its_call_ends() -> None:
     all_ = places()
     stream = Placed(all_, "alice")
     entering = await enter(stream, count=SHARE + 1)
-    ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    ending: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
     stream.end(ending)
     await settle()
     assert isinstance(entering[-1].exception(), ClientGoneError), "what waited is not sent any more"

@@ -57,7 +57,7 @@ async def _counted_and_thrown_away(port: int) -> None:
     memory = Memory(16 * MIB)
     balancer = Balancer([Address("127.0.0.1", port)], max_connections=4, timeout_s=10.0)
     calls = GrpcChannels(balancer, [f"127.0.0.1:{port}"], [], Relays(8, 8 * MIB))
-    left: list[asyncio.Task[None]] = []
+    left: list[asyncio.Task[int | None]] = []
 
     async def asked(*sizes: int) -> AsyncIterator[Parcel]:
         for size in sizes:
