@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve.gateway.access.fairness import Fairness, Work
-from serve.gateway.access.left_behind import any_answered, once_through
+from serve.gateway.access.left_behind import leave_once_through, once_through
 from serve.gateway.access.memory import Share
 from serve.gateway.access.queues import Queues, Waiter
 from serve.gateway.errors import OverloadedError
@@ -330,15 +330,11 @@ class Admission:
             held: for its key, holds the request until then, which may still be on its way.
             who: the key that had it.
         """
-        if held is not None:
-            held.hold(size)
 
-        def over() -> None:
-            self.leave(time.monotonic() - started if any_answered(ended) else None, size, who)
-            if held is not None:
-                held.close()
+        def leave(answered: bool) -> None:
+            self.leave(time.monotonic() - started if answered else None, size, who)
 
-        once_through(ended, over)
+        leave_once_through(ended, leave, size, held)
 
     def abandon(self, seconds: float, who: str = "", ended: Sequence[asyncio.Future[Any]] = (), size: int = 0) -> None:
         """Give a place back, whose client gave up after so many seconds, once its answer would have come.

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["any_answered", "once_through"]
+from serve.gateway.access.memory import Share
+
+__all__ = ["leave_once_through", "once_through"]
 
 
 def once_through(ended: Sequence[asyncio.Future[Any]], then: Callable[[], None]) -> None:
@@ -23,6 +25,28 @@ def once_through(ended: Sequence[asyncio.Future[Any]], then: Callable[[], None])
         each.add_done_callback(over)
 
 
-def any_answered(ended: Sequence[asyncio.Future[Any]]) -> bool:
+def leave_once_through(
+    ended: Sequence[asyncio.Future[Any]], leave: Callable[[bool], None], size: int, held: Share | None
+) -> None:
+    """Keep what a client left until the server is through with it.
+
+    Args:
+        ended: as of `once_through`; True, or an answer, where the server answered.
+        leave: gives its place back; is told whether the server answered.
+        size: of the request, in bytes.
+        held: for its key, holds the request until then.
+    """
+    if held is not None:
+        held.hold(size)
+
+    def over() -> None:
+        leave(_any_answered(ended))
+        if held is not None:
+            held.close()
+
+    once_through(ended, over)
+
+
+def _any_answered(ended: Sequence[asyncio.Future[Any]]) -> bool:
     """Of those that are done, whether the server answered one: True, or with an answer."""
     return any(not (each.cancelled() or each.exception() is not None or each.result() is False) for each in ended)

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from serve.gateway.access.admission import Admission
-from serve.gateway.access.left_behind import any_answered, once_through
+from serve.gateway.access.left_behind import leave_once_through
 from serve.gateway.access.memory import Share
 from serve.gateway.access.slotless import Slotless
 from serve.gateway.access.slots import Turn
@@ -87,15 +87,11 @@ class Seated:
         who: str = "",
     ) -> None:
         """As of `Admission`; until the server is through it may still be set aside."""
-        if held is not None:
-            held.hold(size)
 
-        def over() -> None:
-            self.leave(time.monotonic() - started if any_answered(ended) else None, size, who)
-            if held is not None:
-                held.close()
+        def leave(answered: bool) -> None:
+            self.leave(time.monotonic() - started if answered else None, size, who)
 
-        once_through(ended, over)
+        leave_once_through(ended, leave, size, held)
 
     def abandon(self, seconds: float, who: str = "", ended: Sequence[asyncio.Future[Any]] = (), size: int = 0) -> None:
         """As of `Admission`."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from serve.gateway.access.left_behind import once_through
+from serve.gateway.access.left_behind import leave_once_through
 from serve.gateway.access.memory import Share
 from serve.gateway.access.slots import MOST_WAITING
 from serve.gateway.errors import RateLimitedError
@@ -75,15 +75,7 @@ class Slotless:
         _who: str = "",
     ) -> None:
         """What its client left stands here until the model server is through with it; arguments as of `Admission`."""
-        if held is not None:
-            held.hold(size)
-
-        def over() -> None:
-            self.leave(None)
-            if held is not None:
-                held.close()
-
-        once_through(ended, over)
+        leave_once_through(ended, lambda _: self.leave(None), size, held)
 
     def abandon(
         self, _seconds: float, _who: str = "", _ended: Sequence[asyncio.Future[Any]] = (), _size: int = 0
