@@ -264,7 +264,8 @@ def test_connections_have_their_part_of_it(triton: TritonServer) -> None:
             time.sleep(0.1)
 
 
-def test_messages_beyond_the_bound_are_resource_exhausted(triton: TritonServer) -> None:
+def test_messages_beyond_the_bound_are_refused(triton: TritonServer) -> None:
+    """Where they come faster than they are read, and half of the bound waits in gRPC's library, by their connection."""
     size = BODY - 4096
     message = messages.ModelInferRequest(
         model_name="files", inputs=[{"name": "file", "datatype": "BYTES", "shape": (1, 1)}],
@@ -276,7 +277,10 @@ def test_messages_beyond_the_bound_are_resource_exhausted(triton: TritonServer) 
         calls = [stub.ModelInfer.future(message, timeout=120) for _ in range(12)]
         for call in calls:
             outcomes[call.code()] += 1
-        assert set(outcomes) == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}, outcomes
+        refused = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+        assert set(outcomes) - {grpc.StatusCode.OK} <= refused, outcomes
+        assert outcomes[grpc.StatusCode.OK] < 12, outcomes
+        assert served.peak() < footprint_bytes(BOUND, BODY)
         assert served.process.poll() is None
         deadline = time.monotonic() + 30
         while served.metric("gateway_memory_bytes") > MIB:
