@@ -96,6 +96,9 @@ class TrainingOptions:
     devices: Annotated[int, Parameter(group=MACHINE)] = 1
     """GPUs, or processes on the CPU, that share each batch; for several machines, start it with torchrun."""
 
+    strategy: Annotated[Literal["ddp", "fsdp"], Parameter(group=MACHINE)] = "ddp"
+    """What each device keeps: the whole model, or by fsdp a share of it, where one device is too small."""
+
     train_threads: Annotated[int | None, Parameter(group=MACHINE)] = None
     """CPU threads of each process that trains; by default OMP_NUM_THREADS, else all cores, shared among --devices."""
 

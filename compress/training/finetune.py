@@ -128,6 +128,10 @@ class Finetune:
         output = {} if self.labelled is None else {"labelled": self.labelled}
         if self.training.tune_training is None:
             del named["tune_training"]
+        if self.training.strategy == "ddp":
+            del named["strategy"]
+        else:  # what is kept is whole, for any number of processes to go on from
+            del named["devices"]
         return {"data": self.data.sha256, **named, "seed": self.seed, **validation, **taught, **code, **output}
 
     def check(self, model: Model) -> None:
@@ -187,6 +191,12 @@ class Finetune:
                 "can't train and judge on this data",
                 f"--hold-out {o.hold_out:g} of {counted(len(self.data), 'samples')} leaves fewer than 2 to train on",
                 "hold fewer out, or give data to judge by with --validation",
+            ),
+            (
+                o.strategy == "fsdp" and (o.gradient_checkpointing or o.compile == "on" or o.batch_size == "auto"),
+                "can't train a model in parts so",
+                "--strategy fsdp goes with no --gradient-checkpointing, --compile on or --batch-size auto",
+                "leave those out, or the strategy; a step in parts (--accumulate) needs less memory, too",
             ),
             (
                 self.teacher is None and self.data.labels is None,

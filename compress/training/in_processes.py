@@ -15,7 +15,6 @@ from compress.errors import StageError, ToolkitError
 from compress.formats.checkpoint import load, write
 from compress.model import TorchModel
 from compress.stage import Given, Progress
-from compress.training.loop import TRACE_FILE
 from compress.training.machine.launch import ended_as, launch
 from compress.vetting.replace import replace_file
 
@@ -94,8 +93,6 @@ def in_processes(stage: Shared, model: TorchModel, folder: Path, progress: Progr
         )
     given = json.loads((job / RESULT).read_text(encoding="utf-8"))
     trained = load(job / "trained.pt")
-    if (job / TRACE_FILE).exists():
-        (job / TRACE_FILE).replace(folder / TRACE_FILE)
     shutil.rmtree(job)
     ranges = {name: (low, high) for name, (low, high) in given["ranges"].items()}
     written = TorchModel(trained.module, model.signature, ranges=ranges)

@@ -17,6 +17,7 @@ from compress.model import Arrays, call
 from compress.model.inputs import run_on
 from compress.training.batches.loader import tensors_of
 from compress.training.losses import distance, fits, labelled
+from compress.training.machine.sharded import is_sharded
 
 __all__ = ["Judge"]
 
@@ -70,7 +71,11 @@ class Judge:
         total = torch.zeros(2, dtype=torch.float64)
         assert self.metric.per_sample is not None  # noqa: S101  the built-in ones score samples
         starts = range(0, len(self._data), BATCH)
-        for start in starts[self._fabric.global_rank :: self._fabric.world_size]:
+        mine = list(starts[self._fabric.global_rank :: self._fabric.world_size])
+        counted = len(mine)
+        if is_sharded(model) or (teacher is not None and is_sharded(teacher)):  # all call it as often as the first does
+            mine += [0] * (-(-len(starts) // self._fabric.world_size) - counted)
+        for number, start in enumerate(mine):
             inputs, labels = tensors_of(self._data, slice(start, start + BATCH), start)
             inputs = {name: tensor.to(self._fabric.device) for name, tensor in inputs.items()}
             got = self._outputs(model, inputs)
@@ -80,6 +85,8 @@ class Judge:
                 if teacher is None and labels is not None and self.metric.name == "mse":
                     wanted = {self._name: labels.numpy().reshape(got[self._name].shape)}
             told = None if labels is None else labels.numpy()
+            if number >= counted:
+                continue
             scores = self.metric.per_sample(self._judged(got), self._judged(wanted), told)
             total += torch.tensor([float(np.sum(scores)), len(scores)], dtype=torch.float64)
         if self._fabric.world_size > 1:

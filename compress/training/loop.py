@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from compress.console.wording import Note, counted
 from compress.errors import StageError
@@ -20,7 +23,7 @@ from compress.options.training import unused_values
 from compress.training.batches.answers import Answers
 from compress.training.batches.augment import augmentation
 from compress.training.batches.batch_size import BASE, scaled_rate, try_batch_sizes
-from compress.training.batches.loader import Loader, example, seed_of, workers_for
+from compress.training.batches.loader import Loader, example, seed_of, tensors_of, workers_for
 from compress.training.batches.sampler import Sampler
 from compress.training.frozen import frozen_for, note_of
 from compress.training.journal import Journal
@@ -28,7 +31,8 @@ from compress.training.judging import Judge
 from compress.training.labels import alone, counts, left_out
 from compress.training.machine.gpu_watch import GpuWatch
 from compress.training.machine.profile import Profile
-from compress.training.machine.setup import device_kind, fabric_for, on_threads
+from compress.training.machine.setup import device_kind, distributed, fabric_for, on_threads
+from compress.training.machine.sharded import shard, share, whole
 from compress.training.machine.synced_norm import synced
 from compress.training.stepper import Stepper, copied
 from compress.training.task import Task, Trained
@@ -74,6 +78,8 @@ def train(task: Task, progress: Progress) -> Trained:
         stack.enter_context(on_threads(task.options.train_threads, device_kind(task.options.accelerator)))
         training = _Training(task, progress, stack)
         trained = training.rehearsed() if task.trial else training.run()
+        if training.task.module is not module:
+            module.load_state_dict(whole(training.task.module.state_dict(), kept=True))
     module.to("cpu").to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
     for parameter, wanted in zip(module.parameters(), asked, strict=True):
         parameter.grad = None
@@ -116,7 +122,8 @@ class _Training:
             )
         if self.labels_teach and form.doubt:
             self.warnings.append(form.doubt)
-        self.fabric = fabric_for(kind, self.precision, task.module)
+        self.sharded = self.options.strategy == "fsdp" and distributed()
+        self.fabric = fabric_for(kind, self.precision, task.module, sharded=self.sharded)
         self.device: torch.device = self.fabric.device
         first = self.fabric.is_global_zero
         folder = task.folder if first else None
@@ -143,7 +150,9 @@ class _Training:
                 why=why,
                 mend="give more samples, a larger --batch-size, or fewer processes",
             )
-        if self.fabric.world_size > 1:
+        if self.sharded:
+            self.task = task = self._in_parts(task, stack)
+        elif self.fabric.world_size > 1:
             task.module.to(self.device)  # later, buffers would be others than those that are wrapped here
             stack.enter_context(synced(task.module))
         self.stepper = Stepper(task, self.fabric, self.profile, self.rate, example(task.data, 2))
@@ -168,8 +177,9 @@ class _Training:
         if left and found is None:
             self.warnings.append("what an interrupted run had kept of this training can't be used: it began anew")
         if found is not None:
-            self._restore(found["position"])
-            self.rollback.restore(found["rollback"], found["position"])
+            position = self._parts(found["position"])
+            self._restore(position)
+            self.rollback.restore(found["rollback"], position)
             self.warnings, self.resumed_at = list(found["warnings"]), self.step
         self.workers = workers_for(task.data, self.device, self.options.loader_workers)
         self.loader = Loader(
@@ -322,10 +332,12 @@ class _Training:
 
     def _keep(self) -> None:
         if self.stepper.sound():
-            self.rollback.good = self._position()
+            position = self.rollback.good = self._position()
+            if self.sharded:
+                position = whole(position, kept=self.fabric.is_global_zero)
             self.kept.keep(
                 {
-                    "position": self.rollback.good,
+                    "position": position,
                     "rollback": self.rollback.state(),
                     "size": self.size,
                     "tried": dict(self.tried),
@@ -342,6 +354,29 @@ class _Training:
             "stepper": self.stepper.state(),
             "journal": self.journal.state(),
         }
+
+    def _in_parts(self, task: Task, stack: ExitStack) -> Task:
+        """A task whose model, and original, are in parts."""
+        two, _ = tensors_of(task.data, slice(0, 2), 0)
+        mesh = self.fabric.strategy.device_mesh["data_parallel"]
+        found: list[nn.Module | None] = []
+        for each in (task.module, task.teacher):
+            own = None if each is None else copy.deepcopy(each)
+            if own is not None:
+                if each is task.module:
+                    stack.enter_context(synced(own))
+                shard(own, mesh, partial(call, own, task.signature.inputs, two))
+            found.append(own)
+        module, teacher = found
+        assert module is not None  # noqa: S101  that of the task
+        return dataclasses.replace(task, module=module, teacher=teacher)
+
+    def _parts(self, position: dict[str, Any]) -> dict[str, Any]:
+        """A position that was kept, as this process has it."""
+        best = position["best"]
+        if self.sharded and best is not None:
+            best = {**best, "state": share(best["state"], self.task.module.state_dict())}
+        return {**position, "stepper": self.stepper.parts(position["stepper"]), "best": best}
 
     def _restore(self, position: dict[str, Any]) -> None:
         self.step, self.best = position["step"], position["best"]
@@ -391,6 +426,8 @@ class _Training:
                 "resumed_at_step": self.resumed_at,
             }
         )
+        if self.fabric.world_size > 1:
+            figures["strategy"] = self.options.strategy
         notes = [*self.warnings]
         if self.idle:
             notes.append(IDLE)

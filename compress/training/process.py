@@ -30,7 +30,7 @@ def main() -> None:
 
     try:
         stage, model = read_job(job)
-        given = stage.run(model, job, progress)
+        given = stage.run(model, job.parent, progress)  # where one process keeps its state: it may go on from this
     except ToolkitError as err:
         write_error(job, err)
         raise SystemExit(err.exit_code) from err

@@ -22,6 +22,7 @@ from compress.training.machine.compiling import Compiling
 from compress.training.machine.launch import lost_another
 from compress.training.machine.profile import Profile
 from compress.training.machine.segments import in_segments
+from compress.training.machine.sharded import is_sharded, local, share, shared_optimizer
 from compress.training.objective import Features, Objective
 from compress.training.task import Task
 from compress.training.updates.average import Average
@@ -50,10 +51,12 @@ class Stepper:
         options = task.options
         self._fabric, self._profile, self._accumulate = fabric, profile, options.accumulate
         self._signature, images = task.signature, options.channels_last
-        self.module = _laid_out(task.module.to(fabric.device), images)
+        self._sharded = is_sharded(task.module)
+        self.module = task.module if self._sharded else _laid_out(task.module.to(fabric.device), images)
         self.teacher: nn.Module | None = None
         if task.teacher is not None:
-            self.teacher = _laid_out(copy.deepcopy(task.teacher).to(fabric.device), images).eval().requires_grad_(False)
+            own = task.teacher if self._sharded else copy.deepcopy(task.teacher).to(fabric.device)
+            self.teacher = (own if self._sharded else _laid_out(own, images)).eval().requires_grad_(False)
         self.features: Features | None = None
         if options.feature_weight and self.teacher is not None:
             layers = self.teacher.original if isinstance(self.teacher, InOrder) else self.teacher
@@ -69,7 +72,7 @@ class Stepper:
         self._compiled = shared and asked == "on"
         if self._compiled:
             asked, body = "off", torch.compile(body)
-        self.student: Any = body if alone else fabric.setup_module(body)
+        self.student: Any = body if alone else fabric.setup_module(body, move_to_device=not self._sharded)
         self.compiling = Compiling(asked, self.student, lambda: fabric.setup_module(torch.compile(body)))
         self.optimizer = optimizer_for(self.module, rate)
         self._wrapped = fabric.setup_optimizers(self.optimizer)
@@ -138,8 +141,14 @@ class Stepper:
 
     def pulls_nowhere(self) -> bool:
         """Whether the gradient of every weight is exactly 0, or there is none."""
-        gradients = [weight.grad for weight in self.module.parameters() if weight.grad is not None]
-        return not any(bool(gradient.any()) for gradient in gradients)
+        gradients = local(weight.grad for weight in self.module.parameters() if weight.grad is not None)
+        return not self._in_any(any(bool(gradient.any()) for gradient in gradients))
+
+    def _in_any(self, here: bool) -> bool:
+        """Whether it is so in any of the processes that have parts of the weights."""
+        if not self._sharded:
+            return here
+        return bool(self._fabric.all_reduce(torch.tensor(float(here), device=self._fabric.device), reduce_op="sum") > 0)
 
     def _taught(self, batch: Batch) -> dict[str, torch.Tensor]:
         if self.answers is not None:
@@ -190,8 +199,8 @@ class Stepper:
 
     def sound(self) -> bool:
         """Whether all weights are numbers."""
-        tensors = [tensor for tensor in self.module.state_dict().values() if tensor.is_floating_point()]
-        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+        tensors = local(tensor for tensor in self.module.state_dict().values() if tensor.is_floating_point())
+        return not self._in_any(any(not bool(torch.isfinite(tensor).all()) for tensor in tensors))
 
     def state(self) -> dict[str, Any]:
         """A copy of the weights and of what the optimizer keeps; for the kept state."""
@@ -203,8 +212,17 @@ class Stepper:
             "compiled": self.compiling.on if self.compiling.decided else None,
         }
 
+    def parts(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A whole state, of any number of processes, as this one keeps it."""
+        optimizer = shared_optimizer(state["optimizer"], self.optimizer)
+        if not self._sharded:
+            return {**state, "optimizer": optimizer}
+        like = self.module.state_dict()
+        average = None if state["average"] is None else share(state["average"], like)
+        return {**state, "module": share(state["module"], like), "average": average, "optimizer": optimizer}
+
     def restore(self, state: Mapping[str, Any]) -> None:
-        """From a kept state."""
+        """From a state of `state`, or one of `parts`."""
         self.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         if state["scaler"]:  # not where another precision went before
@@ -233,9 +251,10 @@ class Stepper:
         batch = batch.to(self._fabric.device)
         loss = self.objective.loss(self._outputs(self.module, batch), None, batch.labels)
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, found, strict=True):
-            parameter.requires_grad_(gradient is not None)
+        torch.autograd.backward(loss)  # what is parted has its gradient at its parts alone
+        for parameter in parameters:
+            parameter.requires_grad_(parameter.grad is not None)
+            parameter.grad = None
         self.module.train(mode)
 
     def _look(self, model: Any, batch: Batch) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
-from compress.errors import StageError, first_line
+from compress.errors import RecipeError, StageError, first_line
 from compress.model import Model, OnnxModel, Ranges, TorchModel, call
 from compress.model.frozen import freeze
 from compress.onnx_export.fold import FoldOnnx
@@ -118,6 +118,12 @@ class TrainQuantized:
         return {**self.training.options, "target": self.target, **asked, **({"unfuse": True} if self.unfuse else {})}
 
     def check(self, model: Model) -> None:
+        if self.training.training.strategy == "fsdp":
+            raise RecipeError(
+                "can't train in fake INT8 with --strategy fsdp",
+                why="the simulation's graph is another than the network's, whose weights it shares",
+                mend="leave --strategy out, or quantize after the training: --int8 static",
+            )
         self.training.check(model)
 
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:

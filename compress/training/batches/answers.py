@@ -12,6 +12,7 @@ import torch
 
 from compress.storage.file_names import file_name
 from compress.training.batches.loader import Batch, laid_out, tensors_of
+from compress.training.machine.sharded import is_sharded
 from compress.training.task import Task
 from compress.training.trial import SECONDS
 from compress.vetting.arrays import open_npy
@@ -82,6 +83,8 @@ class Answers:
         options = task.options
         fetched = task.data.fetcher is not None
         if task.teacher is None or options.epochs < 2 or options.augment or options.feature_weight or fetched:
+            return None
+        if is_sharded(task.teacher):  # no process can ask it alone
             return None
         shapes = _shapes(task, answer)
         if not shapes or sum(4 * len(task.data) * int(np.prod(shape)) for shape in shapes.values()) > LARGEST:

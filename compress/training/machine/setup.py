@@ -111,8 +111,15 @@ def _usual_threads(kind: str) -> int:
     return int(said) if said.isdecimal() and int(said) else cores()
 
 
-def fabric_for(kind: str, precision: str, module: nn.Module) -> Any:
-    """A launched Fabric: this process alone, or with those that were started with it."""
+def fabric_for(kind: str, precision: str, module: nn.Module, *, sharded: bool = False) -> Any:
+    """A launched Fabric: this process alone, or with those that were started with it.
+
+    Args:
+        kind: of the device: "cpu" or "cuda".
+        precision: as Fabric names it.
+        module: that is trained.
+        sharded: each process has a part of it (`compress.training.machine.sharded`).
+    """
     if kind == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32
         torch.backends.cudnn.allow_tf32 = True
@@ -120,8 +127,9 @@ def fabric_for(kind: str, precision: str, module: nn.Module) -> Any:
     if distributed():
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         nodes = int(os.environ["WORLD_SIZE"]) // local
-        # A traced module has no layer that its forward leaves out; another may have.
-        strategy = "ddp" if isinstance(module, fx.GraphModule) else "ddp_find_unused_parameters_true"
+        strategy: Any = _in_parts(local * nodes)
+        if not sharded:  # a traced module has no layer that its forward leaves out; another may have
+            strategy = "ddp" if isinstance(module, fx.GraphModule) else "ddp_find_unused_parameters_true"
         options |= {"devices": local, "num_nodes": nodes, "strategy": strategy}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
@@ -130,3 +138,10 @@ def fabric_for(kind: str, precision: str, module: nn.Module) -> Any:
         join(kind)
         fabric.launch()
     return fabric
+
+
+def _in_parts(processes: int) -> Any:
+    """Fabric's way with modules that were parted before."""
+    from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
+
+    return ModelParallelStrategy(lambda module, _: module, data_parallel_size=processes, tensor_parallel_size=1)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from compress.training.machine.sharded import local
+
 __all__ = ["Average"]
 
 
@@ -30,7 +32,8 @@ class Average:
         decay = min(self._decay, (1 + step) / (10 + step))
         now = self._module.state_dict()
         floats = [name for name, tensor in self.state.items() if tensor.is_floating_point()]
-        torch._foreach_lerp_([self.state[name] for name in floats], [now[name] for name in floats], 1 - decay)
+        mine, theirs = (local(state[name] for name in floats) for state in (self.state, now))
+        torch._foreach_lerp_(mine, theirs, 1 - decay)
         for name in self.state.keys() - set(floats):
             self.state[name].copy_(now[name])
 
