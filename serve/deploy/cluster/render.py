@@ -20,6 +20,7 @@ from serve.deploy.cluster.manifests import (
     USER,
     base,
 )
+from serve.deploy.cluster.naming import scope_of
 from serve.deploy.cluster.operator import monitors, rules_object
 from serve.deploy.cluster.played import played
 from serve.deploy.cluster.scaling import UNMEASURED, rate_of, scaled_object, signals
@@ -141,7 +142,8 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
     watched, _ = _watchable(options.slo or plan["objective"])
     goal = objectives_of(watched)
     course = Plan()
-    cpu, gpu = (signals(options, plan, goal.slow_s, gpu=each) for each in (False, True))
+    scope = scope_of(options, workload.asked)
+    cpu, gpu = (signals(options, plan, goal.slow_s, scope, gpu=each) for each in (False, True))
     found: dict[str, str] = {}
 
     def put(folder: str, objects: Mapping[str, Sequence[Object]], **kustomization: Any) -> None:
@@ -170,7 +172,7 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
     put("components/keda", {"scaledobject.yaml": [scaled_object(options, plan, cpu)]})
     put(
         "components/prometheus-operator",
-        {"monitors.yaml": monitors(options), "rules.yaml": [rules_object(options, goal)]},
+        {"monitors.yaml": monitors(options), "rules.yaml": [rules_object(options, goal, scope)]},
     )
     space = options.namespace
     put("overlays/cpu", {}, namespace=space, resources=["../../base"], components=["../../components/keda"])
@@ -199,7 +201,7 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
     )
     deployments = {part: whole[f"{part}.yaml"][0] for part in ("triton", "gateway")}
     found |= played(deployments, options, found["base/gateway.toml"], watched)
-    found |= chart(workload, options, plan, cpu, goal, toml(HELM_RELEASE))
+    found |= chart(workload, options, plan, goal, toml(HELM_RELEASE))
     models = models_volume(options)
     gate = None if models is None else _gate(workload, options, models)
     to_rollout = [
@@ -210,7 +212,7 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
         "overlays/canary",
         {
             "rollout.yaml": [rollout(options, course, gate=gate is not None)],
-            "analysis.yaml": analysis_templates(options, course, goal, gate=gate),
+            "analysis.yaml": analysis_templates(options, course, goal, scope, gate=gate),
         },
         namespace=space,
         resources=["../cpu"],

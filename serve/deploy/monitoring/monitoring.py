@@ -22,6 +22,7 @@ from serve.deploy.monitoring.rules import recording_rules
 __all__ = ["MonitoringOptions", "files", "write_monitoring"]
 
 HEAD = "# Written by `serve deploy monitoring`; another run replaces it.\n"
+RULES_HEAD = HEAD + "# For a Prometheus that watches one application: of several, it would add all up.\n"
 TARGET = re.compile(r"[\w.\-]+:\d+|\[[0-9a-fA-F:]+\]:\d+")
 
 
@@ -65,8 +66,8 @@ def files(options: MonitoringOptions) -> dict[str, str]:
     source = {"name": "Prometheus", "type": "prometheus", "url": "http://prometheus:9090", "isDefault": True}
     return {
         "prometheus/prometheus.yml": yaml_text(_scraping(options), HEAD),
-        "prometheus/recording.yml": yaml_text(recording_rules(goal), HEAD),
-        "prometheus/alerts.yml": yaml_text(alert_rules(goal), HEAD),
+        "prometheus/recording.yml": yaml_text(recording_rules(goal), RULES_HEAD),
+        "prometheus/alerts.yml": yaml_text(alert_rules(goal), RULES_HEAD),
         "grafana/dashboards/serving.json": json.dumps(dashboard(goal), indent=2) + "\n",
         "grafana/provisioning/dashboards/serving.yml": yaml_text({"apiVersion": 1, "providers": [provider]}, HEAD),
         "grafana/provisioning/datasources/prometheus.yml": yaml_text({"apiVersion": 1, "datasources": [source]}, HEAD),

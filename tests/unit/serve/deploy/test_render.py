@@ -23,6 +23,7 @@ from serve.deploy.cluster.render import render, warnings_of
 from serve.deploy.cluster.workload import workload_of
 from serve.deploy.gate import judge
 from serve.deploy.monitoring.objectives import objectives_of
+from serve.deploy.monitoring.scope import Scope
 from serve.deploy.options import RenderOptions
 from serve.gateway.access.footprint import GATEWAY_HOLDS, MIB, footprint_bytes
 from serve.gateway.settings_file import load_settings
@@ -133,6 +134,8 @@ def test_components_fit_too(tmp_path: Path) -> None:
     for name in ("keda/scaledobject", "prometheus-operator/monitors", "prometheus-operator/rules"):
         for document in yaml.safe_load_all((tmp_path / f"out/components/{name}.yaml").read_text()):
             check(document, VERSIONS[0])
+            groups = [group["name"] for group in document["spec"].get("groups", ())]
+            assert len(groups) == len(set(groups)), "the API server refuses a name that stands there twice"
 
 
 @pytest.mark.parametrize(
@@ -313,7 +316,7 @@ def test_nothing_is_promoted_before_it_could_have_been_taken_back() -> None:
     goal = objectives_of()
     steps = rollout(OPTIONS, plan, gate=False)["spec"]["strategy"]["canary"]["steps"]
     lasts = sum(int(each["pause"]["duration"].removesuffix("s")) for each in steps if "pause" in each)
-    for template in analysis_templates(OPTIONS, plan, goal, gate=None):
+    for template in analysis_templates(OPTIONS, plan, goal, Scope(), gate=None):
         for metric in template["spec"]["metrics"]:
             assert "isNaN" in metric["successCondition"]
             assert metric["initialDelay"] == "2m"
