@@ -20,6 +20,16 @@ USER = 1000  # triton-server of NVIDIA's image, and the user of ours
 GATEWAY_CPU_MILLIS = 1000
 # What its pod may have: all that clients may make it hold, and the processes themselves.
 GATEWAY_MEMORY_MIB = -(-footprint_bytes(GATEWAY_HOLDS, GATEWAY_BODY) // MIB)
+SHM, TMP = "/dev/shm", "/tmp"  # noqa: S108  volumes of Triton's pod's own
+START = (
+    f"{{ find {SHM} {TMP} -xdev -type d ! -perm -700 -execdir chmod u+rwx {{}} \\; ;"
+    f" find {SHM} {TMP} -xdev -mindepth 1 -delete; }} 2>/dev/null; exec tritonserver \"$@\""
+)
+"""The volumes outlive a container that is killed: what it left takes the next one's room, up to where none starts.
+
+find follows no link and leaves other file systems alone; folders are opened first, as one that their owner may not
+read would keep what is in it. What can't be removed stays, and Triton starts all the same.
+"""
 GATEWAY_TOML = """\
 # What the gateway keeps to in this cluster; `serve gateway --help` names every setting.
 upstream = ["http://{name}-triton:8000"]
@@ -121,12 +131,12 @@ def _triton(workload: Workload, options: RenderOptions) -> Object:
         "name": "triton",
         "image": options.image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["tritonserver"],
+        "command": ["sh", "-c", START, "tritonserver"],
         "args": [
             f"--model-repository={MODELS}", "--disable-auto-complete-config", "--model-control-mode=none",
             "--strict-readiness=true", f"--exit-timeout-secs={options.drain_s}", *workload.flags,
         ],
-        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108  a volume of the pod's own
+        "env": [{"name": "HOME", "value": TMP}],
         "ports": [{"name": name, "containerPort": port} for name, port in TRITON_PORTS.items()],
         "resources": resources(workload),
         "startupProbe": _probe("/v2/health/ready", "http", periodSeconds=5, timeoutSeconds=2,
@@ -138,8 +148,8 @@ def _triton(workload: Workload, options: RenderOptions) -> Object:
         "securityContext": secured(),
         "volumeMounts": [
             {"name": "models", "mountPath": MODELS, "readOnly": True},
-            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  a volume of the pod's own
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  as above
+            {"name": "shm", "mountPath": SHM},
+            {"name": "tmp", "mountPath": TMP},
         ],
     }  # fmt: skip
     volumes = [*scratch(workload), *models.volumes]
