@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from serve.deploy.cluster.naming import GATEWAY_PORT, TRITON_PORTS, labels, meta
@@ -15,6 +16,8 @@ from serve.gateway.access.footprint import GATEWAY_BODY, GATEWAY_HOLDS, MIB, foo
 __all__ = ["GATEWAY_TOML", "base", "pod_security", "resources", "scratch"]
 
 Object = dict[str, Any]
+REPOSITORY = "compress-serve/repository"
+"""Annotation with the repository's digest: other files at the same claim or path are new pods."""
 NOTICE_S = 5  # for endpoints and the gateway to notice that a pod leaves
 USER = 1000  # triton-server of NVIDIA's image, and the user of ours
 GATEWAY_CPU_MILLIS = 1000
@@ -23,7 +26,7 @@ GATEWAY_MEMORY_MIB = -(-footprint_bytes(GATEWAY_HOLDS, GATEWAY_BODY) // MIB)
 SHM, TMP = "/dev/shm", "/tmp"  # noqa: S108  volumes of Triton's pod's own
 START = (
     f"{{ find {SHM} {TMP} -xdev -type d ! -perm -700 -execdir chmod u+rwx {{}} \\; ;"
-    f" find {SHM} {TMP} -xdev -mindepth 1 -delete; }} 2>/dev/null; exec tritonserver \"$@\""
+    f' find {SHM} {TMP} -xdev -mindepth 1 -delete; }} 2>/dev/null; exec tritonserver "$@"'
 )
 """The volumes outlive a container that is killed: what it left takes the next one's room, up to where none starts.
 
@@ -98,9 +101,10 @@ def _pod(
     volumes: list[Object],
     grace_s: int,
     first: Sequence[Object] = (),
+    notes: Mapping[str, str] = MappingProxyType({}),
 ) -> Object:
     return {
-        "metadata": {"labels": labels(options, part)},
+        "metadata": {"labels": labels(options, part), **({"annotations": dict(notes)} if notes else {})},
         "spec": {
             "serviceAccountName": f"{options.name}-{part}",
             "automountServiceAccountToken": False,
@@ -154,7 +158,9 @@ def _triton(workload: Workload, options: RenderOptions) -> Object:
     }  # fmt: skip
     volumes = [*scratch(workload), *models.volumes]
     grace_s = NOTICE_S + options.drain_s + 10
-    pod = _pod(options, "triton", [container], volumes, grace_s, models.first)
+    pod = _pod(
+        options, "triton", [container], volumes, grace_s, models.first, {REPOSITORY: f"sha256:{workload.digest}"}
+    )
     return _deployment(options, "triton", pod, replicas=None)
 
 

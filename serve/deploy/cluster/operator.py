@@ -6,6 +6,7 @@ from typing import Any
 
 from serve.deploy.cluster.naming import PART_OF, labels, meta
 from serve.deploy.monitoring.alerts import alert_rules
+from serve.deploy.monitoring.monitoring import LIMITS
 from serve.deploy.monitoring.objectives import Objectives
 from serve.deploy.monitoring.rules import recording_rules
 from serve.deploy.monitoring.scope import Scope
@@ -28,6 +29,7 @@ def monitors(options: RenderOptions) -> list[Object]:
             "spec": {
                 "jobLabel": "app.kubernetes.io/name",
                 "selector": {"matchLabels": labels(options, part)},
+                **{_camel(name): limit for name, limit in LIMITS.items()},
                 "podTargetLabels": [PART_OF, "rollouts-pod-template-hash"],
                 "podMetricsEndpoints": [
                     {**end, "interval": "15s", **({"authorization": key} if part == "gateway" else {})}
@@ -36,6 +38,12 @@ def monitors(options: RenderOptions) -> list[Object]:
         }
         for part, end in ends.items()
     ]
+
+
+def _camel(name: str) -> str:
+    """A setting of Prometheus, as its operator calls it."""
+    first, *rest = name.split("_")
+    return first + "".join(map(str.title, rest))
 
 
 def rules_object(options: RenderOptions, goal: Objectives, scope: Scope) -> Object:

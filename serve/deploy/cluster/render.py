@@ -21,6 +21,7 @@ from serve.deploy.cluster.manifests import (
     base,
 )
 from serve.deploy.cluster.naming import scope_of
+from serve.deploy.cluster.needs import needs_of
 from serve.deploy.cluster.operator import monitors, rules_object
 from serve.deploy.cluster.played import played
 from serve.deploy.cluster.scaling import UNMEASURED, rate_of, scaled_object, signals
@@ -119,21 +120,8 @@ def warnings_of(workload: Workload, options: RenderOptions) -> list[str]:
             f"hooks require {', '.join(workload.requirements)}: build deploy/docker/triton.Dockerfile, and give --image"
         )
     if options.storage.startswith("s3"):
-        found.append(
-            f"the secret {options.name}-bucket holds AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, to fetch models"
-        )
         found.append("canaries are not held to the compression report: the gate's job can't read a bucket")
-    if options.signed_by:
-        found.append(
-            f"no pod starts without the ConfigMap {options.signed_by}, whose public.pem is the signer's public key: "
-            f"kubectl -n {options.namespace} create configmap {options.signed_by} --from-file=public.pem; for Podman "
-            f"write it to a file by --dry-run=client -o yaml, and give kube play that by --configmap"
-        )
-    found.append(
-        "make the gateway's keys first: serve keys add … --file keys.json; "
-        f"kubectl -n {options.namespace} create secret generic {options.name}-keys --from-file=keys.json"
-    )
-    return found
+    return [*found, *needs_of(options)]
 
 
 def files(workload: Workload, options: RenderOptions) -> dict[str, str]:

@@ -10,6 +10,7 @@ from compress.errors import ServerError
 from serve.config.threads import threads_of
 from serve.gateway.access.footprint import GATEWAY_HOLDS
 from serve.load.report.report import read_report
+from serve.repository.fingerprint import fingerprint
 from serve.repository.folders import PART_OF, check_hidden, files_of
 from serve.repository.needs import used_by
 from serve.repository.read import ModelInfo, instance_count, read_models
@@ -31,6 +32,7 @@ class Workload:
     """One Triton.
 
     Attributes:
+        digest: of the repository's files: SHA-256, 64 digits.
         asked: names of the models that clients ask for: those that are no step of another.
         models: names of those that `serve pack` was asked for, or that stand there by themselves, steps or not.
         flags: of tritonserver, for what the models' configurations say.
@@ -42,6 +44,7 @@ class Workload:
         measured: whether processors and memory are from a load test.
     """
 
+    digest: str
     asked: tuple[str, ...]
     models: tuple[str, ...]
     flags: tuple[str, ...]
@@ -84,6 +87,7 @@ def workload_of(repository: Path, load: Path | None = None) -> Workload:
     whole = [model.name for model in models if model.config.parameters.get(PART_OF, model.name) == model.name]
     users = used_by(models)
     return Workload(
+        fingerprint(repository),
         # Where each is a step of another, nothing tells: Triton will not start, and no query is to be one of nothing.
         tuple(name for name in whole if users[name] == {name}) or tuple(whole),
         tuple(whole),
