@@ -69,8 +69,11 @@ def run(stack: Stack, *, twice: bool) -> dict[str, Any]:
             _confined(stack, container)
         apart(stack, pod)
         found["accuracy_first"] = _verify(stack, "first")
+        left = ["exec", f"{pod}-triton", "find", "/dev/shm/left", "/tmp/left"]  # noqa: S108  the pod's own
+        stack.engine.run("exec", f"{pod}-triton", "touch", *left[-2:])
         with _load(stack, "kill_alone") as alone:
             _kill(stack, f"{pod}-triton")
+        hold(not stack.engine.run(*left, check=False).stdout, "nothing is left of what the one before left behind")
         found["killed_alone"] = _counted(alone)
         second = _said("a second version beside the first", stack.add, versions[1])
         with _load(stack, "kill_one_of_two") as one:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import tarfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -11,19 +9,14 @@ from pathlib import Path
 
 from deploy.containers.application import PART_OF
 from deploy.containers.engine import Engine
-from serve.repository.folders import files_of
+from serve.repository.fingerprint import fingerprint
 
 __all__ = ["digest", "packed", "readable", "sweep"]
 
 
 def digest(repository: Path, trusted: str = "") -> str:
     """Of names and contents, and of whose signature they need: the same files, verified, are another version."""
-    found = hashlib.sha256(trusted.encode())
-    for path in sorted(files_of(repository)):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        found.update(os.fsencode(path.relative_to(repository)) + f" {content}\n".encode())
-    return found.hexdigest()[:10]
+    return fingerprint(repository, trusted)[:10]
 
 
 @contextmanager

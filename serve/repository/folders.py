@@ -11,8 +11,8 @@ from compress.errors import RepositoryError
 from serve.config.pbtxt import from_pbtxt, read_config
 
 __all__ = [
-    "PACKED_FILE", "check_hidden", "files_of", "folders_of", "hidden_of", "parts_of", "replaceable", "replacing",
-    "staging", "unwritable",
+    "PACKED_FILE", "PART_OF", "check_hidden", "files_of", "folders_of", "hidden_of", "parts_of", "replaceable",
+    "replacing", "staging", "unwritable",
 ]  # fmt: skip
 
 PACKED_BY = "packed_by"

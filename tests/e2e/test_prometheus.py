@@ -24,7 +24,8 @@ from serve.deploy.monitoring.alerts import alerts
 from serve.deploy.monitoring.dashboards import dashboard, queries
 from serve.deploy.monitoring.monitoring import MonitoringOptions, write_monitoring
 from serve.deploy.monitoring.objectives import objectives_of
-from serve.deploy.monitoring.rules import recording_rules
+from serve.deploy.monitoring.rules import autoscaling, recording_rules
+from serve.deploy.monitoring.scope import Scope
 from serve.deploy.options import RenderOptions, read_plan
 from serve.gateway.settings import Settings
 from serve.pack.options import PackOptions
@@ -34,13 +35,14 @@ from serve.triton.launch import Ports, TritonOptions, TritonServer
 from tests.e2e.conftest import free_port
 from tests.gateway_models import fetch
 from tests.serve_http import gateway_thread
-from tests.serve_models import tiny_artifact
+from tests.serve_models import hook_file, tiny_artifact
 
 PROMETHEUS = shutil.which("prometheus")
 pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="Debian's package prometheus is not there")
 GOAL = objectives_of()
 RENDERED = RenderOptions(gateway_image="registry.example/gateway:1.0", target=10.0)
-ANALYSIS = analysis_queries(Plan(), GOAL, 'job="triton"', 'job="triton"')
+SCOPE = Scope(models=("tiny", "hooked"))
+ANALYSIS = analysis_queries(Plan(), GOAL, 'job="triton"', 'job="triton"', SCOPE)
 X = [[0.0, 2.0, 1.0, 0.0]]
 INFER = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": X}]}).encode()
 NO_GPU = "nv_gpu_"  # series that a Triton without a GPU does not have
@@ -78,6 +80,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         both = PackOptions(serve_latest=2)
         pack(tiny_artifact(folder / "artifact"), repository=folder / "models", name="tiny", options=both)
         shutil.rmtree(folder / "artifact")
+    hooks = hook_file(folder)
+    pack(tiny_artifact(folder / "artifact"), repository=folder / "models", name="hooked", hooks=hooks)
     state, port = folder / "rollouts.db", free_port()
     with (
         TritonServer(folder / "models", ports=Ports(0, 0, 0), options=TritonOptions()) as triton,
@@ -134,11 +138,12 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 def requests(url: str, stop: threading.Event) -> None:
-    """Good ones, and one in ten that Triton refuses."""
+    """Good ones, one in ten that Triton refuses; and of an ensemble of three steps."""
     number = 0
     while not stop.wait(0.02):
         number += 1
         fetch(f"{url}/v2/models/tiny/infer", INFER if number % 10 else INFER.replace(b"FP32", b"INT8"))
+        fetch(f"{url}/predict/hooked", b'{"text": "0,2,1,0"}', content_type="application/json")
 
 
 def test_both_are_scraped(watched: Watched) -> None:
@@ -163,12 +168,23 @@ def test_what_is_recorded_has_values(watched: Watched, query: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "signal_", signals(RENDERED, read_plan(None), GOAL.slow_s, gpu=True), ids=lambda each: each.name
+    "signal_", signals(RENDERED, read_plan(None), GOAL.slow_s, SCOPE, gpu=True), ids=lambda each: each.name
 )
 def test_what_replicas_follow_is_one_number(watched: Watched, signal_: Signal) -> None:
     """As KEDA asks it."""
     found = watched.until(signal_.query, 0 if NO_GPU in signal_.query else 40)
     assert len(found) == int(NO_GPU not in signal_.query)
+
+
+def test_an_ensemble_counts_as_what_clients_asked_of_it(watched: Watched) -> None:
+    """Triton counts its steps, too; the gateway counts what it answered."""
+    requests_ = autoscaling(Scope(models=("hooked",)))["autoscale:requests:rate1m"]
+    answered = 'sum(rate(gateway_requests_total{model="hooked",code="200"}[1m]))'
+    watched.until(f"({requests_} > 0) and ({answered} > 0)")
+    (ratio,) = watched.values(f"({requests_}) / ({answered})")
+    assert 0.6 < ratio < 1.6  # looked at in different moments of the first minute
+    (steps,) = watched.values(f'sum(rate(nv_inference_request_success{{model=~"hooked.*"}}[1m])) / {requests_}')
+    assert steps > 2
 
 
 @pytest.mark.parametrize("name", sorted(ANALYSIS))
@@ -187,7 +203,7 @@ def test_what_a_canary_is_judged_by_is_one_number(watched: Watched, name: str) -
 def test_a_canary_that_got_no_requests_has_no_number(watched: Watched, name: str, nobody: str) -> None:
     watched.until(ANALYSIS[name][0])
     asked = {"canary": 'job="triton"', "stable": 'job="triton"'} | {nobody: 'job="nobody"'}
-    query, _ = analysis_queries(Plan(), GOAL, **asked)[name]
+    query, _ = analysis_queries(Plan(), GOAL, asked["canary"], asked["stable"], SCOPE)[name]
     assert not [value for value in watched.values(query) if not math.isnan(value)]
 
 

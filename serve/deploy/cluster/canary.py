@@ -6,7 +6,8 @@ from typing import Any
 
 from serve.deploy.cluster.naming import labels, meta
 from serve.deploy.monitoring.objectives import Objectives
-from serve.deploy.monitoring.rules import INFERENCE
+from serve.deploy.monitoring.rules import FAILURE, INFERENCE, SUCCESS
+from serve.deploy.monitoring.scope import Scope
 from serve.deploy.options import RenderOptions
 from serve.rollout.plan import Plan
 
@@ -61,39 +62,42 @@ def rollout(options: RenderOptions, plan: Plan, *, gate: bool) -> Object:
     }  # fmt: skip
 
 
-def analysis_queries(plan: Plan, goal: Objectives, canary: str, stable: str) -> dict[str, tuple[str, float]]:
+def analysis_queries(
+    plan: Plan, goal: Objectives, canary: str, stable: str, scope: Scope
+) -> dict[str, tuple[str, float]]:
     """What is asked of Prometheus, and the most that it may be, by name.
 
     Args:
         plan: how much worse the new one may be.
         goal: the objective.
         canary, stable: what selects the pods of each, as in 'hash="…"'.
+        scope: whose series, and of which models; budgets are of clients' requests, not of an ensemble's steps.
 
     Returns:
         Queries that give no number, or NaN, where there were no requests to judge by.
     """
 
     def total(metric: str, which: str) -> str:
-        return f"sum(rate({metric}{{{which}}}[{WINDOW}]))"
+        return f"sum(rate({scope.asked(metric, which)}[{WINDOW}]))"
 
     def failing(which: str) -> str:
-        failed, good = (total(f"nv_inference_request_{word}", which) for word in ("failure", "success"))
+        failed, good = (total(name, which) for name in (FAILURE, SUCCESS))
         return f"(({failed} or vector(0)) / ((({failed} or vector(0)) + ({good} or vector(0))) > 0))"
 
     def seconds(which: str) -> str:
-        return f"({total('nv_inference_request_duration_us', which)} / {total('nv_inference_request_success', which)})"
+        return f"({total('nv_inference_request_duration_us', which)} / {total(SUCCESS, which)})"
 
     asked = f'route=~"{INFERENCE}"'
     everything, errors = (
-        f"sum(rate(gateway_requests_total{{{asked}{more}}}[{WINDOW}]))" for more in ("", ',code=~"5.."')
+        f"sum(rate({scope.of('gateway_requests_total', asked, *more)}[{WINDOW}]))" for more in ((), ('code=~"5.."',))
     )
     histogram = "gateway_request_duration_seconds"
-    fast = f'sum(rate({histogram}_bucket{{le="{goal.slow_s}"}}[{WINDOW}]))'
+    within, count = scope.of(f"{histogram}_bucket", f'le="{goal.slow_s}"'), scope.of(f"{histogram}_count")
     return {
         "more-errors": (f"{failing(canary)} - {failing(stable)}", plan.max_error_increase),
         "slower": (f"{seconds(canary)} / {seconds(stable)}", 1 + plan.max_latency_increase),
         "errors-of-all": (f"({errors} or vector(0)) / {everything}", goal.error_share),
-        "slow-of-all": (f"1 - {fast} / sum(rate({histogram}_count[{WINDOW}]))", goal.slow_share),
+        "slow-of-all": (f"1 - sum(rate({within}[{WINDOW}])) / sum(rate({count}[{WINDOW}]))", goal.slow_share),
     }
 
 
@@ -102,14 +106,17 @@ def passes(most: float) -> str:
     return f"len(result) > 0 && !isNaN(result[0]) && result[0] <= {most:g}"
 
 
-def analysis_templates(options: RenderOptions, plan: Plan, goal: Objectives, *, gate: Object | None) -> list[Object]:
+def analysis_templates(
+    options: RenderOptions, plan: Plan, goal: Objectives, scope: Scope, *, gate: Object | None
+) -> list[Object]:
     """Canary against stable, everything against the objective, and the compression report against its budget.
 
     Args:
+        options, plan, goal, scope: of the queries.
         gate: pod spec of the job for the last; None where it can't read the repository.
     """
     canary, stable = (f'{HASH_LABEL}="{{{{args.{name}}}}}"' for name in ("canary", "stable"))
-    queries = analysis_queries(plan, goal, canary, stable)
+    queries = analysis_queries(plan, goal, canary, stable, scope)
 
     def template(name: str, metrics: list[Object], args: tuple[str, ...] = ()) -> Object:
         return {

@@ -14,13 +14,14 @@ from typing import Any
 
 from serve import __version__
 from serve.deploy.cluster.manifests import base
-from serve.deploy.cluster.naming import meta
+from serve.deploy.cluster.naming import meta, scope_of
 from serve.deploy.cluster.operator import monitors, rules_object
-from serve.deploy.cluster.scaling import Signal, scaled_object
-from serve.deploy.cluster.template import RELEASE, Values
+from serve.deploy.cluster.scaling import scaled_object, signals
+from serve.deploy.cluster.template import NAMESPACE, RELEASE, Values
 from serve.deploy.cluster.workload import Workload
 from serve.deploy.cluster.yaml_text import HEAD, yaml_text
 from serve.deploy.monitoring.objectives import Objectives
+from serve.deploy.monitoring.scope import Scope
 from serve.deploy.options import RenderOptions
 
 __all__ = ["chart"]
@@ -39,16 +40,15 @@ FALLBACK = (
 )
 
 
-def chart(
-    workload: Workload, options: RenderOptions, plan: Object, found: Sequence[Signal], goal: Objectives, toml: str
-) -> dict[str, str]:
+def chart(workload: Workload, options: RenderOptions, plan: Object, goal: Objectives, toml: str) -> dict[str, str]:
     """The chart's files by path, under helm/.
 
     Args:
-        workload, options, plan, found, goal: of the manifests beside it.
+        workload, options, plan, goal: of the manifests beside it.
         toml: the gateway's settings, of a gateway with the name `RELEASE`.
     """
-    named = replace(options, name=RELEASE)
+    named = replace(options, name=RELEASE, namespace=NAMESPACE)
+    scope = scope_of(named, workload.asked)
     values = Values()
     files = base(workload, named)
     triton, gateway = (files[f"{part}.yaml"][0] for part in ("triton", "gateway"))
@@ -58,7 +58,7 @@ def chart(
     values.optional(
         triton["spec"], "replicas", "triton.replicas", plan["scaling"]["least"], only="not .Values.scaling.enabled"
     )
-    watched = _watched(values, files["policies.yaml"], named, goal)
+    watched = _watched(values, files["policies.yaml"], named, goal, scope)
     annotated = gateway["spec"]["template"]["metadata"].setdefault("annotations", {})
     # As Kustomize's hash in a name: new settings are new pods.
     values.put(annotated, "checksum/config", 'include (print $.Template.BasePath "/settings.yaml") . | sha256sum')
@@ -66,7 +66,7 @@ def chart(
     templates = {
         **{name: values.template(objects) for name, objects in files.items()},
         "settings.yaml": values.template([{**settings, "data": {"gateway.toml": toml}}]),
-        "scaledobject.yaml": values.template([_scaled(values, named, plan, found)], "scaling.enabled"),
+        "scaledobject.yaml": values.template([_scaled(values, named, plan, goal, scope)], "scaling.enabled"),
         "monitoring.yaml": values.template(watched, "monitoring.enabled"),
         "ingress.yaml": values.template([_ingress(values, named)], "ingress.enabled"),
         "NOTES.txt": NOTES,
@@ -126,8 +126,8 @@ def _named(values: Values, holder: Object, key: str, name: str, suffix: str, com
     values.put(holder, key, f'.Values.{name} | default (printf "%s-{suffix}" .Release.Name) | toJson')
 
 
-def _scaled(values: Values, options: RenderOptions, plan: Object, found: Sequence[Signal]) -> Object:
-    scaled = scaled_object(options, plan, list(found))
+def _scaled(values: Values, options: RenderOptions, plan: Object, goal: Objectives, scope: Scope) -> Object:
+    scaled = scaled_object(options, plan, signals(options, plan, goal.slow_s, scope))
     spec = scaled["spec"]
     values.take(spec, "minReplicaCount", "scaling.minReplicas")
     values.take(spec, "maxReplicaCount", "scaling.maxReplicas")
@@ -141,7 +141,9 @@ def _scaled(values: Values, options: RenderOptions, plan: Object, found: Sequenc
     return scaled
 
 
-def _watched(values: Values, policies: Sequence[Object], options: RenderOptions, goal: Objectives) -> list[Object]:
+def _watched(
+    values: Values, policies: Sequence[Object], options: RenderOptions, goal: Objectives, scope: Scope
+) -> list[Object]:
     """For Prometheus Operator; and who may read Triton's metrics, with it or without."""
     values.add("monitoring.enabled", False, "PodMonitors, rules and alerts, for Prometheus Operator")
     for policy in policies:
@@ -157,7 +159,7 @@ def _watched(values: Values, policies: Sequence[Object], options: RenderOptions,
                 credentials = end["authorization"]["credentials"]
                 about = "holds the key of `serve keys add … --metrics`"
                 _named(values, credentials, "name", "monitoring.keySecret", "metrics-key", about)
-    return [*pods, rules_object(options, goal)]
+    return [*pods, rules_object(options, goal, scope)]
 
 
 def _ingress(values: Values, options: RenderOptions) -> Object:

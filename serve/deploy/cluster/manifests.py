@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from serve.deploy.cluster.naming import GATEWAY_PORT, TRITON_PORTS, labels, meta
@@ -15,11 +16,23 @@ from serve.gateway.access.footprint import GATEWAY_BODY, GATEWAY_HOLDS, MIB, foo
 __all__ = ["GATEWAY_TOML", "base", "pod_security", "resources", "scratch"]
 
 Object = dict[str, Any]
+REPOSITORY = "compress-serve/repository"
+"""Annotation with the repository's digest: other files at the same claim or path are new pods."""
 NOTICE_S = 5  # for endpoints and the gateway to notice that a pod leaves
 USER = 1000  # triton-server of NVIDIA's image, and the user of ours
 GATEWAY_CPU_MILLIS = 1000
 # What its pod may have: all that clients may make it hold, and the processes themselves.
 GATEWAY_MEMORY_MIB = -(-footprint_bytes(GATEWAY_HOLDS, GATEWAY_BODY) // MIB)
+SHM, TMP = "/dev/shm", "/tmp"  # noqa: S108  volumes of Triton's pod's own
+START = (
+    f"{{ find {SHM} {TMP} -xdev -type d ! -perm -700 -execdir chmod u+rwx {{}} \\; ;"
+    f' find {SHM} {TMP} -xdev -mindepth 1 -delete; }} 2>/dev/null; exec tritonserver "$@"'
+)
+"""The volumes outlive a container that is killed: what it left takes the next one's room, up to where none starts.
+
+find follows no link and leaves other file systems alone; folders are opened first, as one that their owner may not
+read would keep what is in it. What can't be removed stays, and Triton starts all the same.
+"""
 GATEWAY_TOML = """\
 # What the gateway keeps to in this cluster; `serve gateway --help` names every setting.
 upstream = ["http://{name}-triton:8000"]
@@ -88,9 +101,10 @@ def _pod(
     volumes: list[Object],
     grace_s: int,
     first: Sequence[Object] = (),
+    notes: Mapping[str, str] = MappingProxyType({}),
 ) -> Object:
     return {
-        "metadata": {"labels": labels(options, part)},
+        "metadata": {"labels": labels(options, part), **({"annotations": dict(notes)} if notes else {})},
         "spec": {
             "serviceAccountName": f"{options.name}-{part}",
             "automountServiceAccountToken": False,
@@ -121,12 +135,12 @@ def _triton(workload: Workload, options: RenderOptions) -> Object:
         "name": "triton",
         "image": options.image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["tritonserver"],
+        "command": ["sh", "-c", START, "tritonserver"],
         "args": [
             f"--model-repository={MODELS}", "--disable-auto-complete-config", "--model-control-mode=none",
             "--strict-readiness=true", f"--exit-timeout-secs={options.drain_s}", *workload.flags,
         ],
-        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108  a volume of the pod's own
+        "env": [{"name": "HOME", "value": TMP}],
         "ports": [{"name": name, "containerPort": port} for name, port in TRITON_PORTS.items()],
         "resources": resources(workload),
         "startupProbe": _probe("/v2/health/ready", "http", periodSeconds=5, timeoutSeconds=2,
@@ -138,13 +152,15 @@ def _triton(workload: Workload, options: RenderOptions) -> Object:
         "securityContext": secured(),
         "volumeMounts": [
             {"name": "models", "mountPath": MODELS, "readOnly": True},
-            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  a volume of the pod's own
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  as above
+            {"name": "shm", "mountPath": SHM},
+            {"name": "tmp", "mountPath": TMP},
         ],
     }  # fmt: skip
     volumes = [*scratch(workload), *models.volumes]
     grace_s = NOTICE_S + options.drain_s + 10
-    pod = _pod(options, "triton", [container], volumes, grace_s, models.first)
+    pod = _pod(
+        options, "triton", [container], volumes, grace_s, models.first, {REPOSITORY: f"sha256:{workload.digest}"}
+    )
     return _deployment(options, "triton", pod, replicas=None)
 
 

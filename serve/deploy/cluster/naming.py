@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from serve.deploy.monitoring.scope import Scope
 from serve.deploy.options import RenderOptions
 
-__all__ = ["GATEWAY_PORT", "TRITON_PORTS", "labels", "meta"]
+__all__ = ["GATEWAY_PORT", "PART_OF", "SERIES_LABELS", "TRITON_PORTS", "labels", "meta", "scope_of"]
 
 TRITON_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 GATEWAY_PORT = 8080
+PART_OF = "app.kubernetes.io/part-of"
+SERIES_LABELS = ("namespace", "app_kubernetes_io_part_of")
+"""What tells an application's series from others' in one Prometheus: where its pods are, and their label PART_OF."""
 
 
 def labels(options: RenderOptions, part: str) -> dict[str, str]:
-    return {"app.kubernetes.io/name": part, "app.kubernetes.io/part-of": options.name}
+    return {"app.kubernetes.io/name": part, PART_OF: options.name}
 
 
 def meta(options: RenderOptions, part: str) -> dict[str, Any]:
     return {"name": f"{options.name}-{part}", "labels": labels(options, part)}
+
+
+def scope_of(options: RenderOptions, asked: tuple[str, ...]) -> Scope:
+    """The application's series.
+
+    Args:
+        options: what runs where.
+        asked: names of the models that clients ask for.
+    """
+    return Scope(tuple(zip(SERIES_LABELS, (options.namespace, options.name), strict=True)), asked)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve.deploy.cluster.naming import labels, meta
+from serve.deploy.cluster.naming import PART_OF, labels, meta
 from serve.deploy.monitoring.alerts import alert_rules
+from serve.deploy.monitoring.monitoring import LIMITS
 from serve.deploy.monitoring.objectives import Objectives
 from serve.deploy.monitoring.rules import recording_rules
+from serve.deploy.monitoring.scope import Scope
 from serve.deploy.options import RenderOptions
 
 __all__ = ["monitors", "rules_object"]
@@ -27,7 +29,8 @@ def monitors(options: RenderOptions) -> list[Object]:
             "spec": {
                 "jobLabel": "app.kubernetes.io/name",
                 "selector": {"matchLabels": labels(options, part)},
-                "podTargetLabels": ["rollouts-pod-template-hash"],
+                **{_camel(name): limit for name, limit in LIMITS.items()},
+                "podTargetLabels": [PART_OF, "rollouts-pod-template-hash"],
                 "podMetricsEndpoints": [
                     {**end, "interval": "15s", **({"authorization": key} if part == "gateway" else {})}
                 ],
@@ -37,8 +40,14 @@ def monitors(options: RenderOptions) -> list[Object]:
     ]
 
 
-def rules_object(options: RenderOptions, goal: Objectives) -> Object:
-    groups = [*recording_rules(goal)["groups"], *alert_rules(goal)["groups"]]
+def _camel(name: str) -> str:
+    """A setting of Prometheus, as its operator calls it."""
+    first, *rest = name.split("_")
+    return first + "".join(map(str.title, rest))
+
+
+def rules_object(options: RenderOptions, goal: Objectives, scope: Scope) -> Object:
+    groups = [*recording_rules(goal, scope)["groups"], *alert_rules(goal, scope)["groups"]]
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",

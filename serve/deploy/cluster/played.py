@@ -24,7 +24,7 @@ from serve.deploy.cluster.manifests import pod_security
 from serve.deploy.cluster.naming import GATEWAY_PORT, TRITON_PORTS, labels
 from serve.deploy.cluster.storage import secured
 from serve.deploy.cluster.yaml_text import several
-from serve.deploy.monitoring.monitoring import MonitoringOptions
+from serve.deploy.monitoring.monitoring import DATA, MonitoringOptions
 from serve.deploy.monitoring.monitoring import files as monitoring
 from serve.deploy.options import RenderOptions
 
@@ -134,7 +134,7 @@ def _prometheus(options: RenderOptions, slo: str) -> Sequence[Object]:
         "name": "prometheus",
         "image": options.prometheus_image,
         "imagePullPolicy": "IfNotPresent",
-        "args": ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"],
+        "args": ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus", *DATA],
         "ports": _published(PROMETHEUS_PORT, options.prometheus_port),
         "resources": {"requests": memory, "limits": memory},
         "livenessProbe": _alive("prometheus"),

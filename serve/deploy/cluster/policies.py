@@ -14,8 +14,11 @@ Object = dict[str, Any]
 
 
 def network_policies(options: RenderOptions) -> list[Object]:
-    """Nothing but what is named: gateway to Triton, Prometheus to both, names for both."""
-    names = {
+    """Nothing but what is named: gateway to Triton, Prometheus to both; names for who looks some up.
+
+    Triton's pods do so for a bucket alone: to whoever runs code in a hook, a server of names is a way out.
+    """
+    names: Object = {
         "to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}],
         "ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")],
     }
@@ -38,7 +41,9 @@ def network_policies(options: RenderOptions) -> list[Object]:
             },
         }
 
-    outside = [{"ports": ports(bucket_of(options.storage).port)}] if options.storage.startswith("s3:") else []
+    outside: list[Object] = []
+    if options.storage.startswith("s3:"):
+        outside = [names, {"ports": ports(bucket_of(options.storage).port)}]
     return [
         policy(
             "triton",
@@ -46,7 +51,7 @@ def network_policies(options: RenderOptions) -> list[Object]:
                 {"from": [gateway], "ports": ports(TRITON_PORTS["http"], TRITON_PORTS["grpc"])},
                 {"from": [watcher], "ports": ports(TRITON_PORTS["metrics"])},
             ],
-            [names, *outside],
+            outside,
         ),
         policy(
             "gateway",

@@ -20,6 +20,8 @@ from serve.deploy.cluster.manifests import (
     USER,
     base,
 )
+from serve.deploy.cluster.naming import scope_of
+from serve.deploy.cluster.needs import needs_of
 from serve.deploy.cluster.operator import monitors, rules_object
 from serve.deploy.cluster.played import played
 from serve.deploy.cluster.scaling import UNMEASURED, rate_of, scaled_object, signals
@@ -118,21 +120,8 @@ def warnings_of(workload: Workload, options: RenderOptions) -> list[str]:
             f"hooks require {', '.join(workload.requirements)}: build deploy/docker/triton.Dockerfile, and give --image"
         )
     if options.storage.startswith("s3"):
-        found.append(
-            f"the secret {options.name}-bucket holds AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, to fetch models"
-        )
         found.append("canaries are not held to the compression report: the gate's job can't read a bucket")
-    if options.signed_by:
-        found.append(
-            f"no pod starts without the ConfigMap {options.signed_by}, whose public.pem is the signer's public key: "
-            f"kubectl -n {options.namespace} create configmap {options.signed_by} --from-file=public.pem; for Podman "
-            f"write it to a file by --dry-run=client -o yaml, and give kube play that by --configmap"
-        )
-    found.append(
-        "make the gateway's keys first: serve keys add … --file keys.json; "
-        f"kubectl -n {options.namespace} create secret generic {options.name}-keys --from-file=keys.json"
-    )
-    return found
+    return [*found, *needs_of(options)]
 
 
 def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
@@ -141,7 +130,8 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
     watched, _ = _watchable(options.slo or plan["objective"])
     goal = objectives_of(watched)
     course = Plan()
-    cpu, gpu = (signals(options, plan, goal.slow_s, gpu=each) for each in (False, True))
+    scope = scope_of(options, workload.asked)
+    cpu, gpu = (signals(options, plan, goal.slow_s, scope, gpu=each) for each in (False, True))
     found: dict[str, str] = {}
 
     def put(folder: str, objects: Mapping[str, Sequence[Object]], **kustomization: Any) -> None:
@@ -170,7 +160,7 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
     put("components/keda", {"scaledobject.yaml": [scaled_object(options, plan, cpu)]})
     put(
         "components/prometheus-operator",
-        {"monitors.yaml": monitors(options), "rules.yaml": [rules_object(options, goal)]},
+        {"monitors.yaml": monitors(options), "rules.yaml": [rules_object(options, goal, scope)]},
     )
     space = options.namespace
     put("overlays/cpu", {}, namespace=space, resources=["../../base"], components=["../../components/keda"])
@@ -199,7 +189,7 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
     )
     deployments = {part: whole[f"{part}.yaml"][0] for part in ("triton", "gateway")}
     found |= played(deployments, options, found["base/gateway.toml"], watched)
-    found |= chart(workload, options, plan, cpu, goal, toml(HELM_RELEASE))
+    found |= chart(workload, options, plan, goal, toml(HELM_RELEASE))
     models = models_volume(options)
     gate = None if models is None else _gate(workload, options, models)
     to_rollout = [
@@ -210,7 +200,7 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
         "overlays/canary",
         {
             "rollout.yaml": [rollout(options, course, gate=gate is not None)],
-            "analysis.yaml": analysis_templates(options, course, goal, gate=gate),
+            "analysis.yaml": analysis_templates(options, course, goal, scope, gate=gate),
         },
         namespace=space,
         resources=["../cpu"],

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve.deploy.cluster.naming import meta
+from serve.deploy.monitoring.rules import autoscaling
+from serve.deploy.monitoring.scope import Scope
 from serve.deploy.options import RenderOptions
 from serve.load.report.report import read_report
 from serve.load.slo import parse_objective
@@ -18,7 +20,7 @@ UNMEASURED = 50.0  # requests a second of one replica, where nothing tells
 FILL = 0.7  # of the most that a load test saw within the objective: others have to start meanwhile
 UP_PODS, PERIOD_S = 4, 15
 RATE, WAIT = "autoscale:requests:rate1m", "autoscale:queue_seconds:mean1m"
-SLOW, GPU = "autoscale:latency_p99_seconds:1m", "nv_gpu_utilization"
+SLOW = "autoscale:latency_p99_seconds:1m"
 
 
 @dataclass(frozen=True)
@@ -52,18 +54,23 @@ def rate_of(options: RenderOptions, plan: dict[str, Any]) -> float | None:
     return float(f"{FILL * max(kept):.3g}") if kept else None
 
 
-def signals(options: RenderOptions, plan: dict[str, Any], slow_s: float, *, gpu: bool = False) -> list[Signal]:
-    """The rate of one replica, wait in Triton's queue, and the gateway's p99.
+def signals(
+    options: RenderOptions, plan: dict[str, Any], slow_s: float, scope: Scope, *, gpu: bool = False
+) -> list[Signal]:
+    """The rate of one replica, wait in Triton's queue, and the gateway's p99, asked of what is scraped.
+
+    Not of what is recorded: a Prometheus without the rules would have replicas stay at what KEDA falls back to.
 
     The p99 alone would scale too late, and up for what more replicas do not mend; it stands beside the others, with
     the objective itself as its bound.
     """
-    found = [Signal("requests", RATE, rate_of(options, plan) or UNMEASURED, each=True)]
+    asked = autoscaling(scope)
+    found = [Signal("requests", asked[RATE], rate_of(options, plan) or UNMEASURED, each=True)]
     # What waits for nothing has no wait: without requests the quotient is 0 / 0.
     for name, series, bound in (("queue-seconds", WAIT, options.max_queue_ms / 1000), ("latency-p99", SLOW, slow_s)):
-        found.append(Signal(name, f"({series} >= 0) or vector(0)", bound, each=False))
+        found.append(Signal(name, f"({asked[series]} >= 0) or vector(0)", bound, each=False))
     if gpu:
-        found.append(Signal("gpu-busy", f"avg({GPU})", GPU_BUSY, each=False))
+        found.append(Signal("gpu-busy", f"avg({scope.of('nv_gpu_utilization')})", GPU_BUSY, each=False))
     return found
 
 

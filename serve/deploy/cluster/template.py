@@ -12,13 +12,15 @@ from typing import Any
 
 from serve.deploy.cluster.yaml_text import several, yaml_text
 
-__all__ = ["RELEASE", "Values"]
+__all__ = ["NAMESPACE", "RELEASE", "Values"]
 
 Object = dict[str, Any]
 RELEASE = "helmrelease0name"
-"""Stands for the release's name, wherever options have a name."""
+NAMESPACE = "helmspace0name"
+"""They stand for the release's name and namespace, wherever options have them."""
 VALUE, OPTIONAL = re.compile(r"'?helmvalue(\d+)x'?"), re.compile(r"^( *)helmoptional(\d+)x: null$", re.MULTILINE)
-ALONE = re.compile(rf"(?<=: ){RELEASE}$", re.MULTILINE)
+NAMED = {RELEASE: ".Release.Name", NAMESPACE: ".Release.Namespace"}
+ALONE, INSIDE = (re.compile(text, re.MULTILINE) for text in (rf"(?<=: )({'|'.join(NAMED)})$", "|".join(NAMED)))
 
 
 class Values:
@@ -68,7 +70,8 @@ class Values:
             only: the value that decides whether they are there; "" where nothing does.
         """
         text = several(objects).replace("{{", "{{ `{{` }}")  # of somebody else's templates: alerts have some
-        text = ALONE.sub("{{ .Release.Name | quote }}", text).replace(RELEASE, "{{ .Release.Name }}")
+        text = ALONE.sub(lambda found: f"{{{{ {NAMED[found[0]]} | quote }}}}", text)
+        text = INSIDE.sub(lambda found: f"{{{{ {NAMED[found[0]]} }}}}", text)
         text = VALUE.sub(lambda found: f"{{{{ {self._actions[int(found[1])]} }}}}", text)
         text = OPTIONAL.sub(self._block, text)
         return f"{{{{- if .Values.{only} }}}}\n{text}{{{{- end }}}}\n" if only else text

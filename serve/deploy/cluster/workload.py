@@ -10,7 +10,9 @@ from compress.errors import ServerError
 from serve.config.threads import threads_of
 from serve.gateway.access.footprint import GATEWAY_HOLDS
 from serve.load.report.report import read_report
-from serve.repository.folders import check_hidden, files_of
+from serve.repository.fingerprint import fingerprint
+from serve.repository.folders import PART_OF, check_hidden, files_of
+from serve.repository.needs import used_by
 from serve.repository.read import ModelInfo, instance_count, read_models
 from serve.triton.flags import flags_for
 from serve.triton.memory import MIB, region_bytes, takes_any_size
@@ -30,7 +32,9 @@ class Workload:
     """One Triton.
 
     Attributes:
-        models: their names; those that clients ask for.
+        digest: of the repository's files: SHA-256, 64 digits.
+        asked: names of the models that clients ask for: those that are no step of another.
+        models: names of those that `serve pack` was asked for, or that stand there by themselves, steps or not.
         flags: of tritonserver, for what the models' configurations say.
         cpu_millis: thousandths of a processor that it is given.
         memory_mib: that it is given, shared memory included; it may not have more.
@@ -40,6 +44,8 @@ class Workload:
         measured: whether processors and memory are from a load test.
     """
 
+    digest: str
+    asked: tuple[str, ...]
     models: tuple[str, ...]
     flags: tuple[str, ...]
     cpu_millis: int
@@ -78,8 +84,13 @@ def workload_of(repository: Path, load: Path | None = None) -> Workload:
             )
         cpu = math.ceil(10 * max(use.cpu_share for use in uses)) * 100
         memory = math.ceil(HEADROOM * max(use.memory_bytes for use in uses) / MIB) + shared
+    whole = [model.name for model in models if model.config.parameters.get(PART_OF, model.name) == model.name]
+    users = used_by(models)
     return Workload(
-        tuple(model.name for model in models if model.config.parameters.get("part_of", model.name) == model.name),
+        fingerprint(repository),
+        # Where each is a step of another, nothing tells: Triton will not start, and no query is to be one of nothing.
+        tuple(name for name in whole if users[name] == {name}) or tuple(whole),
+        tuple(whole),
         tuple(flags_for(models)),
         max(cpu, 100),
         memory,

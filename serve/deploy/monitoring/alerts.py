@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve.deploy.monitoring.objectives import Objectives
+from serve.deploy.monitoring.scope import Scope
 
 __all__ = ["Alert", "alert_rules", "alerts"]
 
@@ -23,15 +24,6 @@ BURNS = (
     (6.0, "6h", "30m", "page", "Steadily"),
     (1.0, "3d", "6h", "ticket", "Slowly"),
 )
-JUDGED = " and on (model) gateway_rollout_running == 1"
-DISAGREES = 'gateway_rollout_evidence{question="disagreement",of="worse"}'
-FALLBACKS = "sum by (model) (rate(gateway_rollout_fallbacks_total[5m]))"
-SHED = "sum by (model) (rate(gateway_model_shed_total[5m]))"
-ASKED = "sum by (instance) (gateway_upstream_up)"
-WAITING = "gateway_model_waiting"
-QUEUE, COMPUTE = "triton:queue_seconds:mean5m", "triton:compute_seconds:mean5m"
-BATCH, RATE = "triton:batch_size:mean5m", "triton:requests:rate5m"
-GPU_MEMORY = "nv_gpu_memory_used_bytes / nv_gpu_memory_total_bytes"
 GPU = "GPU {{ $labels.gpu_uuid }} of {{ $labels.instance }}"
 MODEL, SHARE = "{{ $labels.model }}", "{{ $value | humanizePercentage }}"
 
@@ -57,83 +49,95 @@ class Alert:
     says: str
 
 
-def alerts(goal: Objectives) -> tuple[Alert, ...]:
-    """Every alert."""
+def alerts(goal: Objectives, scope: Scope = Scope()) -> tuple[Alert, ...]:  # noqa: B008  it is frozen
+    """Every alert.
+
+    Args:
+        goal: the objective.
+        scope: whose series are watched, recorded ones included.
+    """
     slow = f"{SHARE} of the answers of {MODEL} take longer than {goal.slow_s:g} s"
+    failing = f"{SHARE} of the requests to {MODEL} fail"
     return (
-        *_burns("LatencyBudgetBurns", "serving:request_slow:ratio_rate", goal.slow_share, slow),
-        *_burns(
-            "ErrorBudgetBurns",
-            "serving:request_errors:ratio_rate",
-            goal.error_share,
-            f"{SHARE} of the requests to {MODEL} fail",
-        ),
-        *_servers(),
-        *_load(),
-        *_releases(),
-        *_gpus(),
+        *_burns(scope, "LatencyBudgetBurns", "serving:request_slow:ratio_rate", goal.slow_share, slow),
+        *_burns(scope, "ErrorBudgetBurns", "serving:request_errors:ratio_rate", goal.error_share, failing),
+        *_servers(scope),
+        *_load(scope),
+        *_releases(scope),
+        *_gpus(scope),
     )
 
 
-def _burns(name: str, signal: str, share: float, says: str) -> Iterator[Alert]:
+def _burns(scope: Scope, name: str, signal: str, share: float, says: str) -> Iterator[Alert]:
     for factor, long, short, severity, pace in BURNS:
         bound = f"{factor * share:.6g}"
         pressing = "more than" if factor == 1 else f"over {factor:g} times what"
+        slow, quick = (scope.of(f"{signal}{window}") for window in (long, short))
         yield Alert(
             f"{name}{pace}",
-            f"{signal}{long}",
-            f"{signal}{long} > {bound} and {signal}{short} > {bound}",
+            slow,
+            f"{slow} > {bound} and {quick} > {bound}",
             "2m" if severity == "page" else "1h",
             severity,
             f"{says}, {pressing} the budget allows.",
         )
 
 
-def _servers() -> Iterator[Alert]:
+def _servers(scope: Scope) -> Iterator[Alert]:
     for name, job in (("GatewayDown", "gateway"), ("TritonDown", "triton")):
-        up = f'up{{job="{job}"}}'
+        up = scope.of("up", f'job="{job}"')
         says = f"The {job} {{{{ $labels.instance }}}} gives no metrics."
         yield Alert(name, up, f"{up} == 0", "1m", "page", says)
+    asked = f"{scope.sum_by('instance')} ({scope.of('gateway_upstream_up')})"
     says = "The gateway {{ $labels.instance }} finds no Triton that answers."
-    yield Alert("NoTritonIsAsked", ASKED, f"{ASKED} == 0", "30s", "page", says)
-    failures = "triton:failures:ratio_rate5m"
+    yield Alert("NoTritonIsAsked", asked, f"{asked} == 0", "30s", "page", says)
+    failures = scope.of("triton:failures:ratio_rate5m")
     yield Alert(
         "ModelFails", failures, f"{failures} > 0.01", "5m", "page", f"Triton fails {SHARE} of the requests to {MODEL}."
     )
 
 
-def _load() -> Iterator[Alert]:
-    shed = f"{SHARE} of the requests to {MODEL} are turned away because of the load."
-    yield Alert("RequestsAreShed", SHED, f"{SHED} / serving:requests:rate5m > 0.05", "5m", "ticket", shed)
+def _load(scope: Scope) -> Iterator[Alert]:
+    shed = f"{scope.sum_by('model')} (rate({scope.of('gateway_model_shed_total')}[5m]))"
+    waiting, rate = scope.of("gateway_model_waiting"), scope.of("triton:requests:rate5m")
+    queue, compute = (scope.of(f"triton:{name}_seconds:mean5m") for name in ("queue", "compute"))
+    batch = scope.of("triton:batch_size:mean5m")
+    says = f"{SHARE} of the requests to {MODEL} are turned away because of the load."
+    yield Alert("RequestsAreShed", shed, f"{shed} / {scope.of('serving:requests:rate5m')} > 0.05", "5m", "ticket", says)
     more = f"More and more requests wait for {MODEL}: {{{{ $value }}}} a second more."
-    yield Alert("QueueGrows", WAITING, f"deriv({WAITING}[5m]) > 0 and {WAITING} > 10", "5m", "ticket", more)
+    yield Alert("QueueGrows", waiting, f"deriv({waiting}[5m]) > 0 and {waiting} > 10", "5m", "ticket", more)
     waits = f"Requests wait {{{{ $value | humanizeDuration }}}} in Triton for {MODEL}, longer than they run."
-    yield Alert("TritonQueueIsLong", QUEUE, f"{QUEUE} > {COMPUTE} and {QUEUE} > 0.05", "10m", "ticket", waits)
+    yield Alert("TritonQueueIsLong", queue, f"{queue} > {compute} and {queue} > 0.05", "10m", "ticket", waits)
     yield Alert(
         "BatchesCollapsed",
-        BATCH,
-        f"{BATCH} < 0.5 * ({BATCH} offset 1d) and {RATE} > 0.8 * ({RATE} offset 1d)",
+        batch,
+        f"{batch} < 0.5 * ({batch} offset 1d) and {rate} > 0.8 * ({rate} offset 1d)",
         "15m",
         "ticket",
         f"Batches of {MODEL} are {{{{ $value | humanize }}}} on average, under half of yesterday's at the same load.",
     )
 
 
-def _releases() -> Iterator[Alert]:
+def _releases(scope: Scope) -> Iterator[Alert]:
+    judged = f" and on (model) {scope.of('gateway_rollout_running')} == 1"
+    disagrees = scope.of("gateway_rollout_evidence", 'question="disagreement"', 'of="worse"')
+    fallbacks = f"{scope.sum_by('model')} (rate({scope.of('gateway_rollout_fallbacks_total')}[5m]))"
     says = f"The candidate of {MODEL} answers otherwise than allowed: it is about to be rolled back."
-    yield Alert("CandidateDisagrees", DISAGREES, f"{DISAGREES} > 0.5{JUDGED}", "30s", "ticket", says)
+    yield Alert("CandidateDisagrees", disagrees, f"{disagrees} > 0.5{judged}", "30s", "ticket", says)
     says = f"The baseline of {MODEL} answers for its candidate."
-    yield Alert("CandidateFails", FALLBACKS, f"{FALLBACKS} > 0{JUDGED}", "1m", "ticket", says)
+    yield Alert("CandidateFails", fallbacks, f"{fallbacks} > 0{judged}", "1m", "ticket", says)
 
 
-def _gpus() -> Iterator[Alert]:
+def _gpus(scope: Scope) -> Iterator[Alert]:
+    memory = f"{scope.of('nv_gpu_memory_used_bytes')} / {scope.of('nv_gpu_memory_total_bytes')}"
     says = f"{GPU} has {SHARE} of its memory in use."
-    yield Alert("GpuMemoryNearlyFull", GPU_MEMORY, f"{GPU_MEMORY} > 0.95", "5m", "ticket", says)
-    busy = "avg_over_time(nv_gpu_utilization[10m]) > 0.95"
-    yield Alert("GpuIsSaturated", "nv_gpu_utilization", busy, "10m", "ticket", f"{GPU} has been busy for ten minutes.")
+    yield Alert("GpuMemoryNearlyFull", memory, f"{memory} > 0.95", "5m", "ticket", says)
+    used = scope.of("nv_gpu_utilization")
+    busy = f"avg_over_time({used}[10m]) > 0.95"
+    yield Alert("GpuIsSaturated", used, busy, "10m", "ticket", f"{GPU} has been busy for ten minutes.")
 
 
-def alert_rules(goal: Objectives) -> dict[str, Any]:
+def alert_rules(goal: Objectives, scope: Scope = Scope()) -> dict[str, Any]:  # noqa: B008  it is frozen
     """The alerts' file."""
     rules = [
         {
@@ -143,6 +147,6 @@ def alert_rules(goal: Objectives) -> dict[str, Any]:
             "labels": {"severity": alert.severity},
             "annotations": {"summary": alert.says, "runbook": f"{RUNBOOK}#{alert.name.lower()}"},
         }
-        for alert in alerts(goal)
+        for alert in alerts(goal, scope)
     ]
-    return {"groups": [{"name": "serving", "rules": rules}]}
+    return {"groups": [{"name": "alerts", "rules": rules}]}

@@ -19,9 +19,18 @@ from serve.deploy.monitoring.dashboards import dashboard
 from serve.deploy.monitoring.objectives import DEFAULT, objectives_of
 from serve.deploy.monitoring.rules import recording_rules
 
-__all__ = ["MonitoringOptions", "files", "write_monitoring"]
+__all__ = ["DATA", "LIMITS", "MonitoringOptions", "files", "write_monitoring"]
 
 HEAD = "# Written by `serve deploy monitoring`; another run replaces it.\n"
+RULES_HEAD = HEAD + "# For a Prometheus that watches one application: of several, it would add all up.\n"
+LIMITS: dict[str, int | str] = {
+    "sample_limit": 50_000, "body_size_limit": "16MB", "label_limit": 32, "label_name_length_limit": 128,
+    "label_value_length_limit": 1024,
+}  # fmt: skip
+"""Of one look at one server: whoever answers in its place, or breaks it, fills no Prometheus. A look past them is none,
+so that the alert says that the server is down. A gateway that counts the most models has some 35,000 samples."""
+DATA = ("--storage.tsdb.retention.time=15d", "--storage.tsdb.retention.size=2GB")
+"""What a Prometheus in a container keeps: the oldest goes first."""
 TARGET = re.compile(r"[\w.\-]+:\d+|\[[0-9a-fA-F:]+\]:\d+")
 
 
@@ -65,8 +74,8 @@ def files(options: MonitoringOptions) -> dict[str, str]:
     source = {"name": "Prometheus", "type": "prometheus", "url": "http://prometheus:9090", "isDefault": True}
     return {
         "prometheus/prometheus.yml": yaml_text(_scraping(options), HEAD),
-        "prometheus/recording.yml": yaml_text(recording_rules(goal), HEAD),
-        "prometheus/alerts.yml": yaml_text(alert_rules(goal), HEAD),
+        "prometheus/recording.yml": yaml_text(recording_rules(goal), RULES_HEAD),
+        "prometheus/alerts.yml": yaml_text(alert_rules(goal), RULES_HEAD),
         "grafana/dashboards/serving.json": json.dumps(dashboard(goal), indent=2) + "\n",
         "grafana/provisioning/dashboards/serving.yml": yaml_text({"apiVersion": 1, "providers": [provider]}, HEAD),
         "grafana/provisioning/datasources/prometheus.yml": yaml_text({"apiVersion": 1, "datasources": [source]}, HEAD),
@@ -94,13 +103,13 @@ def write_monitoring(folder: Path, options: MonitoringOptions) -> list[Path]:
 
 def _scraping(options: MonitoringOptions) -> dict[str, Any]:
     every = f"{options.interval_s}s"
-    gateway: dict[str, Any] = {"job_name": "gateway", **_targets(options, options.gateway)}
+    gateway: dict[str, Any] = {"job_name": "gateway", **LIMITS, **_targets(options, options.gateway)}
     if options.key_file is not None:
         gateway["authorization"] = {"type": "Bearer", "credentials_file": options.key_file}
     return {
         "global": {"scrape_interval": every, "evaluation_interval": every},
         "rule_files": ["recording.yml", "alerts.yml"],
-        "scrape_configs": [gateway, {"job_name": "triton", **_targets(options, options.triton)}],
+        "scrape_configs": [gateway, {"job_name": "triton", **LIMITS, **_targets(options, options.triton)}],
     }
 
 

@@ -37,6 +37,7 @@ ALLOWED = {
     "load/report/report.py": PROC,
     "repository/copies.py": "its own mark, which it writes; a folder, to have it on the disk",
     "repository/entries.py": "it opens without following links, and digests by blocks",
+    "repository/fingerprint.py": "by blocks, for its digest",
     "repository/lock.py": FOLDER,
     "rollout/state_file.py": FOLDER,
     "verify/arrays.py": FIXED,

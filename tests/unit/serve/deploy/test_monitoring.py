@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
+import socket
 import subprocess
+import threading
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +19,21 @@ import pytest
 import yaml
 
 from compress.errors import ServerError
+from serve.deploy.cluster.render import render
 from serve.deploy.monitoring.alerts import alert_rules, alerts
 from serve.deploy.monitoring.dashboards import dashboard, queries
-from serve.deploy.monitoring.monitoring import MonitoringOptions, files, write_monitoring
+from serve.deploy.monitoring.monitoring import DATA, LIMITS, MonitoringOptions, files, write_monitoring
 from serve.deploy.monitoring.objectives import Objectives, objectives_of
 from serve.deploy.monitoring.rules import INFERENCE, recording_rules
+from serve.deploy.options import RenderOptions
 from serve.gateway.observe.telemetry import INFERENCE_ROUTES
 
 ROOT = Path(__file__).parents[4]
 DEPLOY = ROOT / "deploy"
 GOAL = objectives_of()
 PROMTOOL = shutil.which("promtool")
+PROMETHEUS = shutil.which("prometheus")
+with_prometheus = pytest.mark.skipif(PROMETHEUS is None, reason="Debian's package prometheus is not there")
 with_promtool = pytest.mark.skipif(PROMTOOL is None, reason="Debian's package prometheus is not there")
 
 
@@ -113,6 +123,67 @@ def test_targets_a_key_and_the_interval_reach_prometheus(tmp_path: Path) -> None
     assert gateway["authorization"]["credentials_file"] == "/run/secrets/metrics-key"
     assert "authorization" not in triton
     assert found["global"]["scrape_interval"] == "5s"
+
+
+def test_no_server_fills_a_prometheus(tmp_path: Path) -> None:
+    """Each look has bounds, wherever Prometheus runs; what containers keep has one."""
+    render(ROOT / "model_repository", tmp_path / "out", RenderOptions(gateway_image="registry.example/gateway:1.0"))
+    pods = list(yaml.safe_load_all((tmp_path / "out/podman/prometheus.yaml").read_text()))
+    configs = [yaml.safe_load(pods[0]["data"]["prometheus.yml"])]
+    configs += [yaml.safe_load((DEPLOY / f"prometheus/{name}.yml").read_text()) for name in ("prometheus", "compose")]
+    for config in configs:
+        for job in config["scrape_configs"]:
+            assert job.items() >= LIMITS.items()
+    for monitor in yaml.safe_load_all((tmp_path / "out/components/prometheus-operator/monitors.yaml").read_text()):
+        bounds = {key: value for key, value in monitor["spec"].items() if key.endswith("Limit")}
+        assert sorted(map(str, bounds.values())) == sorted(map(str, LIMITS.values()))
+        assert bounds["sampleLimit"] == LIMITS["sample_limit"]
+    composed = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["prometheus"]["command"]
+    for words in (pods[1]["spec"]["containers"][0]["args"], composed):
+        assert set(DATA) <= set(words)
+    done = subprocess.run([str(PROMTOOL), "check", "config", "--syntax-only", str(DEPLOY / "prometheus/compose.yml")],
+                          capture_output=True, text=True, check=False) if PROMTOOL else None  # fmt: skip
+    assert done is None or done.returncode == 0, done.stdout + done.stderr
+
+
+@with_prometheus
+@pytest.mark.parametrize(("samples", "up"), [(1000, 1.0), (60_000, 0.0)])
+def test_an_answer_past_the_bounds_is_a_server_that_is_down(tmp_path: Path, samples: int, up: float) -> None:
+    """By Prometheus itself."""
+    text = "".join(f'x{{n="{number}"}} 1\n' for number in range(samples)).encode()
+
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Metrics) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        target = f"127.0.0.1:{server.server_address[1]}"
+        write_monitoring(tmp_path, MonitoringOptions(gateway=(target,), triton=(target,), interval_s=1))
+        with socket.socket() as tried:
+            tried.bind(("127.0.0.1", 0))
+            port = tried.getsockname()[1]
+        config = f"--config.file={tmp_path}/prometheus/prometheus.yml"
+        words = [config, f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}", *DATA]
+        running = subprocess.Popen([str(PROMETHEUS), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 60
+            found: list[Any] = []
+            while not found and time.monotonic() < deadline:
+                time.sleep(0.2)
+                with contextlib.suppress(OSError):
+                    url = f"http://127.0.0.1:{port}/api/v1/query?query=up%7Bjob%3D%22triton%22%7D"
+                    found = json.load(urllib.request.urlopen(url))["data"]["result"]
+            assert [float(row["value"][1]) for row in found] == [up]
+        finally:
+            running.terminate()
+            running.wait(20)
+            server.shutdown()
 
 
 @pytest.mark.parametrize("values", [{"gateway": ("http://a:1",)}, {"triton": ("a",)}, {"interval_s": 0}])

@@ -23,6 +23,7 @@ from serve.deploy.cluster.render import render, warnings_of
 from serve.deploy.cluster.workload import workload_of
 from serve.deploy.gate import judge
 from serve.deploy.monitoring.objectives import objectives_of
+from serve.deploy.monitoring.scope import Scope
 from serve.deploy.options import RenderOptions
 from serve.gateway.access.footprint import GATEWAY_HOLDS, MIB, footprint_bytes
 from serve.gateway.settings_file import load_settings
@@ -133,6 +134,8 @@ def test_components_fit_too(tmp_path: Path) -> None:
     for name in ("keda/scaledobject", "prometheus-operator/monitors", "prometheus-operator/rules"):
         for document in yaml.safe_load_all((tmp_path / f"out/components/{name}.yaml").read_text()):
             check(document, VERSIONS[0])
+            groups = [group["name"] for group in document["spec"].get("groups", ())]
+            assert len(groups) == len(set(groups)), "the API server refuses a name that stands there twice"
 
 
 @pytest.mark.parametrize(
@@ -313,7 +316,7 @@ def test_nothing_is_promoted_before_it_could_have_been_taken_back() -> None:
     goal = objectives_of()
     steps = rollout(OPTIONS, plan, gate=False)["spec"]["strategy"]["canary"]["steps"]
     lasts = sum(int(each["pause"]["duration"].removesuffix("s")) for each in steps if "pause" in each)
-    for template in analysis_templates(OPTIONS, plan, goal, gate=None):
+    for template in analysis_templates(OPTIONS, plan, goal, Scope(), gate=None):
         for metric in template["spec"]["metrics"]:
             assert "isNaN" in metric["successCondition"]
             assert metric["initialDelay"] == "2m"
@@ -468,11 +471,13 @@ def test_options_that_can_not_work_are_refused(changes: dict[str, Any], why: str
         ("s3://http://[fd00::1]:9000/bucket/models", [9000]),
     ],
 )
-def test_triton_s_pods_get_out_to_the_port_of_their_bucket_alone(storage: str, ports: list[int]) -> None:
+def test_triton_s_pods_get_out_to_their_bucket_alone_and_look_up_no_other_name(storage: str, ports: list[int]) -> None:
     policy = network_policies(replace(OPTIONS, storage=storage))[0]["spec"]
-    names, *outside = policy["egress"]
-    assert {port["port"] for port in names["ports"]} == {53}
-    assert [port["port"] for rule in outside for port in rule["ports"]] == ports
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    names, outside = ([53, 53], ports) if ports else ([], [])
+    assert [port["port"] for rule in policy["egress"] for port in rule["ports"]] == [*names, *outside]
+    gateway = network_policies(replace(OPTIONS, storage=storage))[1]["spec"]
+    assert {port["port"] for port in gateway["egress"][0]["ports"]} == {53}, "it looks Tritons up"
 
 
 def test_a_folder_of_something_else_stays(tmp_path: Path) -> None:
@@ -510,6 +515,51 @@ def test_what_to_know_is_said() -> None:
         "serve plan",
     ):
         assert words in said
+
+
+def names_that_are_not_there(documents: list[Object]) -> set[tuple[str, str]]:
+    """(kind, name) of Secrets, ConfigMaps and claims that pods ask for and no document is."""
+    there = {(each["kind"], each["metadata"]["name"]) for each in documents}
+    asked: set[tuple[str, str]] = set()
+    for pod in pods(documents):
+        for volume in pod["volumes"]:
+            for key, kind, name in (
+                ("secret", "Secret", "secretName"),
+                ("configMap", "ConfigMap", "name"),
+                ("persistentVolumeClaim", "PersistentVolumeClaim", "claimName"),
+            ):
+                if key in volume:
+                    asked.add((kind, volume[key][name]))
+        for container in (*pod["containers"], *pod.get("initContainers", ())):
+            asked |= {("Secret", each["secretRef"]["name"]) for each in container.get("envFrom", ())}
+    return asked - there
+
+
+@with_kubectl
+@pytest.mark.parametrize(
+    ("storage", "options"), [("pvc", OPTIONS), ("s3", S3), ("s3 signed", S3_SIGNED), ("signed", SIGNED)]
+)
+def test_what_the_manifests_lack_is_said_by_name(rendered: Any, storage: str, options: RenderOptions) -> None:
+    documents = rendered(storage, "overlays/canary")
+    said = " ".join(warnings_of(workload_of(ROOT / "model_repository"), options))
+    lacking = names_that_are_not_there(documents)
+    assert lacking
+    for kind, name in lacking:
+        assert f"{'claim' if kind == 'PersistentVolumeClaim' else kind.lower()} {name}" in said.lower().replace(
+            "create secret generic", "secret"
+        )
+    assert not any(each["kind"] == "Namespace" for each in documents)
+    for words in (
+        "kubectl create namespace serving",
+        "serving-metrics-key --from-literal=key=",
+        "KEDA",
+        "Argo Rollouts",
+        "app_kubernetes_io_part_of",
+        "overlays/cpu holds none",
+    ):
+        assert words in said
+    assert ("ReadOnlyMany" in said) is (storage == "pvc")
+    assert ("ImageVolume" in said) is (storage == "signed")
 
 
 @pytest.mark.parametrize(("most", "kept"), [(1.0, True), (0.2, False)])
@@ -571,3 +621,30 @@ def test_what_is_no_longer_written_is_told_of(tmp_path: Path) -> None:
     ]
     assert again[2:] == first
     assert not (tmp_path / "out/kserve").exists()
+
+
+def template_of(folder: Path) -> Object:
+    found: Object = next(yaml.safe_load_all((folder / "base/triton.yaml").read_text()))["spec"]["template"]
+    return found
+
+
+@pytest.mark.parametrize("options", [OPTIONS, S3, SIGNED], ids=["claim", "bucket", "image"])
+def test_other_files_at_the_same_place_are_new_pods_and_the_same_files_are_not(
+    options: RenderOptions, tmp_path: Path
+) -> None:
+    for name in ("one", "same", "other"):
+        shutil.copytree(ROOT / "model_repository", tmp_path / name)
+    (tmp_path / "same/digits_network/1/__pycache__").mkdir()
+    (tmp_path / "same/digits_network/1/__pycache__/x.pyc").write_bytes(b"x")
+    with (tmp_path / "other/digits_network/1/model.onnx").open("ab") as file:
+        file.write(b"\0")
+    found = {}
+    for name in ("one", "same", "other"):
+        render(tmp_path / name, tmp_path / f"{name}-out", options)
+        found[name] = template_of(tmp_path / f"{name}-out")
+    assert found["one"] == found["same"]
+    assert found["one"] != found["other"]
+    assert found["one"]["spec"] == found["other"]["spec"], "only a note of the template differs"
+    assert (tmp_path / "one-out/base/gateway.yaml").read_text() == (
+        tmp_path / "other-out/base/gateway.yaml"
+    ).read_text()
