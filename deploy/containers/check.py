@@ -25,7 +25,7 @@ from typing import Any
 from compress.errors import ServerError
 from deploy.containers.build import IMAGES, MB, ROOT, Built, build, build_all
 from deploy.containers.composed import SERVICES, Composed
-from deploy.containers.disturbed import apart, at_once, hold, interrupted
+from deploy.containers.disturbed import apart, at_once, bounded, hold, interrupted
 from deploy.containers.stack import Stack
 from serve.load.report.report import read_report
 
@@ -68,6 +68,7 @@ def run(stack: Stack, *, twice: bool) -> dict[str, Any]:
         for container in (f"{pod}-triton", f"{stack.name}-gateway-gateway", f"{stack.name}-prometheus-prometheus"):
             _confined(stack, container)
         apart(stack, pod)
+        bounded(stack, pod)
         found["accuracy_first"] = _verify(stack, "first")
         with _load(stack, "kill_alone") as alone:
             _kill(stack, f"{pod}-triton")

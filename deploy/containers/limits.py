@@ -6,14 +6,16 @@ held by that pod's control group, before it leaves the others none.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path, PurePosixPath
 
 from compress.errors import ServerError
 
-__all__ = ["PROCESSES", "limit"]
+__all__ = ["SHARES", "limit"]
 
-PROCESSES = {"triton": 1536, "gateway": 512, "prometheus": 256}
-"""Of each pod; two Tritons, as in a roll, and the others are fewer than the 4096 of a user that many machines allow."""
+SHARES = {"triton": Fraction(3, 8), "gateway": Fraction(1, 8), "prometheus": Fraction(1, 16)}
+"""Of what one user may have in containers: two Tritons, as in a roll, and the others are fewer."""
+MOST = 16384  # that is shared, where a user may have more, or any number
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
@@ -29,7 +31,9 @@ def limit(part: str, pod: str, pid: int) -> None:
         ServerError: the pod has no control group for processes, or it can't be written.
     """
     try:
-        (_group(pod, (PROC / f"{pid}/cgroup").read_text()) / "pids.max").write_text(f"{PROCESSES[part]}\n")
+        group = _group(pod, (PROC / f"{pid}/cgroup").read_text())
+        of_user = _of_user((PROC / f"{pid}/limits").read_text())
+        (group / "pids.max").write_text(f"{int(min(of_user, MOST) * SHARES[part])}\n")
     except OSError as err:
         raise ServerError(
             "can't bound the number of a pod's processes",
@@ -37,6 +41,12 @@ def limit(part: str, pod: str, pid: int) -> None:
             mend="run it as root, or where control groups of version 2 give your user the controller `pids`, "
             "as systemd does",
         ) from err
+
+
+def _of_user(text: str) -> int:
+    """As the process has it, and every container: `nproc` of Podman's default_ulimits."""
+    words = next((line.split() for line in text.splitlines() if line.startswith("Max processes")), [])
+    return int(words[2]) if len(words) > 2 and words[2].isdecimal() else MOST
 
 
 def _group(pod: str, text: str) -> Path:

@@ -70,6 +70,12 @@ esac
 """
 
 
+LIMITS = """Limit                     Soft Limit           Hard Limit           Units
+Max processes             4096                 4096                 processes
+Max open files            20000                20000                files
+"""
+
+
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the engine remembers."""
@@ -83,6 +89,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     (folder / "1").mkdir()
     (folder / "1/cgroup").write_text("0::/machine.slice/pod_0123abcd.slice/first.scope\n")
+    (folder / "1/limits").write_text(LIMITS)
     (folder / "machine.slice/pod_0123abcd.slice").mkdir(parents=True)
     for name in ("PROC", "CGROUPS"):
         monkeypatch.setattr(limits, name, folder)
@@ -402,8 +409,7 @@ def test_a_pods_processes_are_bounded_before_its_first_container_starts(stack: S
     runs(state, "serving-gateway")
     stack.add(MODELS)
     assert (state / "machine.slice/pod_0123abcd.slice/pids.max").read_text() == "1536\n"
-    two = limits.PROCESSES | {"another triton": limits.PROCESSES["triton"]}
-    assert sum(two.values()) < 4096
+    assert sum(limits.SHARES.values()) + limits.SHARES["triton"] < 1
 
 
 def test_without_a_bound_on_its_processes_no_container_starts(stack: Stack, state: Path) -> None:
@@ -423,8 +429,10 @@ def test_control_groups_of_the_first_version_have_one_for_processes(
     (tmp_path / "7").mkdir()
     (tmp_path / "7/cgroup").write_text("9:cpu,cpuacct:/a/0123/x\n8:pids:/b/0123/libpod-7\n0::/c/0123/libpod-7\n")
     (tmp_path / "pids/b/0123").mkdir(parents=True)
-    limits.limit("gateway", "0123", 7)
-    assert (tmp_path / "pids/b/0123/pids.max").read_text() == "512\n"
+    for text, most in ((LIMITS, 512), (LIMITS.replace("4096", "unlimited"), 2048), ("", 2048)):
+        (tmp_path / "7/limits").write_text(text)
+        limits.limit("gateway", "0123", 7)
+        assert (tmp_path / "pids/b/0123/pids.max").read_text() == f"{most}\n"
 
 
 @pytest.mark.parametrize("name", ["", "A", "a" * 19, "a_b", "../a"])
