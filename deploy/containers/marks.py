@@ -14,10 +14,14 @@ from compress.errors import ServerError
 from deploy.containers.application import PART_OF
 from deploy.containers.engine import Engine
 
-__all__ = ["is_up", "is_volume", "keep_signer", "make_volume", "mark_up", "remove_volume", "signer", "unmark"]
+__all__ = [
+    "FOLDER", "is_up", "is_volume", "keep_signer", "keys_folder", "make_volume", "mark_up", "remove_volume", "signer",
+    "unmark",
+]  # fmt: skip
 
 UP, SIGNER = "up", "signer"  # NAME-up, NAME-signer
 PEM = "compress-serve/signer"
+FOLDER = "compress-serve/keys"  # of NAME-keys: where the clients' keys are
 
 
 def make_volume(engine: Engine, name: str, volume: str, **labels: str) -> None:
@@ -88,6 +92,11 @@ def signer(engine: Engine, name: str) -> str | None:
         return base64.b64decode(labels[PEM], validate=True).decode("ascii")
     except (binascii.Error, UnicodeDecodeError):
         return None
+
+
+def keys_folder(engine: Engine, name: str) -> str:
+    """Where the keys stand that clients have; "" where that is not known."""
+    return (_labels(engine, f"{name}-keys") or {}).get(FOLDER, "")
 
 
 def _theirs(engine: Engine, name: str, volume: str) -> bool:

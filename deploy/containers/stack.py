@@ -15,7 +15,6 @@ import contextlib
 import json
 import socket
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.errors import RepositoryError, ServerError
+from compress.errors import ServerError
 from compress.vetting.replace import replace_file
 from deploy.containers import marks
 from deploy.containers.application import PART_OF, Application
@@ -32,13 +31,12 @@ from deploy.containers.fence import put_up
 from deploy.containers.keys import make_keys
 from deploy.containers.limits import limit
 from deploy.containers.networks import fence_of, make_networks, remove_networks
-from deploy.containers.volumes import claim_of, digest, packed, same, sweep
+from deploy.containers.trust import check_repository, kept_key, key_of, trusted_key
+from deploy.containers.volumes import digest, packed, same, sweep
 from serve.deploy.cluster.naming import GATEWAY_PORT
 from serve.deploy.cluster.render import render
 from serve.deploy.cluster.workload import workload_of
 from serve.deploy.options import NAME, RenderOptions
-from serve.repository.keys import public_key as read_public_key
-from serve.repository.signing import check_files
 
 __all__ = ["Stack"]
 
@@ -48,7 +46,6 @@ READY_S = 120.0
 ALIVE_S = 20.0  # for a gateway that died to be there again
 LONGEST = 18  # of names: with a digest they are Kubernetes' names, too
 LOG_SIZE = "10mb"  # of each container; Podman begins anew where it is full
-SIGNER = "key"  # of a claim: Podman makes a volume of a ConfigMap, and fills one of that name anew under whoever has it
 
 
 @dataclass(frozen=True)
@@ -109,8 +106,8 @@ class Stack(Application):
                 )
             workload_of(repository)
             check_images(self.engine, PLAYED)
-            trusted = self._trusted(public_key, renew=True)
-            self._check(repository, trusted, public_key)
+            trusted = trusted_key(public_key)
+            check_repository(repository, trusted, public_key, self.folder)
             if whole or there:
                 print(f"what an earlier command left unfinished of {self.name} is taken away", flush=True)
                 self._clear(grace_s=0)
@@ -140,8 +137,8 @@ class Stack(Application):
             ServerError: it is not what was packed, or Triton does not come up; then nothing of it is left.
         """
         with self.held():
-            trusted = self._trusted(public_key)
-            self._check(repository, trusted, public_key)
+            trusted = kept_key(self.engine, self.name, self.tritons(), public_key)
+            check_repository(repository, trusted, public_key, self.folder)
             return self._add(repository, trusted)
 
     def roll(self, repository: Path, public_key: Path | None = None) -> str:
@@ -159,8 +156,8 @@ class Stack(Application):
         """
         with self.held():
             self._check_served(repository)
-            trusted = self._trusted(public_key)
-            self._check(repository, trusted, public_key)
+            trusted = kept_key(self.engine, self.name, self.tritons(), public_key)
+            check_repository(repository, trusted, public_key, self.folder)
             before = self.tritons()
             pod = self._add(repository, trusted)
             try:
@@ -230,25 +227,6 @@ class Stack(Application):
         if why:
             raise ServerError(what, why=why, mend=mend)
 
-    def _check(self, repository: Path, trusted: str, public_key: Path | None) -> None:
-        """As the pod will, but before anything is started.
-
-        Raises:
-            RepositoryError: it is not what was packed, or not what was signed by that key.
-        """
-        if not trusted or public_key is not None:
-            check_files(repository, public_key)
-            return
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            path = Path(folder) / "public.pem"
-            path.write_text(trusted, encoding="ascii")
-            try:
-                check_files(repository, path)
-            except RepositoryError as err:
-                why = err.why.replace(f"{path}'s owner", "the owner of the key that `up` was given")
-                mend = "sign it with that key (`serve sign`), or give --public-key of whoever signed it"
-                raise RepositoryError(err.what, why=why, mend=mend) from None
-
     def _add(self, repository: Path, trusted: str) -> str:
         """What is packed is what the name is of, whatever happens to the repository meanwhile."""
         with packed(repository, ".", self.folder / f"{self.name}-models.tar") as archive:
@@ -266,7 +244,7 @@ class Stack(Application):
     def _begin(self, repository: Path, archive: Path, claim: str, pod: str, trusted: str) -> None:
         options = RenderOptions(
             gateway_image=tag_of("gateway"), image=tag_of("triton-cpu"), prometheus_image=tag_of("prometheus"),
-            name=self.name, storage=f"pvc:{claim}", signed_by=f"{claim}-{SIGNER}" if trusted else "",
+            name=self.name, storage=f"pvc:{claim}", signed_by=key_of(self.name, pod) if trusted else "",
             gateway_port=self.gateway_port, prometheus_port=self.prometheus_port,
         )  # fmt: skip
         render(repository, self.folder / "kubernetes", options)
@@ -325,30 +303,9 @@ class Stack(Application):
         ):
             name = f"{self.name}-{volume}"
             marks.remove_volume(self.engine, self.name, name)
+            marks.make_volume(self.engine, self.name, name, **{marks.FOLDER: str(self.folder.resolve())})
             with packed(path, entry, self.folder / f"{name}.tar") as archive:
                 self._fill(name, archive)
-
-    def _trusted(self, public_key: Path | None, *, renew: bool = False) -> str:
-        """Whose signature is asked for, as PEM: the key that is given, else that of `up`; "" where none is.
-
-        Raises:
-            ServerError: what is served was verified, and by which key is not known here.
-        """
-        if public_key is not None:
-            read_public_key(public_key)
-            return public_key.read_text(encoding="ascii")
-        known = "" if renew else marks.signer(self.engine, self.name)
-        if known is None or (not renew and not known and any(map(self._is_verified, self.tritons()))):
-            raise ServerError(
-                "can't tell whose signature is asked for",
-                why=f"{self.name} serves what was verified, or Podman's volume {self.name}-signer does not say by whom",
-                mend="give --public-key; to serve what nobody signed, take it down and bring it up without",
-            )
-        return known
-
-    def _is_verified(self, pod: str) -> bool:
-        """Whether a pod was given a key by which its repository was verified."""
-        return marks.is_volume(self.engine, self.name, f"{claim_of(self.name, pod)}-{SIGNER}")
 
     def _fill(self, name: str, archive: Path) -> None:
         marks.make_volume(self.engine, self.name, name)
@@ -358,10 +315,11 @@ class Stack(Application):
         """The pod, whose rules stand before its first container starts."""
         words = ["--start=false", "--log-driver=k8s-file", f"--log-opt=max-size={LOG_SIZE}"]
         words += [word for each in networks for word in ("--network", each)]
-        own = [] if part == "triton" else [pod]  # Podman makes volumes without a label, but takes those that are there
+        # Podman makes a volume of each ConfigMap, without a label; one that is there it fills anew.
+        own = [] if part == "triton" else [pod]
         if trusted:
             config = self.folder / "signer.json"  # JSON is YAML, too
-            key = f"{claim_of(self.name, pod)}-{SIGNER}"
+            key = key_of(self.name, pod)
             told = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": key}}
             replace_file(config, json.dumps(told | {"data": {"public.pem": trusted}}))
             words += ["--configmap", str(config.absolute())]

@@ -512,12 +512,25 @@ def test_keys_that_were_added_and_revoked_are_brought_to_the_gateway_that_runs(s
     add_key(stack.folder / "keys.json", "alice")
     assert not is_known(stack.folder, "client")
     assert renew_keys(stack) == 2
-    assert [line for line in said(state) if line.startswith("volume")] == [
+    assert [line for line in said(state) if line.startswith("volume import")] == [
         f"volume import serving-keys {stack.folder}/serving-keys.tar"
     ]
     (stack.folder / "keys.json").write_text("{")
     with pytest.raises(ToolkitError):
         renew_keys(stack)
+
+
+def test_keys_of_another_checkout_dont_take_the_place_of_those_that_clients_have(
+    stack: Stack, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.containers.stack._answers", lambda _: True)
+    stack.up(MODELS)
+    elsewhere = replace(stack, folder=tmp_path / "elsewhere")
+    make_keys(elsewhere.folder)
+    with pytest.raises(ServerError, match="can't renew the gateway's keys") as told:
+        renew_keys(elsewhere)
+    assert str(stack.folder) in told.value.why
+    assert renew_keys(stack) == 2
 
 
 @pytest.mark.parametrize("signer", ["", None])
