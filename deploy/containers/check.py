@@ -25,7 +25,7 @@ from typing import Any
 from compress.errors import ServerError
 from deploy.containers.build import IMAGES, MB, ROOT, Built, build, build_all
 from deploy.containers.composed import SERVICES, Composed
-from deploy.containers.disturbed import apart, at_once, bounded, hold, interrupted
+from deploy.containers.disturbed import apart, at_once, bounded, half_up, hold, interrupted
 from deploy.containers.stack import Stack
 from serve.load.report.report import read_report
 
@@ -62,6 +62,7 @@ def run(stack: Stack, *, twice: bool) -> dict[str, Any]:
     if twice:
         found["same_when_built_again"] = [_again(stack, each, versions[0]) for each in images if _serves(each)]
     try:
+        _said("an up that is killed, and a roll after it", half_up, stack, versions[0])
         begun = time.perf_counter()
         pod = _said("Triton, gateway and Prometheus come up", stack.up, versions[0])
         found["up_s"] = round(time.perf_counter() - begun, 1)

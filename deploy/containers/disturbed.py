@@ -14,7 +14,7 @@ from compress.errors import ServerError
 from deploy.containers.build import ROOT
 from deploy.containers.stack import Stack
 
-__all__ = ["apart", "at_once", "bounded", "hold", "interrupted"]
+__all__ = ["apart", "at_once", "bounded", "half_up", "hold", "interrupted"]
 
 WAIT_S = 60.0
 # In a container: whether a port answers, and whether somebody tells the address of a name.
@@ -82,6 +82,17 @@ def bounded(stack: Stack, pod: str) -> None:
         finally:
             if endless.stdin:
                 endless.stdin.close()
+
+
+def half_up(stack: Stack, repository: Path) -> None:
+    """An `up` that is killed is no application that runs: a roll says so, and the next `up` begins anew."""
+    ports = ("--gateway-port", stack.gateway_port, "--prometheus-port", stack.prometheus_port)
+    with _command("up", repository, *ports) as up:
+        _wait(lambda: bool(stack.pods()), "its first pod")
+        up.kill()
+    with _command("roll", repository) as roll:
+        told = roll.communicate()[0]
+    hold(roll.returncode == 2 and "not finished" in told, "a roll after an `up` that was killed says so")
 
 
 def interrupted(stack: Stack, repository: Path) -> None:
