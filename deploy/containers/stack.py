@@ -267,8 +267,11 @@ class Stack(Application):
         return self.engine.run(*ready, check=False).returncode == 0
 
     def _take_away(self, pod: str) -> None:
+        if pod not in self.pods():
+            return
         self.engine.run("kill", "--signal", "KILL", f"{pod}-triton", check=False)
-        self._forget(pod)
+        self._remove(pod)  # at once: until then it stands under the name by which the gateway looks
+        self._sweep()
 
     def _clear(self, *, grace_s: int) -> None:
         """Everything that is not kept; one thing that refuses keeps none of the others."""
@@ -287,8 +290,11 @@ class Stack(Application):
         """The pod, if it is the application's, and the volumes that it alone had."""
         with contextlib.suppress(ServerError):  # Podman does not tell its pods just now: another command will sweep
             if pod in self.pods():
-                self.engine.run("pod", "rm", "--force", "--time", "0", pod, check=False)
+                self._remove(pod)
         self._sweep()
+
+    def _remove(self, pod: str) -> None:
+        self.engine.run("pod", "rm", "--force", "--time", "0", pod, check=False)
 
     def _sweep(self) -> None:
         with contextlib.suppress(ServerError):
