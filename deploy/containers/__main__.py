@@ -19,6 +19,7 @@ from deploy.containers.stack import Stack
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build/containers"
+NAME = "serving"
 MODELS = ROOT / "model_repository"
 app = App(
     name="python -m deploy.containers", help="Images, and what Podman or Docker plays from them, on this machine.",
@@ -26,10 +27,14 @@ app = App(
 )  # fmt: skip
 
 
-def _serving(gateway_port: int = 8080, prometheus_port: int = 9090) -> Stack | Composed:
+def _serving(gateway_port: int = 8080, prometheus_port: int = 9090, name: str = NAME) -> Stack | Composed:
     engine = find_engine()
-    kind = Stack if engine.podman else Composed
-    return kind(engine, FOLDER, gateway_port=gateway_port, prometheus_port=prometheus_port)
+    folder = FOLDER if name == NAME else FOLDER.with_name(f"{FOLDER.name}-{name}")
+    if engine.podman:
+        return Stack(engine, folder, gateway_port=gateway_port, prometheus_port=prometheus_port, name=name)
+    if name != NAME:
+        raise ServerError(f"can't use --name {name}", why="Docker Compose has one application", mend="use Podman")
+    return Composed(engine, folder, gateway_port=gateway_port, prometheus_port=prometheus_port)
 
 
 @app.command
@@ -51,8 +56,9 @@ def build(*names: str, repository: Path = MODELS) -> None:
 
 @app.command
 def up(
-    repository: Path = MODELS, *, public_key: Path | None = None, gateway_port: int = 8080, prometheus_port: int = 9090
-) -> None:
+    repository: Path = MODELS, *, public_key: Path | None = None, gateway_port: int = 8080,
+    prometheus_port: int = 9090, name: str = NAME,
+) -> None:  # fmt: skip
     """Triton, gateway and Prometheus for a model repository; build the images before.
 
     Parameters
@@ -65,19 +71,21 @@ def up(
         On 127.0.0.1.
     prometheus_port
         On 127.0.0.1.
+    name
+        Of the application, by Podman only: a second one beside the first has another, and other ports.
     """
-    serving = _serving(gateway_port, prometheus_port)
+    serving = _serving(gateway_port, prometheus_port, name)
     check_machine(serving.engine, (), play=True)
     serving.up(repository, public_key)
     print(f"gateway {serving.url}, Prometheus {serving.prometheus}")
-    if is_known(FOLDER, "client"):
-        print(f"clients' key: SERVE_API_KEY=$(cat {FOLDER}/client-key)")
+    if is_known(serving.folder, "client"):
+        print(f"clients' key: SERVE_API_KEY=$(cat {serving.folder}/client-key)")
     else:
-        print(f"clients have the keys of {FOLDER}/keys.json: 'client' is revoked")
+        print(f"clients have the keys of {serving.folder}/keys.json: 'client' is revoked")
 
 
 @app.command
-def roll(repository: Path, *, public_key: Path | None = None) -> None:
+def roll(repository: Path, *, public_key: Path | None = None, name: str = NAME) -> None:
     """Put another repository in the place of the one that is served, without a pause.
 
     One that was interrupted is finished by the same command.
@@ -88,8 +96,10 @@ def roll(repository: Path, *, public_key: Path | None = None) -> None:
         What `serve pack` wrote.
     public_key
         Of whoever has to have signed it (PEM); by default as `up` was told.
+    name
+        Of the application.
     """
-    serving = _serving()
+    serving = _serving(name=name)
     if not isinstance(serving, Stack):
         raise ServerError(
             "can't put another repository in place without a pause",
@@ -100,15 +110,27 @@ def roll(repository: Path, *, public_key: Path | None = None) -> None:
 
 
 @app.command
-def keys() -> None:
-    """Give the gateway that runs its keys as they are now: after `serve keys add` or `serve keys revoke`."""
-    print(f"the gateway has {renew_keys(_serving())} keys now")
+def keys(*, name: str = NAME) -> None:
+    """Give the gateway that runs its keys as they are now: after `serve keys add` or `serve keys revoke`.
+
+    Parameters
+    ----------
+    name
+        Of the application.
+    """
+    print(f"the gateway has {renew_keys(_serving(name=name))} keys now")
 
 
 @app.command
-def down() -> None:
-    """Stop gateway, Prometheus and Triton, in this order; keys and releases stay."""
-    _serving().down()
+def down(*, name: str = NAME) -> None:
+    """Stop gateway, Prometheus and Triton, in this order; keys and releases stay.
+
+    Parameters
+    ----------
+    name
+        Of the application.
+    """
+    _serving(name=name).down()
 
 
 @app.command

@@ -48,29 +48,41 @@ class Application:
         """What clients show to the gateway."""
         return (self.folder / "client-key").read_text().strip()
 
+    def places(self) -> list[Path]:
+        """Folders that one command at a time holds, in this order."""
+        return [self.folder]
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Alone, until the end: two that change what runs would each take the other's for what was there before.
 
         Raises:
-            ServerError: another process changes it now (which one is told), or the folder can't be written.
+            ServerError: another process changes it now (which one is told), or a folder can't be written.
         """
         with ExitStack() as kept:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                kept.enter_context(locked(self.folder, inside=True))
-            except ResourceError as err:
-                if isinstance(err.__cause__, BlockingIOError):
-                    raise ServerError(
-                        "can't change what runs in containers while another command does",
-                        why=f"{self.folder}: {err.why}",
-                        mend="wait until that process has ended, then the same command again",
-                    ) from None
-                raise self._unwritable(err.why) from None
-            except OSError as err:
-                raise self._unwritable(str(err)) from None
+            for place in self.places():
+                _hold(kept, place)
             yield
 
-    def _unwritable(self, why: str) -> ServerError:
-        mend = f"make {self.folder} a folder that you may write"
-        return ServerError("can't change what runs in containers", why=why, mend=mend)
+
+def _hold(kept: ExitStack, place: Path) -> None:
+    try:
+        if not place.is_dir():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.mkdir(mode=0o700, exist_ok=True)
+        kept.enter_context(locked(place, inside=True))
+    except ResourceError as err:
+        if isinstance(err.__cause__, BlockingIOError):
+            raise ServerError(
+                "can't change what runs in containers while another command does",
+                why=f"{place}: {err.why}",
+                mend="wait until that process has ended, then the same command again",
+            ) from None
+        raise _unwritable(place, err.why) from None
+    except OSError as err:
+        raise _unwritable(place, str(err)) from None
+
+
+def _unwritable(place: Path, why: str) -> ServerError:
+    mend = f"make {place} a folder that you may write"
+    return ServerError("can't change what runs in containers", why=why, mend=mend)

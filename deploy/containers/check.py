@@ -25,7 +25,7 @@ from typing import Any
 from compress.errors import ServerError
 from deploy.containers.build import IMAGES, MB, ROOT, Built, build, build_all
 from deploy.containers.composed import SERVICES, Composed
-from deploy.containers.disturbed import apart, at_once, hold, interrupted
+from deploy.containers.disturbed import apart, at_once, bounded, half_up, hold, interrupted
 from deploy.containers.stack import Stack
 from serve.load.report.report import read_report
 
@@ -62,12 +62,14 @@ def run(stack: Stack, *, twice: bool) -> dict[str, Any]:
     if twice:
         found["same_when_built_again"] = [_again(stack, each, versions[0]) for each in images if _serves(each)]
     try:
+        _said("an up that is killed, and a roll after it", half_up, stack, versions[0])
         begun = time.perf_counter()
         pod = _said("Triton, gateway and Prometheus come up", stack.up, versions[0])
         found["up_s"] = round(time.perf_counter() - begun, 1)
         for container in (f"{pod}-triton", f"{stack.name}-gateway-gateway", f"{stack.name}-prometheus-prometheus"):
             _confined(stack, container)
         apart(stack, pod)
+        bounded(stack, pod)
         found["accuracy_first"] = _verify(stack, "first")
         left = ["exec", f"{pod}-triton", "find", "/dev/shm/left", "/tmp/left"]  # noqa: S108  the pod's own
         stack.engine.run("exec", f"{pod}-triton", "touch", *left[-2:])

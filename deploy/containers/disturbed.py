@@ -14,11 +14,24 @@ from compress.errors import ServerError
 from deploy.containers.build import ROOT
 from deploy.containers.stack import Stack
 
-__all__ = ["apart", "at_once", "hold", "interrupted"]
+__all__ = ["apart", "at_once", "bounded", "half_up", "hold", "interrupted"]
 
 WAIT_S = 60.0
 # In a container: whether a port answers, and whether somebody tells the address of a name.
 REACHES = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3)"
+# Threads, which count as processes do, until it is told to end.
+THREADS = """import os, sys, threading
+made, stop = 0, threading.Event()
+try:
+    while made < 100_000:
+        threading.Thread(target=stop.wait, daemon=True).start()
+        made += 1
+except RuntimeError:
+    print(made, flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+ONE_MORE = "import threading; threading.Thread(target=int).start()"
 NAMES = "import socket, sys; socket.getaddrinfo(sys.argv[1], 80)"
 
 
@@ -53,6 +66,33 @@ def apart(stack: Stack, pod: str) -> None:
         for name, at in ((f"{stack.name}-gateway", 8080), (f"{stack.name}-prometheus", 9090)):
             reached = [each for each in _addresses(stack, name) if _answers(each, at, outer)]
             hold(not reached, f"{name} does not answer who is in none of its networks, as {outer}")
+
+
+def bounded(stack: Stack, pod: str) -> None:
+    """Processes without end in one pod leave the others theirs, though all are of one user."""
+    gateway, triton = f"{stack.name}-gateway-gateway", f"{pod}-triton"
+    command = [stack.engine.command, "exec", "--interactive", triton, "python3", "-c", THREADS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/") as endless:
+        try:
+            told = (endless.stdout.readline() if endless.stdout else "").strip()
+            hold(
+                told.isdecimal() and not _can(stack, triton, ONE_MORE), f"Triton's pod has an end of processes: {told}"
+            )
+            hold(_can(stack, gateway, ONE_MORE), "and the gateway is left its own")
+        finally:
+            if endless.stdin:
+                endless.stdin.close()
+
+
+def half_up(stack: Stack, repository: Path) -> None:
+    """An `up` that is killed is no application that runs: a roll says so, and the next `up` begins anew."""
+    ports = ("--gateway-port", stack.gateway_port, "--prometheus-port", stack.prometheus_port)
+    with _command("up", repository, *ports) as up:
+        _wait(lambda: bool(stack.pods()), "its first pod")
+        up.kill()
+    with _command("roll", repository) as roll:
+        told = roll.communicate()[0]
+    hold(roll.returncode == 2 and "not finished" in told, "a roll after an `up` that was killed says so")
 
 
 def interrupted(stack: Stack, repository: Path) -> None:

@@ -25,6 +25,7 @@ NAMES = (
 TOOLS = "apt-get install iptables util-linux"
 DEBIAN = "localhost/debian-python:3.11"
 SUPERUSERS = "/usr/sbin:/sbin"  # not on every user's PATH
+NOWHERE = "/proc" if os.path.isdir("/proc") else "/"  # noqa: PTH112  nothing can be written there
 OWN_BASE = f"deploy/docker/debian.sh; then PYTHON_IMAGE={DEBIAN} DEBIAN_IMAGE={DEBIAN}"
 
 
@@ -41,12 +42,15 @@ class Engine:
     podman: bool
 
     def run(self, *words: str, check: bool = True, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        """One call of it, quiet.
+        """One call of it, quiet; paths among the words are absolute.
+
+        It runs where nothing can be written: what watches a container writes a file `oom` where it was started from.
 
         Raises:
             ServerError: it failed, and `check` is set.
         """
-        done = subprocess.run([self.command, *words], capture_output=True, text=True, check=False, input=text)
+        command = [self.command, *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, input=text, cwd=NOWHERE)
         if check and done.returncode:
             said = done.stderr.strip().splitlines() or ["it said nothing"]
             raise ServerError(
@@ -74,7 +78,8 @@ def find_engine(environ: Mapping[str, str] = os.environ) -> Engine:
         found = shutil.which(name)
         if found is None:
             continue
-        engine = Engine(found, podman=os.path.basename(name) != "docker")  # noqa: PTH119  a command, maybe no path
+        podman = os.path.basename(name) != "docker"  # noqa: PTH119  a command, maybe no path
+        engine = Engine(os.path.abspath(found), podman)  # noqa: PTH100  of links the name counts
         if engine.podman or engine.run("info", check=False).returncode == 0:
             return engine
     raise ServerError(

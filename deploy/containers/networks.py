@@ -27,7 +27,9 @@ def make_networks(engine: Engine, name: str) -> None:
         if found := _network(engine, network):
             if not _ours(found, name):
                 why = f"Podman has a network {network} that this application has not made"
-                raise ServerError(f"can't bring {name} up", why=why, mend=f"podman network rm {network}")
+                raise ServerError(
+                    f"can't bring {name} up", why=why, mend=f"podman network rm {network}; or another --name"
+                )
             engine.run("network", "rm", network)
         engine.run("network", "create", *flags, "--label", f"{PART_OF}={name}", network)
 

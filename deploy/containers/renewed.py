@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from compress.errors import ServerError
+from deploy.containers import marks
 from deploy.containers.composed import Composed
 from deploy.containers.stack import Stack
 from deploy.containers.volumes import packed
@@ -20,7 +21,7 @@ def renew_keys(serving: Stack | Composed) -> int:
         How many keys there are.
 
     Raises:
-        ServerError: no gateway runs.
+        ServerError: no gateway runs, or it has the keys of another folder: clients of those would be locked out.
         ConfigError: the file is none that a gateway would take; it goes on with the keys that it has.
     """
     with serving.held():
@@ -36,6 +37,13 @@ def renew_keys(serving: Stack | Composed) -> int:
         if isinstance(serving, Composed):
             (serving.folder / "secrets/keys.json").write_bytes(keys.read_bytes())  # Docker mounts the file itself
             return count
+        folder = marks.keys_folder(serving.engine, serving.name)
+        if folder and folder != str(serving.folder.resolve()):
+            raise ServerError(
+                "can't renew the gateway's keys",
+                why=f"clients have those of {folder}, as it was brought up from there",
+                mend="the same command from there; or take it down, and bring it up from here",
+            )
         with packed(keys, "keys.json", serving.folder / f"{serving.name}-keys.tar") as archive:
             serving.engine.run("volume", "import", f"{serving.name}-keys", str(archive))
         return count

@@ -4,8 +4,9 @@ Triton is on a network without a way out; the gateway and Prometheus are on that
 reaches; what networks leave open, rules in each pod close (`fence.py`).
 Pods that serve stand under one name there, NAME-triton, as behind a headless service.
 
-One command at a time changes what runs. A roll that ends in the middle is finished by the same command, and `down`
-takes all away.
+One command at a time changes what runs, whichever checkout it comes from: pods belong to Podman's store, and so does
+the lock. A roll that ends in the middle is finished by the same command, an `up` is begun anew by the next one, and
+`down` takes all away.
 """
 
 from __future__ import annotations
@@ -17,30 +18,34 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from compress.errors import ServerError
 from compress.vetting.replace import replace_file
+from deploy.containers import marks
 from deploy.containers.application import PART_OF, Application
 from deploy.containers.build import PLAYED, check_images, tag_of
 from deploy.containers.fence import put_up
 from deploy.containers.keys import make_keys
+from deploy.containers.limits import limit
 from deploy.containers.networks import fence_of, make_networks, remove_networks
-from deploy.containers.volumes import digest, packed, sweep
+from deploy.containers.trust import check_repository, kept_key, key_of, trusted_key
+from deploy.containers.volumes import digest, packed, same, sweep
+from serve.deploy.cluster.naming import GATEWAY_PORT
 from serve.deploy.cluster.render import render
 from serve.deploy.cluster.workload import workload_of
-from serve.deploy.options import RenderOptions
-from serve.repository.keys import public_key as read_public_key
+from serve.deploy.options import NAME, RenderOptions
 
 __all__ = ["Stack"]
 
 NOTICE_S = 5.0  # for the gateway to look up the new one
 GRACE_S = 45
 READY_S = 120.0
+ALIVE_S = 20.0  # for a gateway that died to be there again
+LONGEST = 18  # of names: with a digest they are Kubernetes' names, too
 LOG_SIZE = "10mb"  # of each container; Podman begins anew where it is full
-SIGNER = "key"  # of a pod: Podman makes a volume of a ConfigMap, and fills one of that name anew under whoever has it
 
 
 @dataclass(frozen=True)
@@ -48,13 +53,36 @@ class Stack(Application):
     """One application that Podman plays.
 
     Attributes:
-        name: of the application.
+        name: of the application, which all that is its in Podman is called by.
+
+    Raises:
+        ServerError: it is no such name.
     """
 
     name: str = "serving"
 
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name) or len(self.name) > LONGEST:
+            mend = f"take small letters, digits and -, a letter first, {LONGEST} at most"
+            raise ServerError(f"can't use --name {self.name}", why="pods can't be called by it", mend=mend)
+
+    def places(self) -> list[Path]:
+        """One of Podman's store, for all checkouts; then this checkout's, for all stores."""
+        store = Path(self.engine.run("info", "--format", "{{.Store.GraphRoot}}").stdout.strip())
+        return [store / "compress-serve" / self.name, self.folder]
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """As of any application; what a command that was killed left packed is removed."""
+        with super().held():
+            for archive in self.folder.glob(f"{self.name}-*.tar"):
+                archive.unlink(missing_ok=True)
+            yield
+
     def up(self, repository: Path, public_key: Path | None = None) -> str:
         """Bring all up, one after the other; nothing is left where that fails.
+
+        What an `up` that was killed left is taken away first.
 
         Args:
             repository: what is served.
@@ -65,31 +93,40 @@ class Stack(Application):
 
         Raises:
             ServerError: something runs already, or does not come up.
+            RepositoryError: it is not what was packed, or signed; nothing was started.
         """
         with self.held():
-            if self.pods():
+            whole = marks.is_up(self.engine, self.name)
+            there = self.pods()
+            if whole and there:
                 raise ServerError(
                     f"can't bring {self.name} up",
                     why="it runs already",
-                    mend="python -m deploy.containers down, or roll",
+                    mend="python -m deploy.containers roll REPOSITORY; or down, then up",
                 )
             workload_of(repository)
+            check_images(self.engine, PLAYED)
+            trusted = trusted_key(public_key)
+            check_repository(repository, trusted, public_key, self.folder)
+            if whole or there:
+                print(f"what an earlier command left unfinished of {self.name} is taken away", flush=True)
+                self._clear(grace_s=0)
             for port, flag in ((self.gateway_port, "--gateway-port"), (self.prometheus_port, "--prometheus-port")):
                 _check_free(port, flag)
-            check_images(self.engine, PLAYED)
-            trusted = self._trusted(public_key, renew=True)
             try:
                 make_networks(self.engine, self.name)
                 self._secrets()
+                marks.keep_signer(self.engine, self.name, trusted)
                 pod = self._add(repository, trusted)
-                self._trust(trusted)
                 both = [f"{self.name}-models:alias={self.name}-gateway", f"{self.name}-front"]
                 self._play("gateway", f"{self.name}-gateway", both)
                 self._until(lambda: _answers(f"{self.url}/readyz"), "the gateway", f"{self.name}-gateway")
                 self._play("prometheus", f"{self.name}-prometheus", [f"{self.name}-front", f"{self.name}-models"])
                 self._until(lambda: _answers(f"{self.prometheus}/-/ready"), "Prometheus", f"{self.name}-prometheus")
+                marks.mark_up(self.engine, self.name)
             except BaseException:
-                self._clear(grace_s=0)
+                with contextlib.suppress(ServerError):  # what is told is why it failed; the next `up` clears the rest
+                    self._clear(grace_s=0)
                 raise
             return pod
 
@@ -100,7 +137,9 @@ class Stack(Application):
             ServerError: it is not what was packed, or Triton does not come up; then nothing of it is left.
         """
         with self.held():
-            return self._add(repository, self._trusted(public_key))
+            trusted = kept_key(self.engine, self.name, self.tritons(), public_key)
+            check_repository(repository, trusted, public_key, self.folder)
+            return self._add(repository, trusted)
 
     def roll(self, repository: Path, public_key: Path | None = None) -> str:
         """A second version beside the first, then the first away: no moment without one.
@@ -113,23 +152,30 @@ class Stack(Application):
 
         Raises:
             ServerError: nothing is served whose place it could take, or it does not come up: the first serves on.
+            RepositoryError: it is not what was packed, or signed; nothing was started.
         """
         with self.held():
-            if f"{self.name}-gateway" not in self.pods():
-                raise ServerError(
-                    f"can't roll {repository} out",
-                    why="nothing is served whose place it could take",
-                    mend=f"python -m deploy.containers up {repository}",
-                )
-            trusted = self._trusted(public_key)
+            self._check_served(repository)
+            trusted = kept_key(self.engine, self.name, self.tritons(), public_key)
+            check_repository(repository, trusted, public_key, self.folder)
+            before = self.tritons()
             pod = self._add(repository, trusted)
+            try:
+                self._until_gateway_is_ready()
+            except BaseException:
+                if pod not in before:
+                    self._forget(pod)
+                raise
             others = [each for each in self.tritons() if each != pod]
             if others:
                 time.sleep(NOTICE_S)
             for each in others:
                 self._take_away(each)
-            self._trust(trusted)
+            marks.keep_signer(self.engine, self.name, trusted)
             self._sweep()
+            _check_gone([each for each in self.tritons() if each != pod])
+            if others:
+                self._until_gateway_is_ready()
             return pod
 
     def take_away(self, pod: str) -> None:
@@ -150,12 +196,7 @@ class Stack(Application):
         """
         with self.held():
             self._clear(grace_s=GRACE_S)
-            if left := self.pods():
-                raise ServerError(
-                    f"can't take {' and '.join(left)} away",
-                    why="Podman keeps it",
-                    mend=f"podman pod rm --force {' '.join(left)}",
-                )
+            _check_gone(self.pods())
 
     def pods(self) -> list[str]:
         """Names of its pods."""
@@ -166,46 +207,75 @@ class Stack(Application):
         """Names of the pods that serve."""
         return [pod for pod in self.pods() if pod.startswith(f"{self.name}-triton-")]
 
+    def _check_served(self, repository: Path) -> None:
+        """A gateway is there and answers, of an `up` that came to its end: only that can be rolled out to.
+
+        Raises:
+            ServerError: it is not so.
+        """
+        what, why = f"can't roll {repository} out", ""
+        mend = f"python -m deploy.containers up {repository}"
+        if not (there := self.pods()):
+            why = "nothing is served whose place it could take"
+        elif not marks.is_up(self.engine, self.name):
+            why = "the `up` or `down` of what is there was not finished"
+        elif f"{self.name}-gateway" not in there or not self._within(ALIVE_S, lambda: self._gateway_says("healthz")):
+            why = "the gateway does not answer"
+            mend = (
+                f"see podman logs {self.name}-gateway-gateway; python -m deploy.containers down, then up {repository}"
+            )
+        if why:
+            raise ServerError(what, why=why, mend=mend)
+
     def _add(self, repository: Path, trusted: str) -> str:
-        claim = f"models-{digest(repository, trusted)}"
-        pod = f"{self.name}-triton-{claim}"
-        if self._serves(pod):
+        """What is packed is what the name is of, whatever happens to the repository meanwhile."""
+        with packed(repository, ".", self.folder / f"{self.name}-models.tar") as archive:
+            claim = f"{self.name}-models-{digest(archive, trusted)}"
+            pod = f"{self.name}-triton-{claim.removeprefix(f'{self.name}-')}"
+            if not self._serves(pod):
+                self._forget(pod)
+                try:
+                    self._begin(repository, archive, claim, pod, trusted)
+                except BaseException:
+                    self._forget(pod)
+                    raise
             return pod
-        self._forget(pod)
+
+    def _begin(self, repository: Path, archive: Path, claim: str, pod: str, trusted: str) -> None:
         options = RenderOptions(
             gateway_image=tag_of("gateway"), image=tag_of("triton-cpu"), prometheus_image=tag_of("prometheus"),
-            name=self.name, storage=f"pvc:{claim}", signed_by=f"{pod}-{SIGNER}" if trusted else "",
+            name=self.name, storage=f"pvc:{claim}", signed_by=key_of(self.name, pod) if trusted else "",
             gateway_port=self.gateway_port, prometheus_port=self.prometheus_port,
         )  # fmt: skip
+        render(repository, self.folder / "kubernetes", options)
+        same(repository, archive)
+        self._fill(claim, archive)
         try:
-            render(repository, self.folder / "kubernetes", options)
-            self._volume(claim, repository)
-            try:
-                self._play("triton", pod, [f"{self.name}-models:alias={self.name}-triton"], trusted)
-            except ServerError as err:
-                said = self.engine.run("logs", "--tail", "3", f"{pod}-check", check=False)
-                if not (said.stdout + said.stderr).strip():
-                    raise
-                print(f"the repository's check: {said.stdout}{said.stderr}".rstrip(), file=sys.stderr)
-                mend = "see what it said above; the repository has to be as `serve pack` wrote it"
-                mend += ", and signed by that key" if trusted else ""
-                raise ServerError(f"can't serve {repository}", why="its check failed", mend=mend) from err
-            self._until(lambda: self._serves(pod), "Triton", pod)
-        except BaseException:
-            self._forget(pod)
-            raise
-        return pod
+            self._play("triton", pod, [f"{self.name}-models:alias={self.name}-triton"], trusted)
+        except ServerError as err:
+            said = self.engine.run("logs", "--tail", "3", f"{pod}-check", check=False)
+            if not (said.stdout + said.stderr).strip():
+                raise
+            print(f"the repository's check: {said.stdout}{said.stderr}".rstrip(), file=sys.stderr)
+            mend = "see what it said above; the repository has to be as `serve pack` wrote it"
+            mend += ", and signed by that key" if trusted else ""
+            raise ServerError(f"can't serve {repository}", why="its check failed", mend=mend) from err
+        self._until(lambda: self._serves(pod), "Triton", pod)
 
     def _serves(self, pod: str) -> bool:
         ready = ["exec", f"{pod}-triton", "http-ok", "http://127.0.0.1:8000/v2/health/ready"]
         return self.engine.run(*ready, check=False).returncode == 0
 
     def _take_away(self, pod: str) -> None:
+        if pod not in self.pods():
+            return
         self.engine.run("kill", "--signal", "KILL", f"{pod}-triton", check=False)
-        self._forget(pod)
+        self._remove(pod)  # at once: until then it stands under the name by which the gateway looks
+        self._sweep()
 
     def _clear(self, *, grace_s: int) -> None:
         """Everything that is not kept; one thing that refuses keeps none of the others."""
+        marks.unmark(self.engine, self.name)
         order = (f"{self.name}-prometheus", f"{self.name}-gateway")
         there = self.pods()
         for pod in (*(each for each in order if each in there), *(each for each in there if each not in order)):
@@ -215,15 +285,20 @@ class Stack(Application):
             print(f"{pod} is stopped: {time.perf_counter() - begun:.1f} s", flush=True)
         self._sweep()
         remove_networks(self.engine, self.name)
-        self._trust("")
 
     def _forget(self, pod: str) -> None:
-        """The pod, and the volumes that it alone had."""
-        self.engine.run("pod", "rm", "--force", "--time", "0", pod, check=False)
+        """The pod, if it is the application's, and the volumes that it alone had."""
+        with contextlib.suppress(ServerError):  # Podman does not tell its pods just now: another command will sweep
+            if pod in self.pods():
+                self._remove(pod)
         self._sweep()
 
+    def _remove(self, pod: str) -> None:
+        self.engine.run("pod", "rm", "--force", "--time", "0", pod, check=False)
+
     def _sweep(self) -> None:
-        sweep(self.engine, self.name, self.pods(), self.folder)
+        with contextlib.suppress(ServerError):
+            sweep(self.engine, self.name, self.pods())
 
     def _secrets(self) -> None:
         """Keys as volumes."""
@@ -233,73 +308,72 @@ class Stack(Application):
             ("metrics-key", "key", self.folder / "metrics-key"),
         ):
             name = f"{self.name}-{volume}"
-            self.engine.run("volume", "rm", "--force", name, check=False)
-            self._volume(name, path, entry)
+            marks.remove_volume(self.engine, self.name, name)
+            marks.make_volume(self.engine, self.name, name, **{marks.FOLDER: str(self.folder.resolve())})
+            with packed(path, entry, self.folder / f"{name}.tar") as archive:
+                self._fill(name, archive)
 
-    def _trusted(self, public_key: Path | None, *, renew: bool = False) -> str:
-        """Whose signature is asked for, as PEM: the key that is given, else that of `up`; "" where none is.
-
-        Raises:
-            ServerError: what is served was verified, and by which key is not known here.
-        """
-        kept = self.folder / "signer.pem"
-        if public_key is None and (renew or not kept.exists()):
-            if not renew and any(self._is_verified(pod) for pod in self.tritons()):
-                raise ServerError(
-                    "can't tell whose signature is asked for",
-                    why=f"{self.name} serves what was verified, and {kept} is not there: it was brought up elsewhere",
-                    mend="give --public-key; to serve what nobody signed, take it down and bring it up without",
-                )
-            return ""
-        path = public_key or kept
-        read_public_key(path)
-        return path.read_text(encoding="ascii")
-
-    def _is_verified(self, pod: str) -> bool:
-        """Whether a pod was given a key by which its repository was verified."""
-        return f"{pod}-{SIGNER}" in self.engine.run("volume", "ls", "--format", "{{.Name}}").stdout.split()
-
-    def _trust(self, trusted: str) -> None:
-        """Keep whose signature is asked for, as long as it is served."""
-        kept = self.folder / "signer.pem"
-        if trusted:
-            replace_file(kept, trusted, mode=0o600)
-        else:
-            kept.unlink(missing_ok=True)
-
-    def _volume(self, name: str, source: Path, entry: str = ".") -> None:
-        with packed(source, entry, self.folder / f"{name}.tar") as archive:
-            self.engine.run("volume", "create", "--label", f"{PART_OF}={self.name}", name)
-            self.engine.run("volume", "import", name, str(archive))
+    def _fill(self, name: str, archive: Path) -> None:
+        marks.make_volume(self.engine, self.name, name)
+        self.engine.run("volume", "import", name, str(archive.absolute()))
 
     def _play(self, part: str, pod: str, networks: Sequence[str], trusted: str = "") -> None:
         """The pod, whose rules stand before its first container starts."""
         words = ["--start=false", "--log-driver=k8s-file", f"--log-opt=max-size={LOG_SIZE}"]
         words += [word for each in networks for word in ("--network", each)]
+        # Podman makes a volume of each ConfigMap, without a label; one that is there it fills anew.
+        own = [] if part == "triton" else [pod]
         if trusted:
-            signer = self.folder / "signer.json"  # JSON is YAML, too
-            config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{pod}-{SIGNER}"}}
-            replace_file(signer, json.dumps(config | {"data": {"public.pem": trusted}}))
-            words += ["--configmap", str(signer)]
-        self.engine.run("kube", "play", *words, str(self.folder / f"kubernetes/podman/{part}.yaml"))
+            config = self.folder / "signer.json"  # JSON is YAML, too
+            key = key_of(self.name, pod)
+            told = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": key}}
+            replace_file(config, json.dumps(told | {"data": {"public.pem": trusted}}))
+            words += ["--configmap", str(config.absolute())]
+            own += [key, f"{pod}-models"]
+        for volume in own:
+            marks.make_volume(self.engine, self.name, volume)
+        self.engine.run("kube", "play", *words, str(self.folder.absolute() / f"kubernetes/podman/{part}.yaml"))
         (first,) = self.engine.run("pod", "inspect", "--format", "{{.InfraContainerID}}", pod).stdout.split()
         self.engine.run("start", first)
         pid = int(self.engine.run("inspect", "--format", "{{.State.Pid}}", first).stdout)
+        limit(part, self.engine.run("pod", "inspect", "--format", "{{.Id}}", pod).stdout.strip(), pid)
         put_up(self.engine, pid, fence_of(self.engine, self.name, part))
         self.engine.run("pod", "start", pod)
 
+    def _gateway_says(self, path: str) -> bool:
+        url = f"http://127.0.0.1:{GATEWAY_PORT}/{path}"
+        return self.engine.run("exec", f"{self.name}-gateway-gateway", "http-ok", url, check=False).returncode == 0
+
+    def _until_gateway_is_ready(self) -> None:
+        self._until(lambda: self._gateway_says("readyz"), "the gateway", f"{self.name}-gateway")
+
     def _until(self, ready: Callable[[], bool], what: str, pod: str) -> None:
-        deadline = time.monotonic() + READY_S
+        if self._within(READY_S, ready):
+            return
+        said = self.engine.run("pod", "logs", "--tail", "20", pod, check=False)
+        print(said.stdout[-4000:], said.stderr[-2000:], file=sys.stderr)
+        mend = "see what it said above"
+        if what == "Triton":
+            mend += "; packages that hooks require get into the image by: "
+            mend += "python -m deploy.containers build triton-cpu --repository REPOSITORY"
+        raise ServerError(f"can't bring {what} up", why=f"not ready after {READY_S:g} s", mend=mend)
+
+    def _within(self, seconds: float, ready: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + seconds
         while not ready():
             if time.monotonic() > deadline:
-                said = self.engine.run("pod", "logs", "--tail", "20", pod, check=False)
-                print(said.stdout[-4000:], said.stderr[-2000:], file=sys.stderr)
-                mend = "see what it said above"
-                if what == "Triton":
-                    mend += "; packages that hooks require get into the image by: "
-                    mend += "python -m deploy.containers build triton-cpu --repository REPOSITORY"
-                raise ServerError(f"can't bring {what} up", why=f"not ready after {READY_S:g} s", mend=mend)
+                return False
             time.sleep(0.2)
+        return True
+
+
+def _check_gone(left: Sequence[str]) -> None:
+    if left:
+        raise ServerError(
+            f"can't take {' and '.join(left)} away",
+            why="Podman keeps it",
+            mend=f"podman pod rm --force {' '.join(left)}",
+        )
 
 
 def _check_free(port: int, flag: str) -> None:

@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import tarfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from compress.errors import ServerError
 from deploy.containers.application import PART_OF
 from deploy.containers.engine import Engine
-from serve.repository.fingerprint import fingerprint
 
-__all__ = ["digest", "packed", "readable", "sweep"]
+__all__ = ["claim_of", "digest", "packed", "readable", "same", "sweep"]
+
+LASTING = ("keys", "metrics-key", "gateway-state", "prometheus-data", "up", "signer")
 
 
-def digest(repository: Path, trusted: str = "") -> str:
-    """Of names and contents, and of whose signature they need: the same files, verified, are another version."""
-    return fingerprint(repository, trusted)[:10]
+class _Hashed(io.RawIOBase):
+    """Where bytes go that only their digest is wanted of."""
+
+    def __init__(self, begun: bytes) -> None:
+        self.sha256 = hashlib.sha256(begun)
+
+    def write(self, some: Any) -> int:
+        self.sha256.update(some)
+        return len(some)
+
+
+def digest(source: Path, trusted: str = "") -> str:
+    """Of an archive, or of a folder as it would be packed, and of whose signature it needs.
+
+    The same files, verified, are another version.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    found = _Hashed(trusted.encode())
+    if source.is_dir():
+        with tarfile.open(fileobj=found, mode="w|") as archive:
+            archive.add(source.resolve(), ".", filter=readable)
+    else:
+        with source.open("rb") as file:
+            while some := file.read(1 << 20):
+                found.write(some)
+    return found.sha256.hexdigest()[:10]
 
 
 @contextmanager
@@ -27,43 +57,74 @@ def packed(source: Path, entry: str, at: Path) -> Iterator[Path]:
         source: what is packed.
         entry: its name there; "." for what is in a folder.
         at: where the archive stands meanwhile, for its owner alone.
+
+    Raises:
+        ServerError: it can't be read, or the archive not written.
     """
-    at.unlink(missing_ok=True)
-    at.touch(mode=0o600)
     try:
-        with tarfile.open(at, "w") as archive:
-            archive.add(source, entry, filter=readable)
+        try:
+            at.unlink(missing_ok=True)
+            at.touch(mode=0o600)
+            with tarfile.open(at, "w") as archive:
+                archive.add(source.resolve(), entry, filter=readable)
+        except OSError as err:
+            mend = f"see that {source} can be read and nobody writes to it, and that there is space at {at.parent}"
+            raise ServerError(f"can't pack {source} for a volume", why=str(err), mend=mend) from err
         yield at
     finally:
         at.unlink(missing_ok=True)
 
 
-def readable(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Owned by root: Triton may read what it serves, and nobody in a pod may write it."""
-    entry.uid = entry.gid = 0
+def same(repository: Path, archive: Path) -> None:
+    """Nobody wrote to a repository while it was packed and what it needs was read.
+
+    Raises:
+        ServerError: somebody did: what was packed may be half of one version and half of another.
+    """
+    try:
+        why = "" if digest(repository) == digest(archive) else "it was written to while it was packed"
+    except OSError as err:
+        why = f"it was written to while it was packed: {err}"
+    if why:
+        raise ServerError(f"can't serve {repository}", why=why, mend="the same command again, once nobody writes to it")
+
+
+def readable(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Owned by root: Triton may read what it serves, and nobody in a pod may write it.
+
+    Of no time, so that the same files are the same bytes; what Python compiled is left out.
+    """
+    if entry.name.rpartition("/")[2] == "__pycache__":
+        return None
+    entry.uid = entry.gid = entry.mtime = 0
     entry.uname = entry.gname = ""
     entry.mode = 0o755 if entry.isdir() else 0o644
     return entry
 
 
-def sweep(engine: Engine, name: str, pods: Collection[str], folder: Path) -> None:
-    """Remove volumes of pods that are gone, but for what lasts: found by the pods that are there.
+def claim_of(name: str, pod: str) -> str:
+    """The volume with the repository of a pod that serves."""
+    return f"{name}-{pod.removeprefix(f'{name}-triton-')}"
+
+
+def sweep(engine: Engine, name: str, pods: Collection[str]) -> None:
+    """Remove the application's volumes whose pods are gone, but for what lasts; found by the pods that are there.
+
+    What Podman refuses is left to the next one.
 
     Args:
         engine: Podman.
         name: of the application.
         pods: that are there.
-        folder: where archives stand that volumes are filled from; a command that was killed leaves one.
     """
-    tritons, there = f"{name}-triton-", tuple(f"{pod}-" for pod in pods)
-    ours = engine.run("volume", "ls", "--filter", f"label={PART_OF}={name}", "--format", "{{.Name}}").stdout.split()
-    every = engine.run("volume", "ls", "--format", "{{.Name}}").stdout.split()
-    gone = [each for each in ours if each.startswith("models-") and f"{tritons}{each}" not in pods]
-    gone += [each for each in every if each.startswith(tritons) and not each.startswith(there)]
-    for part, suffixes in (("gateway", ("", "-tmp")), ("prometheus", ("",))):  # "" has settings, written anew
-        own = {f"{name}-{part}{suffix}" for suffix in suffixes if f"{name}-{part}" not in pods}
-        gone += [each for each in every if each in own]
-    for volume in gone:
-        engine.run("volume", "rm", "--force", volume, check=False)
-    for archive in (each for part in ("models", name) for each in folder.glob(f"{part}-*.tar")):
-        archive.unlink(missing_ok=True)
+    listed = engine.run(
+        "volume", "ls", "--filter", f"label={PART_OF}={name}", "--format", "{{.Name}}", check=False
+    )  # fmt: skip
+    if listed.returncode:
+        return
+    lasting = {f"{name}-{part}" for part in LASTING}
+    live = [each for pod in pods for each in (pod, claim_of(name, pod))]
+    for volume in listed.stdout.split():
+        used = any(volume == each or volume.startswith(f"{each}-") for each in live)
+        if volume not in lasting and not used:
+            engine.run("volume", "rm", volume, check=False)

@@ -3,7 +3,8 @@
 Podman reads a part of what Kubernetes reads, and reads some of it otherwise. What is changed here, and why:
 
 - A Deployment's containers always start again, and in Podman 4.3 its init containers do so, too, for ever. So it is a
-  Pod that starts again if it fails, named after its claim: another version of the repository is another pod.
+  Pod that starts again if it fails, named after its claim (without the application's name, where the claim begins with
+  it): another version of the repository is another pod.
 - A volume that is made empty is on the disk, and shared by pods that call theirs alike. So each is a claim of its own,
   which Podman mounts as memory of the size that the manifests allow; the copy of a signed repository stays on the disk,
   as it may be larger than any memory that the containers have.
@@ -58,8 +59,9 @@ def played(deployments: dict[str, Object], options: RenderOptions, gateway_toml:
     kind, _, claim = options.storage.partition(":")
     if kind != "pvc":
         return {}
-    names = {"triton": f"{options.name}-triton-{claim}", "gateway": f"{options.name}-gateway"}
-    parts = {part: _pod(deployments[part], part, names[part], options.gateway_port) for part in names}
+    version = claim.removeprefix(f"{options.name}-")
+    names = {"triton": f"{options.name}-triton-{version}", "gateway": f"{options.name}-gateway"}
+    parts = {part: _pod(deployments[part], part, names[part], options) for part in names}
     settings = _config(f"{options.name}-gateway", {"gateway.toml": gateway_toml})
     return {
         "podman/triton.yaml": several(parts["triton"]),
@@ -68,7 +70,7 @@ def played(deployments: dict[str, Object], options: RenderOptions, gateway_toml:
     }
 
 
-def _pod(deployment: Object, part: str, name: str, at: int) -> list[Object]:
+def _pod(deployment: Object, part: str, name: str, options: RenderOptions) -> list[Object]:
     """A pod, after the claims that it alone has."""
     template = copy.deepcopy(deployment["spec"]["template"])
     spec: Object = {key: value for key, value in template["spec"].items() if key not in CLUSTER_ONLY}
@@ -79,7 +81,9 @@ def _pod(deployment: Object, part: str, name: str, at: int) -> list[Object]:
         if empty is not None:
             volume["persistentVolumeClaim"] = {"claimName": f"{name}-{volume['name']}"}
             if volume["name"] not in (STATE, COPY):
-                claims.append(_in_memory(f"{name}-{volume['name']}", empty.get("sizeLimit", "1Gi")))
+                claims.append(
+                    _in_memory(f"{name}-{volume['name']}", empty.get("sizeLimit", "1Gi"), labels(options, part))
+                )
         secret = volume.pop("secret", None)
         if secret is not None:
             volume["persistentVolumeClaim"] = {"claimName": secret["secretName"], "readOnly": True}
@@ -88,7 +92,7 @@ def _pod(deployment: Object, part: str, name: str, at: int) -> list[Object]:
             container.pop(key, None)
         container["livenessProbe"] = _alive(part)
         if part == "gateway":
-            container["ports"] = _published(GATEWAY_PORT, at)
+            container["ports"] = _published(GATEWAY_PORT, options.gateway_port)
     metadata = {"name": name, "labels": template["metadata"]["labels"]}
     return [*claims, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}]
 
@@ -105,13 +109,17 @@ def _alive(part: str) -> Object:
     }  # fmt: skip
 
 
-def _in_memory(name: str, size: str) -> Object:
+def _in_memory(name: str, size: str, marked: dict[str, str]) -> Object:
     limit = size.removesuffix("i").lower()  # as mount has it
     notes = {"driver": "local", "type": "tmpfs", "device": "tmpfs", "mount-options": f"size={limit},nosuid,nodev"}
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name, "annotations": {f"volume.podman.io/{key}": text for key, text in notes.items()}},
+        "metadata": {
+            "name": name,
+            "labels": marked,
+            "annotations": {f"volume.podman.io/{key}": text for key, text in notes.items()},
+        },
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}},
     }
 

@@ -122,14 +122,24 @@ def test_what_is_not_healthy_is_told_whatever_compose_says(tmp_path: Path) -> No
 def test_what_the_check_of_a_repository_said_is_told_and_no_pod_is_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    models = ROOT / "model_repository"
+    pod = f"serving-triton-models-{digest(models)}"
+    labels = '{"app.kubernetes.io/part-of": "serving", "compress-serve/signer": ""}'
     says = f"""echo "$*" >> {tmp_path}/said
-case "$*" in exec*|"kube play"*) exit 1;; logs*check) echo "not what was packed";; esac"""
+case "$*" in
+exec*|"kube play"*) exit 1;;
+info*) echo {tmp_path}/graph;;
+logs*check) echo "not what was packed";;
+"pod ps"*) ! grep -q "kube play" {tmp_path}/said || echo {pod};;
+"volume inspect serving-signer") echo '[{{"Name": "serving-signer", "Labels": {labels}}}]';;
+"volume inspect"*) exit 125;;
+esac"""
     podman = program(tmp_path, "podman", says)
     with pytest.raises(ServerError, match="can't serve"):
-        Stack(Engine(str(podman), podman=True), tmp_path).add(ROOT / "model_repository")
+        Stack(Engine(str(podman), podman=True), tmp_path).add(models)
     assert "not what was packed" in capsys.readouterr().err
     said = (tmp_path / "said").read_text()
-    assert "pod rm --force --time 0 serving-triton-models-" in said.partition("kube play")[2]
+    assert f"pod rm --force --time 0 {pod}" in said.partition("kube play")[2]
 
 
 def test_times_of_files_are_those_of_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,7 @@ def test_what_is_not_kept_is_memory_with_a_bound(workload: Workload, part: str) 
     assert claimed - set(made) <= LASTING
     assert set(made) <= claimed
     for each in made.values():
+        assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "serving"
         notes = each["metadata"]["annotations"]
         assert notes["volume.podman.io/type"] == "tmpfs"
         assert f"size={each['spec']['resources']['requests']['storage'].lower().removesuffix('i')}," in notes[
@@ -97,6 +98,8 @@ def test_another_version_is_another_pod_with_volumes_of_its_own(workload: Worklo
         names.append({each["metadata"]["name"] for each in found})
         assert pod_of(found)["metadata"]["name"] == f"serving-triton-{claim}"
     assert not names[0] & names[1]
+    found = documents(workload, "triton", replace(OPTIONS, storage="pvc:serving-models"))
+    assert pod_of(found)["metadata"]["name"] == "serving-triton-models"
 
 
 def test_files_are_checked_before_triton_reads_them(workload: Workload) -> None:

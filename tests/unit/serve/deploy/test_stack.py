@@ -5,26 +5,33 @@ The engine is a program that remembers pods, volumes and networks; `make images-
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from compress.errors import ServerError, ToolkitError
+from compress.errors import RepositoryError, ServerError, ToolkitError
+from deploy.containers import limits
+from deploy.containers.application import PART_OF
 from deploy.containers.composed import Composed
 from deploy.containers.engine import Engine
 from deploy.containers.fence import Fence, rules
 from deploy.containers.keys import is_known, make_keys
+from deploy.containers.marks import PEM
 from deploy.containers.renewed import renew_keys
 from deploy.containers.stack import Stack
-from deploy.containers.volumes import digest
+from deploy.containers.volumes import digest, packed
 from serve.gateway.access.keys import add_key, digest_of, read_keys, revoke_key
+from serve.repository.signing import sign
 
 ROOT = Path(__file__).parents[4]
 BIN = Path(sys.executable).parent
@@ -36,17 +43,25 @@ last() { for last in "$@"; do :; done; echo "$last"; }
 without() { grep -vx -- "$2" $1 > $1.new; mv $1.new $1; }
 [ ! -e fails ] || case "$*" in $(cat fails)*) echo "it refuses" >&2; exit 125;; esac
 case "$*" in
+info*) pwd;;
 unshare*) shift; exec "$@";;
 "pod ps"*) cat pods;;
 "pod rm"*) without pods $(last "$@");;
+"pod inspect"*"{{.Id}}"*) echo 0123abcd;;
 "pod inspect"*) echo first;;
 "inspect"*) echo 1;;
 "pod start"*) echo $(last "$@") >> ready; [ ! -e interrupt ] || kill -INT $PPID;;
+"exec serving-gateway-gateway"*) grep -qx serving-gateway ready;;
 "exec"*) grep -qx -- "${2%-triton}" ready;;
 "kube play"*) awk '/^kind:/ {pod = $2 == "Pod"} pod && /^  name:/ {print $2; exit}' $(last "$@") >> pods;;
-"volume create"*) echo $(last "$@") >> volumes;;
+"volume create"*) echo $(last "$@") >> volumes; shift 2; json=
+  while [ "$1" = --label ]; do json="$json,\"${2%%=*}\":\"${2#*=}\""; shift 2; done
+  echo "{${json#,}}" > labels-$1;;
+"volume inspect"*) found=$(grep -x -- $3 volumes others || grep -h -m1 -- "^$3" volumes others) || exit 125
+  found=${found#*:}; labels='{"app.kubernetes.io/part-of": "serving"}'
+  [ ! -e labels-$found ] || labels=$(cat labels-$found); echo "[{\"Name\": \"$found\", \"Labels\": $labels}]";;
 "volume ls"*) cat volumes;;
-"volume rm"*) without volumes $(last "$@");;
+"volume rm"*) without volumes $3; rm -f labels-$3;;
 "network inspect"*) cat network-$(last "$@") 2>/dev/null || exit 125;;
 "network create"*) echo '[{"labels": {"app.kubernetes.io/part-of": "serving"}, "subnets": [
   {"subnet": "10.89.0.0/24", "gateway": "10.89.0.1"}]}]' > network-$(last "$@");;
@@ -55,17 +70,29 @@ esac
 """
 
 
+LIMITS = """Limit                     Soft Limit           Hard Limit           Units
+Max processes             4096                 4096                 processes
+Max open files            20000                20000                files
+"""
+
+
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the engine remembers."""
     folder = tmp_path / "engine"
     folder.mkdir()
-    for name in ("pods", "volumes", "ready", "said"):
+    for name in ("pods", "volumes", "others", "ready", "said"):
         (folder / name).touch()
     for name, text in (("podman", PODMAN), ("nsenter", "echo rules >> said; cat >> rules")):
         (folder / name).write_text(f"#!/bin/sh\ncd {folder}\n{text}")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    (folder / "1").mkdir()
+    (folder / "1/cgroup").write_text("0::/machine.slice/pod_0123abcd.slice/first.scope\n")
+    (folder / "1/limits").write_text(LIMITS)
+    (folder / "machine.slice/pod_0123abcd.slice").mkdir(parents=True)
+    for name in ("PROC", "CGROUPS"):
+        monkeypatch.setattr(limits, name, folder)
     return folder
 
 
@@ -77,7 +104,13 @@ def stack(state: Path, tmp_path: Path) -> Stack:
     return Stack(engine, tmp_path / "own", gateway_port=gateway, prometheus_port=prometheus)
 
 
-def runs(state: Path, *pods: str) -> None:
+def runs(state: Path, *pods: str, signer: str | None = "") -> None:
+    """These pods, of an `up` that came to its end."""
+    with (state / "volumes").open("a") as volumes:
+        volumes.write("serving-up\n" + ("" if signer is None else "serving-signer\n"))
+    if signer is not None:
+        labels = {PART_OF: "serving", PEM: base64.b64encode(signer.encode()).decode()}
+        (state / "labels-serving-signer").write_text(json.dumps(labels))
     for name in ("pods", "ready"):
         (state / name).write_text("".join(f"{pod}\n" for pod in pods))
     for part in ("models", "front"):
@@ -86,6 +119,10 @@ def runs(state: Path, *pods: str) -> None:
 
 def pod_of(repository: Path) -> str:
     return f"serving-triton-models-{digest(repository)}"
+
+
+def volumes(state: Path) -> set[str]:
+    return set((state / "volumes").read_text().split()) - {"serving-up", "serving-signer"}
 
 
 def said(state: Path) -> list[str]:
@@ -98,12 +135,13 @@ def test_a_roll_that_was_interrupted_is_finished_by_the_same_command(
     monkeypatch.setattr("deploy.containers.stack.NOTICE_S", 0)
     new = pod_of(MODELS)
     runs(state, "serving-gateway", "serving-triton-models-0", new)
-    (state / "volumes").write_text("models-0\nserving-triton-models-0-shm\nserving-gateway-state\n")
+    with (state / "volumes").open("a") as file:
+        file.write("serving-models-0\nserving-triton-models-0-shm\nserving-gateway-state\n")
     for _ in range(2):
         assert stack.roll(MODELS) == new
         assert stack.tritons() == [new]
     assert not any(line.startswith("kube play") for line in said(state))
-    assert (state / "volumes").read_text() == "serving-gateway-state\n"
+    assert volumes(state) == {"serving-gateway-state"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, None])
@@ -114,6 +152,7 @@ def test_what_is_interrupted_leaves_the_version_that_served_and_no_other(
     (state / ("interrupt" if number else "fails")).write_text("pod start")
     program = (
         "import sys; from pathlib import Path; from deploy.containers.engine import Engine\n"
+        "from deploy.containers import limits; limits.PROC = limits.CGROUPS = Path(sys.argv[1]).parent\n"
         "from deploy.containers.stack import Stack\n"
         "Stack(Engine(sys.argv[1], podman=True), Path(sys.argv[2])).roll(Path(sys.argv[3]))"
     )
@@ -121,14 +160,21 @@ def test_what_is_interrupted_leaves_the_version_that_served_and_no_other(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ("KeyboardInterrupt" if number else "it refuses") in done.stderr
     assert stack.pods() == ["serving-gateway", "serving-triton-models-0"]
-    assert not (state / "volumes").read_text()
+    assert not volumes(state)
     assert not list(stack.folder.glob("*.tar"))
 
 
-def test_a_second_command_is_told_who_is_at_it(stack: Stack) -> None:
+def test_a_second_command_is_told_who_is_at_it_whichever_checkout_it_comes_from(
+    stack: Stack, state: Path, tmp_path: Path
+) -> None:
     composed = Composed(stack.engine, stack.folder)
+    elsewhere = replace(stack, folder=tmp_path / "elsewhere")
     with stack.held():
-        for call in (stack.down, composed.down, lambda: stack.roll(MODELS), lambda: stack.up(MODELS)):
+        assert (state / "compress-serve/serving").stat().st_mode & 0o777 == 0o700
+        replace(stack, folder=tmp_path / "second", name="second").pods()
+        with replace(stack, folder=tmp_path / "second", name="second").held():
+            pass
+        for call in (elsewhere.down, stack.down, composed.down, lambda: stack.roll(MODELS), lambda: stack.up(MODELS)):
             with pytest.raises(ServerError, match="while another command does") as told:
                 call()
             assert "process " in told.value.why
@@ -152,12 +198,12 @@ def test_nothing_is_rolled_out_where_nothing_is_served(stack: Stack) -> None:
 def test_down_takes_all_away_whatever_refuses_on_the_way(stack: Stack, state: Path) -> None:
     runs(state, "serving-gateway", "serving-prometheus", "serving-triton-models-0", "serving-triton-models-1")
     (state / "volumes").write_text(
-        "models-0\nmodels-2\nserving-triton-models-1-tmp\nserving-keys\nserving-gateway-tmp\n"
+        "serving-models-0\nserving-models-2\nserving-triton-models-1-tmp\nserving-keys\nserving-gateway-tmp\n"
     )
     (state / "fails").write_text("pod stop")
     stack.down()
     assert not stack.pods()
-    assert (state / "volumes").read_text() == "serving-keys\n"
+    assert volumes(state) == {"serving-keys"}
     assert not list(state.glob("network-*"))
     (state / "fails").write_text("pod rm")
     runs(state, "serving-gateway")
@@ -170,7 +216,7 @@ def test_a_network_of_that_name_that_is_another_is_neither_taken_nor_removed(sta
     other.write_text('[{"internal": false, "subnets": []}]')
     with pytest.raises(ServerError, match="can't bring serving up") as told:
         stack.up(MODELS)
-    assert told.value.mend == "podman network rm serving-models"
+    assert told.value.mend == "podman network rm serving-models; or another --name"
     stack.down()
     assert other.exists()
     assert not any(line.startswith("kube play") for line in said(state))
@@ -178,6 +224,7 @@ def test_a_network_of_that_name_that_is_another_is_neither_taken_nor_removed(sta
 
 def test_the_own_networks_are_made_anew(stack: Stack, state: Path) -> None:
     runs(state)
+    (state / "volumes").write_text("")
     (state / "fails").write_text("kube play")
     with pytest.raises(ServerError):
         stack.up(MODELS)
@@ -227,24 +274,177 @@ def test_whose_signature_is_asked_for_holds_for_what_is_rolled_out_too(
 ) -> None:
     monkeypatch.setattr("deploy.containers.stack._answers", lambda _: True)
     monkeypatch.setattr("deploy.containers.stack.NOTICE_S", 0)
-    key, public = tmp_path / "key.pem", tmp_path / "public.pem"
-    make = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", str(key)]
-    subprocess.run(make, check=True, capture_output=True)
-    tell = ["openssl", "pkey", "-in", str(key), "-pubout", "-out", str(public)]
-    subprocess.run(tell, check=True)
-    pod = stack.up(MODELS, public)
-    assert pod != pod_of(MODELS)
-    assert stack.roll(MODELS) == pod
+    models, public = signed(tmp_path)
+    pod = stack.up(models, public)
+    assert pod != pod_of(models)
+    elsewhere = replace(stack, folder=tmp_path / "elsewhere")
+    for each in (stack, elsewhere):
+        assert each.roll(models) == pod
+    begun = len(said(state))
+    for call in (elsewhere.roll, elsewhere.add):
+        with pytest.raises(RepositoryError, match="is not signed"):
+            call(MODELS)
+    assert not [line for line in said(state)[begun:] if line.startswith(("kube", "pod rm", "volume create"))]
     config = json.loads((stack.folder / "signer.json").read_text())
     objects = list(yaml.safe_load_all((stack.folder / "kubernetes/podman/triton.yaml").read_text()))
     volumes = [volume for each in objects if each["kind"] == "Pod" for volume in each["spec"]["volumes"]]
     (trusted,) = [each["configMap"]["name"] for each in volumes if "configMap" in each]
     assert (config["metadata"]["name"], config["data"]) == (trusted, {"public.pem": public.read_text()})
     assert any("--configmap" in line for line in said(state) if line.startswith("kube play"))
-    stack.down()
+    elsewhere.down()
     assert stack.up(MODELS) == pod_of(MODELS)
     with pytest.raises(ServerError, match="can't verify a signature by Docker"):
         Composed(stack.engine, stack.folder).up(MODELS, public)
+
+
+def signed(tmp_path: Path) -> tuple[Path, Path]:
+    """A repository, and the key of who signed it."""
+    key, public, models = tmp_path / "key.pem", tmp_path / "public.pem", tmp_path / "signed"
+    make = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", str(key)]
+    subprocess.run(make, check=True, capture_output=True)
+    tell = ["openssl", "pkey", "-in", str(key), "-pubout", "-out", str(public)]
+    subprocess.run(tell, check=True)
+    shutil.copytree(MODELS, models, ignore=shutil.ignore_patterns("__pycache__", "SHA256SUMS*", "model.sig"))
+    sign(models, key)
+    return models, public
+
+
+def test_what_is_not_signed_is_told_before_anything_is_started(stack: Stack, state: Path, tmp_path: Path) -> None:
+    _, public = signed(tmp_path)
+    with pytest.raises(RepositoryError, match="is not signed"):
+        stack.up(MODELS, public)
+    assert not [line for line in said(state) if line.startswith(("network", "kube", "volume create"))]
+
+
+def test_an_up_that_was_killed_is_told_by_roll_and_cleared_by_the_next_one(
+    stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.containers.stack._answers", lambda _: True)
+    runs(state, "serving-gateway", "serving-triton-models-0")
+    (state / "volumes").write_text("serving-models-0\n")
+    with pytest.raises(ServerError, match="can't roll") as told:
+        stack.roll(MODELS)
+    assert "was not finished" in told.value.why
+    assert f"up {MODELS}" in told.value.mend
+    (state / "others").write_text("serving-gateway-state\n")  # whose beginning is the name of another
+    (state / "labels-serving-gateway-state").write_text("{}")
+    new = stack.up(MODELS)
+    assert set(stack.pods()) == {new, "serving-gateway", "serving-prometheus"}
+    assert "pod rm --force --time 0 serving-triton-models-0" in said(state)
+    with pytest.raises(ServerError, match="can't bring serving up") as told:
+        stack.up(MODELS)
+    assert told.value.why == "it runs already"
+
+
+def test_roll_says_so_where_the_gateway_does_not_answer(
+    stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.containers.stack.ALIVE_S", 0)
+    runs(state, "serving-gateway", "serving-triton-models-0")
+    (state / "ready").write_text("serving-triton-models-0\n")
+    with pytest.raises(ServerError, match="can't roll") as told:
+        stack.roll(MODELS)
+    assert told.value.why == "the gateway does not answer"
+    assert not any(line.startswith("kube play") for line in said(state))
+
+
+def test_a_gateway_that_is_not_ready_with_the_new_version_keeps_the_first(
+    stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.containers.stack.READY_S", 1)
+    runs(state, "serving-gateway", "serving-triton-models-0")
+    (state / "fails").write_text("exec serving-gateway-gateway http-ok http://127.0.0.1:8080/readyz")
+    with pytest.raises(ServerError, match="can't bring the gateway up"):
+        stack.roll(MODELS)
+    assert stack.tritons() == ["serving-triton-models-0"]
+
+
+def test_a_volume_that_somebody_else_made_is_neither_taken_nor_removed(stack: Stack, state: Path) -> None:
+    (state / "others").write_text("serving-gateway-state\nserving-keys\n")  # Podman tells the first for its beginning
+    (state / "labels-serving-keys").write_text("{}")
+    with pytest.raises(ServerError, match="can't bring serving up") as told:
+        stack.up(MODELS)
+    assert told.value.mend == "podman volume rm serving-keys; or another --name"
+    assert not any(line.startswith("volume rm") and line.endswith("serving-keys") for line in said(state))
+
+
+def test_volumes_that_podman_does_not_tell_keep_nothing_from_going(stack: Stack, state: Path) -> None:
+    runs(state, "serving-gateway", "serving-triton-models-0")
+    (state / "fails").write_text("volume ls")
+    stack.down()
+    assert not stack.pods()
+    assert not list(state.glob("network-*"))
+
+
+def test_what_is_written_while_it_is_packed_is_not_served_under_the_name_of_what_it_was(
+    stack: Stack, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(MODELS, models, ignore=shutil.ignore_patterns("__pycache__"))
+    before = digest(models)
+    with packed(models, ".", tmp_path / "all.tar") as archive:
+        (models / "more").write_text("x")
+        assert digest(archive) == before != digest(models)
+    (models / "more").unlink()
+    runs(state, "serving-gateway")
+    render = "deploy.containers.stack.render"
+    monkeypatch.setattr(render, lambda *_: (models / "more").write_text("x"))
+    with pytest.raises(ServerError, match="can't serve") as told:
+        stack.add(models)
+    assert "written to while it was packed" in told.value.why
+    assert not any(line.startswith("volume import") for line in said(state))
+    assert stack.pods() == ["serving-gateway"]
+
+
+def test_what_python_compiled_and_when_files_were_written_make_no_other_version(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    before = digest(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__/a.pyc").write_text("x")
+    os.utime(tmp_path / "a", (1, 1))
+    assert digest(tmp_path) == before
+
+
+def test_a_pods_processes_are_bounded_before_its_first_container_starts(stack: Stack, state: Path) -> None:
+    runs(state, "serving-gateway")
+    stack.add(MODELS)
+    assert (state / "machine.slice/pod_0123abcd.slice/pids.max").read_text() == "1536\n"
+    assert sum(limits.SHARES.values()) + limits.SHARES["triton"] < 1
+
+
+def test_without_a_bound_on_its_processes_no_container_starts(stack: Stack, state: Path) -> None:
+    (state / "1/cgroup").write_text("0::/\n")
+    runs(state, "serving-gateway")
+    with pytest.raises(ServerError, match="can't bound the number of a pod's processes"):
+        stack.add(MODELS)
+    assert not any(line.startswith("pod start") for line in said(state))
+    assert stack.pods() == ["serving-gateway"]
+
+
+def test_control_groups_of_the_first_version_have_one_for_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PROC", tmp_path)
+    monkeypatch.setattr(limits, "CGROUPS", tmp_path)
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cgroup").write_text("9:cpu,cpuacct:/a/0123/x\n8:pids:/b/0123/libpod-7\n0::/c/0123/libpod-7\n")
+    (tmp_path / "pids/b/0123").mkdir(parents=True)
+    for text, most in ((LIMITS, 512), (LIMITS.replace("4096", "unlimited"), 2048), ("", 2048)):
+        (tmp_path / "7/limits").write_text(text)
+        limits.limit("gateway", "0123", 7)
+        assert (tmp_path / "pids/b/0123/pids.max").read_text() == f"{most}\n"
+
+
+@pytest.mark.parametrize("name", ["", "A", "a" * 19, "a_b", "../a"])
+def test_a_name_that_pods_cant_have_is_told(stack: Stack, name: str) -> None:
+    with pytest.raises(ServerError, match="can't use --name"):
+        replace(stack, name=name)
+
+
+def test_podman_is_started_where_nothing_can_be_written(stack: Stack, state: Path) -> None:
+    """What watches a container leaves a file where it was started from, once memory runs out."""
+    (state / "podman").write_text("#!/bin/sh\npwd\n")
+    assert stack.engine.run("start").stdout in {"/proc\n", "/\n"}
 
 
 def test_a_port_that_is_taken_and_images_that_are_not_built_are_told_first(stack: Stack, state: Path) -> None:
@@ -312,7 +512,7 @@ def test_keys_that_were_added_and_revoked_are_brought_to_the_gateway_that_runs(s
     add_key(stack.folder / "keys.json", "alice")
     assert not is_known(stack.folder, "client")
     assert renew_keys(stack) == 2
-    assert [line for line in said(state) if line.startswith("volume")] == [
+    assert [line for line in said(state) if line.startswith("volume import")] == [
         f"volume import serving-keys {stack.folder}/serving-keys.tar"
     ]
     (stack.folder / "keys.json").write_text("{")
@@ -320,9 +520,26 @@ def test_keys_that_were_added_and_revoked_are_brought_to_the_gateway_that_runs(s
         renew_keys(stack)
 
 
-def test_what_serves_by_a_key_that_is_not_here_is_not_replaced_by_what_nobody_signed(stack: Stack, state: Path) -> None:
-    runs(state, "serving-gateway", "serving-triton-models-0")
-    (state / "volumes").write_text("models-0\nserving-triton-models-0-key\n")
+def test_keys_of_another_checkout_dont_take_the_place_of_those_that_clients_have(
+    stack: Stack, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.containers.stack._answers", lambda _: True)
+    stack.up(MODELS)
+    elsewhere = replace(stack, folder=tmp_path / "elsewhere")
+    make_keys(elsewhere.folder)
+    with pytest.raises(ServerError, match="can't renew the gateway's keys") as told:
+        renew_keys(elsewhere)
+    assert str(stack.folder) in told.value.why
+    assert renew_keys(stack) == 2
+
+
+@pytest.mark.parametrize("signer", ["", None])
+def test_what_serves_by_a_key_that_is_not_here_is_not_replaced_by_what_nobody_signed(
+    stack: Stack, state: Path, signer: str | None
+) -> None:
+    runs(state, "serving-gateway", "serving-triton-models-0", signer=signer)
+    with (state / "volumes").open("a") as file:
+        file.write("serving-models-0\nserving-models-0-key\n")
     for call in (stack.roll, stack.add):
         with pytest.raises(ServerError, match="can't tell whose signature"):
             call(MODELS)
