@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from serve.deploy.cluster.render import render
-from serve.deploy.cluster.template import RELEASE, Values
+from serve.deploy.cluster.template import NAMESPACE, RELEASE, Values
 from serve.deploy.options import RenderOptions
 from tests.custom_resources import VERSIONS, check
 
@@ -58,12 +58,12 @@ def by_name(texts: list[str]) -> Objects:
     return found
 
 
-def templated(chart: Path, values: Object | None = None, name: str = "serving") -> Objects:
+def templated(chart: Path, values: Object | None = None, name: str = "serving", namespace: str = "serving") -> Objects:
     """What Helm would apply."""
     import helm_python
 
     with helm_python.Chart.load(chart) as loaded:
-        rendered = loaded.render(values or {}, name=name, namespace="serving")
+        rendered = loaded.render(values or {}, name=name, namespace=namespace)
     return by_name([text for path, text in rendered.items() if path.endswith(".yaml")])
 
 
@@ -211,6 +211,26 @@ def test_a_release_of_another_name_is_the_manifests_of_that_name(
     if name == "shop":
         render(ROOT / "model_repository", tmp_path / "out", replace(PVC, name=name))
         assert templated(tmp_path / "out/helm", {"monitoring": {"enabled": True}}, name=name) == again
+
+
+@with_helm
+@pytest.mark.parametrize("namespace", ["staging", "123"])
+def test_a_release_in_another_namespace_is_scaled_and_watched_there(
+    folders: Callable[[str], Path], tmp_path: Path, namespace: str
+) -> None:
+    again = templated(folders("pvc") / "helm", {"monitoring": {"enabled": True}}, namespace=namespace)
+    assert NAMESPACE not in json.dumps([*again.values()])
+    for each in again.values():
+        check(each, VERSIONS[-1])
+    for trigger in again["ScaledObject", "serving-triton"]["spec"]["triggers"]:
+        assert f'namespace="{namespace}"' in trigger["metadata"]["query"]
+    if namespace == "staging":
+        render(ROOT / "model_repository", tmp_path / "out", replace(PVC, namespace=namespace))
+        monitored = {"monitoring": {"enabled": True}}
+        assert templated(tmp_path / "out/helm", monitored, namespace=namespace) == again
+        texts = [(tmp_path / "out/components" / f"{name}.yaml").read_text()
+                 for name in ("keda/scaledobject", "prometheus-operator/rules")]  # fmt: skip
+        assert by_name(texts).items() <= again.items()
 
 
 @with_helm

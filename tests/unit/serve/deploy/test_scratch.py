@@ -30,6 +30,7 @@ STARTED = "#!/bin/sh\nprintf '%s\\n' started \"$@\"\n"
 Object = dict[str, Any]
 
 
+@pytest.fixture(scope="module")
 def containers() -> dict[str, Object]:
     """Of Triton, by who takes it."""
     written = files(workload_of(ROOT / "model_repository"), OPTIONS)
@@ -95,33 +96,35 @@ def left(folder: Path) -> list[str]:
     ],
     ids=["regions", "odd names", "closed folders", "closed volumes", "deep folders"],
 )
-def test_what_the_one_before_left_is_gone_and_triton_gets_its_words(folder: Path, script: str, who: str) -> None:
-    container = containers()[who]
+def test_what_the_one_before_left_is_gone_and_triton_gets_its_words(
+    folder: Path, script: str, who: str, containers: dict[str, Object]
+) -> None:
+    container = containers[who]
     make(folder, script)
     assert start(folder, container) == ["started", *container["args"]]
     assert left(folder) == []
     assert start(folder, container)[0] == "started", "with nothing to remove, too"
 
 
-def test_a_link_is_removed_and_what_it_leads_to_stays(folder: Path) -> None:
+def test_a_link_is_removed_and_what_it_leads_to_stays(folder: Path, containers: dict[str, Object]) -> None:
     make(
         folder, "mkdir kept; echo x > kept/file; chmod 500 kept; ln -s ../kept shm/link; ln -s ../../kept/file own/link"
     )
-    start(folder, containers()["Kubernetes"])
+    start(folder, containers["Kubernetes"])
     assert left(folder) == []
     assert (folder / "kept/file").read_text() == "x\n"
     assert (folder / "kept").stat().st_mode & 0o777 == 0o500
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file of somebody else's needs root")
-def test_what_can_not_be_removed_keeps_triton_from_nothing(folder: Path) -> None:
+def test_what_can_not_be_removed_keeps_triton_from_nothing(folder: Path, containers: dict[str, Object]) -> None:
     make(folder, "echo x > own/mine")
     theirs = folder / "shm/theirs"
     theirs.mkdir()
     (theirs / "file").write_text("x")
-    assert start(folder, containers()["Kubernetes"])[0] == "started"
+    assert start(folder, containers["Kubernetes"])[0] == "started"
     assert left(folder) == ["shm/theirs", "shm/theirs/file"]
 
 
-def test_it_starts_where_a_folder_is_not_there(folder: Path) -> None:
-    assert start(folder, containers()["Kubernetes"])[0] == "started"
+def test_it_starts_where_a_folder_is_not_there(folder: Path, containers: dict[str, Object]) -> None:
+    assert start(folder, containers["Kubernetes"])[0] == "started"
