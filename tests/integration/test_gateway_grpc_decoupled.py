@@ -120,10 +120,11 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("known", [0, 1, 150])
+@pytest.mark.parametrize(("known", "sequences"), [(0, 0), (1, 0), (1, 4), (150, 0)])
 def test_messages_that_come_to_the_whole_room_are_computed_one_at_a_time(
-    triton: TritonServer, keyed: tuple[Path, str, str], known: int
+    triton: TritonServer, keyed: tuple[Path, str, str], known: int, sequences: int
 ) -> None:
+    """To name a sequence changes nothing: the model batches none."""
     path, alice, bob = keyed
     with gateway(triton, keys=path, memory_bytes=ROOM) as served:
         if known:
@@ -132,7 +133,11 @@ def test_messages_that_come_to_the_whole_room_are_computed_one_at_a_time(
                 read = stub.ModelStreamInfer(iter([pieces(known)]), metadata=[("x-api-key", alice)])
                 assert sum(len(each.infer_response.raw_output_contents) for each in read) == known
         count, before = computed(triton), resident(triton)
-        unread = Unread(served, alice, 4, [pieces(150)] * 4)
+        asked = [pieces(150) for _ in range(4)]
+        for number in range(sequences):
+            asked[number].parameters["sequence_id"].int64_param = number + 1
+            asked[number].parameters["sequence_start"].bool_param = True
+        unread = Unread(served, alice, 4, asked)
         found, grown = settled(count), resident(triton) - before
         unread.leave()
         until_free(served, bob)

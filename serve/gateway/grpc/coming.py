@@ -3,7 +3,9 @@
 The system counts the bytes that each connection has brought. What calls have read is taken off, and so is what frames,
 headers and windows may take; the rest is counted for whoever called last over the connection, as if it had been read.
 A caller who has too much of it in the library loses the connections with the most: a call can't be ended so that the
-library drops what it has.
+library drops what it has. When a call ends, what the library had of it is gone; how much of its connection's that was
+nobody tells, and one that brought nothing would free what others brought. So nothing is taken off before no call of
+the connection is under way.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from serve.gateway.grpc.brought import Client, client_of
 
 __all__ = ["Coming"]
 
-CALL_BYTES, ENDED_BYTES = 8 * 1024, 120 * 1024  # that a call may bring beside messages, and what is cleared at its end
-FRAMES, EACH_BYTES = 64, 256  # one byte for so many, and bytes for each message or answer: frames, windows, TLS records
+# What a call brings beside its messages, on the whole: what it may bring at most, short calls would save up for others.
+CALL_BYTES = 512
+FRAMES, EACH_BYTES = 64, 64  # one byte for so many, and bytes for each message or answer: frames, windows, TLS records
 SLACK_BYTES = 1024 * 1024  # that a caller may be counted for wrongly
 
 
@@ -55,11 +58,10 @@ class Coming:
         return lambda _: self._ends(connection)
 
     def _ends(self, connection: _Connection) -> None:
-        """What the library had of a call is gone: which part of its connection's that was is not known."""
-        connection.credit += ENDED_BYTES
-        connection.count(connection.unread - connection.unread // connection.under_way)
         connection.under_way -= 1
         self._under_way -= 1
+        if not connection.under_way:
+            connection.count(0)
 
     def moved(self, peer: str, message: int, answer: int = 0) -> None:
         """A message was read, or an answer goes out, of so many bytes."""

@@ -115,7 +115,8 @@ class Streams:
                         share.take(self._gate.memory.most_of_one // 2)
                         room_for_one = True
                     # A message of a sequence may wait for another's end, which must not wait behind it.
-                    ahead = kind is not False and sequence is None
+                    waits = sequence is not None and await self._incoming.batches_sequences(request)
+                    ahead = kind is not False and not waits
                     await expected.enter("" if shortly else request.model_name, ahead=ahead)
                     unanswered.of(sequence)
                     turn = None
