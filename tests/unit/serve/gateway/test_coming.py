@@ -6,6 +6,7 @@ import pytest
 
 from serve.gateway.access.footprint import MIB
 from serve.gateway.access.memory import Memory
+from serve.gateway.grpc.brought import Client
 from serve.gateway.grpc.coming import Coming
 
 ONE, TWO = ("127.0.0.1", 1), ("127.0.0.1", 2)
@@ -66,7 +67,8 @@ def test_short_calls_beside_long_ones_free_nothing_of_theirs(read: bool) -> None
     coming = Coming(memory)
     for _ in range(40):
         coming.calls(PEER, "alice")  # their messages never end
-    brought, cut = 0, set()
+    brought = 0
+    cut: set[Client] = set()
     while not cut:
         brought += MIB
         for _ in range(100):
