@@ -18,12 +18,13 @@ import requests
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
+from serve.gateway.access.footprint import MIB
 from serve.gateway.settings import Settings
 from serve.triton.launch import TritonServer
 from tests.gateway_models import served_models
 from tests.integration.test_gateway_grpc_decoupled import MANY_MODEL, settled
 from tests.integration.test_gateway_grpc_streams import DECOUPLED, keyed, until_free
-from tests.integration.test_gateway_memory import ECHO_CONFIG, MIB, Gateway, gateway
+from tests.integration.test_gateway_memory import ECHO_CONFIG, Gateway, gateway
 from tests.serve_http import gateway_thread
 
 __all__ = ["keyed"]

@@ -123,6 +123,12 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
             models = models_of(model, release)
             await until_loaded(gate, lease, models, identity.id, deadline, request.scope, request.receive)
             metadata = await way.metadata(model, release)
+            if metadata.decoupled:
+                raise BadRequestError(
+                    f"the model {model!r} gives a stream of answers",
+                    why="this route gives one",
+                    mend=f"ask POST /predict/{model}/stream",
+                )
             reading = message_asked(contracts, metadata, request, body, settings.max_elements, identity, deadline)
             if isinstance(body, Packed) or len(body) > CHEAP_BYTES:  # it may have to wait
                 reading = unless_client_leaves(request.scope, request.receive, reading)

@@ -47,6 +47,8 @@ TABLE = {
         for version in ("", "/versions/1") for part in ("", "/ready", "/config", "/stats", "/example")
     },
     "POST /v2/models/m/infer": "model", "POST /v2/models/m/versions/1/infer": "model", "POST /predict/m": "model",
+    "POST /predict/m/stream": "model", "POST /v2/models/m/generate_stream": "model",
+    "POST /v2/models/m/versions/1/generate_stream": "model",
     "POST /v1/embeddings": "known", "POST /v1/rerank": "known", "GET /v1/models": "known", "GET /v1/models/m": "model",
     "POST /v2/repository/index": "admin", "POST /v2/repository/models/m/load": "admin",
     "POST /v2/repository/models/m/unload": "admin", "GET /v2/logging": "admin", "POST /v2/logging": "admin",
