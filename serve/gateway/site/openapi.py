@@ -34,7 +34,7 @@ def with_models(general: dict[str, Any], models: Iterable[ModelMetadata], *, key
             schema["paths"][f"/predict/{model.name}/stream"] = {"post": _stream(model)}
         else:
             schema["paths"][f"/predict/{model.name}"] = {"post": _operation(model)}
-        schema["paths"][f"/v2/models/{model.name}/infer"] = infer_of(model)
+            schema["paths"][f"/v2/models/{model.name}/infer"] = infer_of(model)
     if keys:
         schemes = schema.setdefault("components", {}).setdefault("securitySchemes", {})
         schemes["key"] = {"type": "http", "scheme": "bearer"}
