@@ -318,6 +318,8 @@ BROKEN: tuple[Case | Packed, ...] = (
     Packed("hooks_import", (("import numpy as np", "import numpy as np\nimport no_such_package_at_all"),)),
     Packed("hooks_before_of_nothing", (("return np.array([float", "np.array([float"),)),
     Packed("hooks_before_yields", (("return np.array([float", "yield np.array([float"),)),
+    Packed("hooks_after_yields", (("return Answer(", "yield Answer("),)),
+    Packed("hooks_decoupled", change=in_step("postprocess", appended("config.pbtxt", b"model_transaction_policy { decoupled: true }"))),
     Packed("hooks_relative", (("import numpy as np", "import numpy as np\nfrom . import other"),)),
     Packed("hooks_bound_in_a_call", ((BEFORE, "def real(text: str)"), ("def example()", "print(preprocess := real)\n\n\ndef example()"))),
     Packed("hooks_bound_by_match", ((BEFORE, "def real(text: str)"), ("def example()", "match real:\n    case preprocess:\n        pass\n\n\ndef example()"))),

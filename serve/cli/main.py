@@ -87,6 +87,7 @@ def pack(
     output: Annotated[tuple[str, ...], Parameter(name="--output")] = (),
     text: bool | None = None,
     text_pair: bool | None = None,
+    image: bool = False,
     options: Annotated[PackOptions | None, Flat] = None,
 ) -> None:
     """Write an artifact into a Triton model repository.
@@ -122,6 +123,9 @@ def pack(
         embeddings, or a label and scores. By default where that can be done and no hooks are given.
     text_pair
         Let it take two texts a sample. By default where the model was exported with --text-pair-column.
+    image
+        Let it take image files (PNG, JPEG): they are resized, cut and scaled as the image processor says that came with
+        the model, and the answer is a label and its probability.
     """
     from compress.artifact import Signature, TensorSpec
     from serve.pack.write import pack as run
@@ -143,6 +147,7 @@ def pack(
         signature=signature,
         text=text,
         text_pair=text_pair,
+        image=image,
     )
     out.print(f"wrote version {packed.version} of {', '.join(packed.models)} into {repository}")
     for warning in packed.warnings:

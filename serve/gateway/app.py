@@ -25,6 +25,7 @@ from serve.gateway.access.slots import Batcher
 from serve.gateway.edge.admin import admin_router
 from serve.gateway.edge.direct import Direct
 from serve.gateway.edge.embeddings import embeddings_router
+from serve.gateway.edge.events import Streamed, events_router
 from serve.gateway.edge.feedback_route import feedback_router
 from serve.gateway.edge.guard import GuardMiddleware
 from serve.gateway.edge.infer import InferEndpoint
@@ -60,7 +61,8 @@ from serve.rollout.plan import Target
 __all__ = ["Parts", "create_app"]
 
 DESCRIPTION = (
-    "Models behind Triton. `POST /predict/{model}` takes files and plain values; `POST /v1/embeddings` is OpenAI's, "
+    "Models behind Triton. `POST /predict/{model}` takes files and plain values, "
+    "`POST /predict/{model}/stream` the same for a stream of answers; `POST /v1/embeddings` is OpenAI's, "
     "`POST /v1/rerank` Cohere's and Jina's; "
     "`POST /v2/models/{model}[/versions/{version}]/infer` is the Open Inference Protocol v2, JSON and binary."
 )
@@ -95,6 +97,7 @@ class Parts:
     telemetry: Telemetry
     contracts: Contracts
     loading: Loading
+    streamed: Streamed
 
 
 def create_app(
@@ -203,6 +206,7 @@ def create_app(
         if rules is not None:
             rules.close()
         await releases.close()
+        await app.state.parts.streamed.close()
         await upstream.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
@@ -221,13 +225,15 @@ def create_app(
     app.state.others_ended.set()
     short = tracing is None and upstream.sole is not None
     app.state.direct = Direct(settings, gate, releases, contracts, upstream, telemetry) if short else None
-    app.state.parts = Parts(gate, releases, upstream, telemetry, contracts, loading)
+    way = Way(gate, releases, upstream, contracts, released)
+    streamed = Streamed(settings, way)
+    app.state.parts = Parts(gate, releases, upstream, telemetry, contracts, loading, streamed)
 
     def draining() -> bool:
         return bool(app.state.draining)
 
-    way = Way(gate, releases, upstream, contracts, released)
     app.include_router(predict_router(settings, way))
+    app.include_router(events_router(settings, way, streamed))
     app.include_router(embeddings_router(settings, way))
     app.include_router(rerank_router(settings, way))
     app.include_router(protocol_router(upstream, gate, settings.timeout_s, draining))

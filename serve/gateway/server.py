@@ -155,6 +155,7 @@ async def serve_gateway(
             parts.loading,
             most_connections=grpc_clients,
         )
+        parts.streamed.beside = proxy.streams
         try:
             await proxy.start()
         except ServerError:
@@ -323,7 +324,7 @@ def _with_files(settings: Settings) -> tuple[Settings, int]:
     upstream = len(settings.upstream) * settings.max_connections
     reserve = SPARE_FILES + MOST_WAITING + upstream
     wanted = (2 * settings.max_clients if settings.grpc_port else settings.max_clients) + reserve
-    files = _allow_files(max(4 * upstream, wanted * 16 // 13 + 1 if settings.grpc_port else wanted))
+    files = _allow_files(max(4 * upstream, wanted * 16 // 13 + 1 if settings.grpc_upstream else wanted))
     most = max(1, files // 4 // len(settings.upstream))
     if most >= settings.max_connections:
         return settings, files
@@ -345,7 +346,7 @@ def _clients(settings: Settings, files: int) -> tuple[int, int]:
     """
     reserve = SPARE_FILES + MOST_WAITING + len(settings.upstream) * settings.max_connections
     asked = settings.max_clients
-    if settings.grpc_port:
+    if settings.grpc_upstream:
         reserve += files * 3 // 16  # for streams that have connections of their own: `serve.gateway.grpc.relay`
     room = files - min(reserve, files // 2)
     grpc = min(asked, room // 2) if settings.grpc_port else 0

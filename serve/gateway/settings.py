@@ -217,7 +217,7 @@ class Settings:
             raise _unusable(f"port is {self.port}", "a port is 0 to 65535")
         if not 0 <= self.grpc_port <= 65535 or (self.grpc_port and self.grpc_port == self.port):
             raise _unusable(f"grpc_port is {self.grpc_port}", "a port is 1 to 65535, and not that of HTTP")
-        if self.grpc_port and len(self.grpc_upstream) != len(self.upstream):
+        if (self.grpc_port or self.grpc_upstream) and len(self.grpc_upstream) != len(self.upstream):
             raise _unusable(
                 f"there are {len(self.upstream)} upstreams, and {len(self.grpc_upstream)} for gRPC",
                 "give --grpc-upstream host:port once for each --upstream, in the same order",

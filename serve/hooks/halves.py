@@ -43,10 +43,14 @@ STD = np.array({list(settings.std) or [1.0] * channels}, np.float32)
             fitted = whole.{resized[:-1]}, box=centre(*whole.size))'''
         centre = '''
 def centre(width: int, height: int) -> tuple[float, float, float, float]:
-    """What of an image is looked at: left, upper, right and lower edge in its own pixels."""
-    scale = min(width, height) / SHORTER
-    left, upper = max(0.0, (width - WIDTH * scale) / 2), max(0.0, (height - HEIGHT * scale) / 2)
-    return left, upper, width - left, height - upper
+    """What of an image is looked at: left, upper, right and lower edge in its own pixels.
+
+    It is what is left when the whole image is made smaller and then cut, to whole pixels each time.
+    """
+    wide, high = (int(SHORTER * side / min(width, height)) for side in (width, height))
+    left, upper, across, down = (wide - WIDTH) // 2, (high - HEIGHT) // 2, width / wide, height / high
+    right, lower = min((left + WIDTH) * across, width), min((upper + HEIGHT) * down, height)
+    return left * across, upper * down, right, lower
 
 '''
     turned = ("" if last else ".transpose(2, 0, 1)") + (".astype(np.float16)" if dtype == "float16" else "")

@@ -32,6 +32,9 @@ A hook takes a whole batch at a time when its annotations say so: arguments of p
 Annotated[np.ndarray, "uint8[batch,28,28]"], and the result of postprocess as list[Answer], or as a NamedTuple whose
 fields are such lists and arrays. All arrays then have the batch dimension, and all results one entry for each item.
 When a batch of several requests fails, each is tried again by itself.
+
+A postprocess that yields, annotated as Iterator[Answer], makes a decoupled model: each answer goes to the client as it
+comes. It takes one item at a time, and a request has one.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ import traceback
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -55,6 +58,8 @@ from serve.hooks.types import HookTensor, of_annotation, of_spec, outputs_of
 
 __all__ = ["Hooks", "Stage", "load_hooks"]
 
+YIELDING = (Iterator, Iterable, Generator)
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -65,12 +70,14 @@ class Stage:
         results: what it gives, in order. Of preprocess, those that are no input of the network have no `tensor`.
         returns: "value" (one result, bare), "mapping" (by name) or "tuple" (in order).
         batchwise: whether it takes a whole batch at a time.
+        streams: whether it yields any number of results.
     """
 
     arguments: tuple[HookTensor, ...]
     results: tuple[HookTensor, ...]
     returns: str
     batchwise: bool = False
+    streams: bool = False
 
     @property
     def passed(self) -> tuple[HookTensor, ...]:
@@ -79,7 +86,8 @@ class Stage:
 
     def spec(self) -> dict[str, Any]:
         """What serve.hooks.packed.values.Hook is made of, as JSON takes it."""
-        return {
+        streams = {"streams": True} if self.streams else {}
+        return streams | {
             "arguments": {item.name: item.kind for item in self.arguments},
             "results": {item.name: [item.kind, item.data_type, list(item.dims)] for item in self.results},
             "returns": self.returns,
@@ -146,6 +154,9 @@ def load_hooks(path: Path, signature: Signature) -> Hooks:
             f"{both[0]!r} is the name of {twice} of the served model",
             "rename one of the two: in an ensemble each tensor has its own name",
         )
+    if passed and postprocess and postprocess.streams:
+        why = f"preprocess gives {passed[0].name!r} past the network, and postprocess yields"
+        raise source.error("postprocess", why, "let postprocess yield that, too, or return one answer")
     _check_admit(source, module, preprocess)
     example = _example(source, module, front)
     for name, stage in (("preprocess", preprocess), ("postprocess", postprocess)):
@@ -237,6 +248,11 @@ def _postprocess(source: Source, module: types.ModuleType, hook: Any, outputs: t
     if not names:
         raise source.error("postprocess", "it takes no argument", f"let it take one of {', '.join(by_name)}")
     annotation = _hints(source, "postprocess", hook).get("return")
+    if streams := inspect.isgeneratorfunction(hook):
+        if typing.get_origin(annotation) not in YIELDING or not typing.get_args(annotation):
+            what = "it yields, and does not say what"
+            raise source.error("postprocess", what, "annotate its result, as in '-> Iterator[Answer]'")
+        annotation = typing.get_args(annotation)[0]
     if annotation is None:
         raise source.error(
             "postprocess", "it does not say what it gives", "annotate its result with a NamedTuple class, or one type"
@@ -257,11 +273,13 @@ def _postprocess(source: Source, module: types.ModuleType, hook: Any, outputs: t
     if not results:
         raise source.error(where, "it has no field", "give it one for each output of the served model")
     whole = _whole(source, where, results)
+    if streams and (whole or rows):
+        raise source.error(where, "it yields batches", "yield one answer at a time, of one item")
     if named_tuple and rows:
         if whole:
             raise source.error(where, "a list of batches is given", "give a list of answers, or one answer of lists")
         whole = True
-    return Stage(tuple(arguments), results, "tuple" if named_tuple else "value", whole)
+    return Stage(tuple(arguments), results, "tuple" if named_tuple else "value", whole, streams)
 
 
 def _no_output(source: Source, name: str, outputs: Sequence[HookTensor]) -> HookError:
@@ -279,8 +297,10 @@ def _is_named_tuple(annotation: Any) -> bool:
 
 
 def _argument_names(source: Source, stage: str, hook: Any) -> list[str]:
-    if not inspect.isroutine(hook) or inspect.iscoroutinefunction(hook) or inspect.isgeneratorfunction(hook):
-        raise source.error(stage, f"{stage} is not a plain function", f"write 'def {stage}(…)', without async or yield")
+    waits = inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook)
+    if not inspect.isroutine(hook) or waits or (inspect.isgeneratorfunction(hook) and stage != "postprocess"):
+        words = "async" if stage == "postprocess" else "async or yield"
+        raise source.error(stage, f"{stage} is not a plain function", f"write 'def {stage}(…)', without {words}")
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(hook).parameters
     for parameter in parameters.values():

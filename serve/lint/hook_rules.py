@@ -27,6 +27,11 @@ def hook_rules(model: Model) -> Findings:
         return
     stages = {name: stages[name] for name in STAGES if name in stages}  # no other is looked at
     yield from tensors_of_hooks(model, stages)
+    streams = any(spec.get("streams") for spec in stages.values())
+    if streams != model.config.model_transaction_policy.decoupled:
+        told = "any number of answers, and it is not decoupled" if streams else "one answer, and it is decoupled"
+        mend = f"set model_transaction_policy {{ decoupled: {str(streams).lower()} }}, or pack it again"
+        yield error(model.name, f"its hooks give {told}: no request is answered", mend)
     for version in model.served:
         path = model.folder / str(version) / "hooks.py"
         if not path.is_file():
@@ -47,7 +52,7 @@ def hook_rules(model: Model) -> Findings:
                 if not anything:
                     what = f"{version}/hooks.py defines no {stage}"
                     yield error(model.name, what, f"call the function {stage} again, or pack it again")
-            elif why := _unfit(bound[stage], list(spec["arguments"])):
+            elif why := _unfit(bound[stage], list(spec["arguments"]), yields=bool(spec.get("streams"))):
                 what = f"{stage} in {version}/hooks.py {why}: no request is answered"
                 yield error(model.name, what, "write it as it was packed, or pack it again")
 
@@ -85,15 +90,19 @@ def _bound(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AST | None]]:
                     yield inner.asname or inner.name, None
 
 
-def _unfit(node: ast.AST | None, given: list[str]) -> str:
-    """Why it can't be called with these arguments by name; "" where it can, or nobody knows."""
+def _unfit(node: ast.AST | None, given: list[str], *, yields: bool) -> str:
+    """Why it can't be called with these arguments by name; "" where it can, or nobody knows.
+
+    Args:
+        yields: whether it may.
+    """
     if node is None:
         return ""
     if isinstance(node, ast.AsyncFunctionDef):
         return "is async"
     if not isinstance(node, ast.FunctionDef | ast.Lambda):
         return "is no function"
-    if isinstance(node, ast.FunctionDef) and (why := gives_nothing(node)):
+    if isinstance(node, ast.FunctionDef) and (why := gives_nothing(node, yields=yields)):
         return why
     arguments = node.args
     by_name = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]

@@ -60,9 +60,13 @@ def _answers(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     )
 
 
-def gives_nothing(function: ast.FunctionDef) -> str:
-    """Why a plain function never gives a value; "" where it may."""
-    if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in _own(function.body)):
+def gives_nothing(function: ast.FunctionDef, *, yields: bool = False) -> str:
+    """Why a function never gives a value; "" where it may.
+
+    Args:
+        yields: whether it may give values that way.
+    """
+    if not yields and any(isinstance(node, ast.Yield | ast.YieldFrom) for node in _own(function.body)):
         return "yields, and gives no value"
     return "" if _answers(function) else "returns nothing"
 

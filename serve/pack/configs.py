@@ -13,6 +13,7 @@ from serve.config.model_config import (
     ModelInput,
     ModelInstanceGroup,
     ModelOutput,
+    ModelTransactionPolicy,
 )
 from serve.hooks.example import EXAMPLE_PARAMETER, example_request
 from serve.hooks.load import Hooks, Stage
@@ -83,7 +84,8 @@ def _hook(name: str, stage: str, what: Stage, hooks: Hooks, network: ModelConfig
     }
     inputs = tuple(input_of(tensor) for tensor in what.arguments)
     outputs = tuple(output_of(tensor) for tensor in what.results)
-    return _python(f"{name}_{stage}", inputs, outputs, _marks(name) | parameters, network.max_batch_size, options)
+    marks = _marks(name) | parameters
+    return _python(f"{name}_{stage}", inputs, outputs, marks, network.max_batch_size, options, streams=what.streams)
 
 
 def _python(
@@ -93,6 +95,8 @@ def _python(
     parameters: dict[str, str],
     max_batch_size: int,
     options: PackOptions,
+    *,
+    streams: bool,
 ) -> ModelConfig:
     """A model that runs hooks."""
     return ModelConfig(
@@ -105,7 +109,12 @@ def _python(
         instance_group=(ModelInstanceGroup(options.hook_instances, "KIND_CPU"),),
         dynamic_batching=batching(options) if max_batch_size else None,
         parameters=parameters,
+        model_transaction_policy=_policy(streams),
     )
+
+
+def _policy(streams: bool) -> ModelTransactionPolicy | None:
+    return ModelTransactionPolicy(decoupled=True) if streams else None
 
 
 def _pipeline(name: str, hooks: Hooks, network: ModelConfig, options: PackOptions, task: str) -> ModelConfig:
@@ -126,7 +135,8 @@ def _pipeline(name: str, hooks: Hooks, network: ModelConfig, options: PackOption
         parameters["passed"] = json.dumps([item.name for item in passed])
     parameters |= _marks(name) | _task(task) | _example(hooks, inputs, network)
     plain = tuple(replace(output, label_filename="") for output in (*outputs, *map(output_of, passed)))
-    return _python(name, inputs, plain, parameters, network.max_batch_size, options)
+    streams = after is not None and after.streams
+    return _python(name, inputs, plain, parameters, network.max_batch_size, options, streams=streams)
 
 
 def _ensemble(

@@ -14,10 +14,10 @@ from serve.config.names import PACKED_NAME
 from serve.config.pbtxt import from_message
 from serve.hooks.check import UnprovenError, check_hooks
 from serve.hooks.load import Hooks
+from serve.pack.around import Around, around
 from serve.pack.models import BACKENDS, keep_edits, wanted_models, write_model
 from serve.pack.options import PackOptions
 from serve.pack.source import load_source
-from serve.pack.texts import Around, around
 from serve.repository.folders import replaceable, replacing, staging
 from serve.repository.lock import locked
 from serve.repository.read import read_model
@@ -69,6 +69,7 @@ def pack(
     signature: Signature | None = None,
     text: bool | None = None,
     text_pair: bool | None = None,
+    image: bool = False,
 ) -> Packed:
     """Write an artifact, with its hooks, into a model repository that any Triton serves as it is.
 
@@ -91,10 +92,11 @@ def pack(
         text: whether the served model takes texts, by the tokenizer that came with the artifact; None where it can, and
             no hooks are given.
         text_pair: whether two texts make one sample; None is what the artifact says.
+        image: whether the served model takes image files, which its own image processor's settings prepare.
 
     Raises:
         ArtifactError: the artifact is missing or damaged.
-        HookError: the hooks can't be used with it, or fail on their own example(); or texts can't be.
+        HookError: the hooks can't be used with it, or fail on their own example(); or texts or images can't be served.
         DatasetError: the tokenizer contradicts what stands beside it.
         MissingExtraError: texts are to be served, and tokenizers is not installed.
         RepositoryError: the name can't be used, an option makes no sense, the network refuses what preprocess makes of
@@ -110,7 +112,7 @@ def pack(
         )
     if repository.exists() and not repository.is_dir():
         raise RepositoryError(f"can't write into {repository}", why="it is not a folder", mend="name a folder")
-    with around(source, hooks, text=text, pair=text_pair) as found:
+    with around(source, hooks, text=text, pair=text_pair, image=image) as found:
         return _write(name, repository, source, found, options, keep, edits)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,27 +56,50 @@ class TritonPythonModel:
         stages = json.loads(parameters["stages"])
         passed = json.loads(parameters.get("passed", "[]"))
         self.steps: list[Any] = []
+        self.stream: Stream | None = None
         for name in ("preprocess", "network", "postprocess"):
             if name in stages:
                 admit = getattr(module, "admit", None)
                 hook = Hook(name, getattr(module, name), stages[name], str(file), admit)
+                if hook.streams:
+                    self.stream = Stream(hook, stages[name].get("tensors", {}), batched=self.batched)
+                    continue
                 aside = passed if name == "postprocess" else []
                 self.steps.append(Step(hook, stages[name].get("tensors", {}), aside, batched=self.batched))
             elif name == "network" and "network" in parameters:
                 self.steps.append(Network(parameters["network"], json.loads(parameters["network_outputs"]), passed))
 
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
         """Answer the requests that Triton put together: a step takes them all at once where it can.
 
         A step that fails is taken again by each request alone, so that a fault fails only the request it came with.
+        Where the last hook yields, each of its answers is sent as it comes.
         """
         held: list[Tensors | Failed] = [self._read(request) for request in requests]
         for step in self.steps:
             held = step.run(held) if self.batched else [_guarded(step.alone, tensors) for tensors in held]
+        if self.stream is not None:
+            for request, tensors in zip(requests, held, strict=True):
+                self._send(request, tensors, self.stream)
+            return None
         return [self._response(request, tensors) for request, tensors in zip(requests, held, strict=True)]
 
     def _read(self, request: Any) -> Tensors:
         return {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
+
+    def _send(self, request: Any, tensors: Tensors | Failed, stream: Stream) -> None:
+        """The answers to one request, up to the first that fails, or until nobody waits for them."""
+        sender = request.get_response_sender()
+        try:
+            if isinstance(tensors, Failed):
+                raise tensors
+            for made in stream.answers(tensors):
+                if sender.is_cancelled():
+                    break
+                sender.send(self._response(request, made))
+        except Failed as err:
+            sender.send(self._response(request, err))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def _response(self, request: Any, tensors: Tensors | Failed) -> Any:
         if isinstance(tensors, Failed):
@@ -107,8 +130,7 @@ class Step:
         try:
             made: Tensors = self.hook.many(given) if self.batched else self.hook.one(given)
         except (Exception, SystemExit) as err:
-            code = pb_utils.TritonError.INVALID_ARG if self.hook.at_fault(err) else pb_utils.TritonError.INTERNAL
-            raise Failed(self.hook.message(err), code) from err
+            raise _failed(self.hook, err) from err
         return made | {name: tensors[name] for name in self.passed}
 
     def run(self, held: list[Tensors | Failed]) -> list[Tensors | Failed]:
@@ -118,10 +140,41 @@ class Step:
         return _together(self.alone, held, self.texts)
 
     def _of(self, tensors: Tensors, name: str) -> Array:
-        """In a pipeline postprocess sees the network's own names."""
-        other = self.tensors.get(name, name)
-        found: Array = tensors[other] if other in tensors else tensors[name]
-        return found
+        return _of(self.tensors, tensors, name)
+
+
+class Stream:
+    """A hook that yields its answers."""
+
+    def __init__(self, hook: Hook, tensors: Mapping[str, str], *, batched: bool) -> None:
+        self.hook, self.tensors, self.batched = hook, tensors, batched
+
+    def answers(self, tensors: Tensors) -> Iterator[Tensors]:
+        """Those to one request, as they come; raises Failed."""
+        given = {name: _of(self.tensors, tensors, name) for name in self.hook.arguments}
+        if self.batched:
+            size = len(next(iter(given.values())))
+            if size != 1:
+                told = f"it has {size} samples, and the model's answers are a stream: send one at a time"
+                raise Failed(told, pb_utils.TritonError.INVALID_ARG)
+            given = {name: array[0] for name, array in given.items()}
+        try:
+            for made in self.hook.stream(given):
+                yield {name: array[None] for name, array in made.items()} if self.batched else made
+        except (Exception, SystemExit) as err:
+            raise _failed(self.hook, err) from err
+
+
+def _of(names: Mapping[str, str], tensors: Tensors, name: str) -> Array:
+    """In a pipeline postprocess sees the network's own names."""
+    other = names.get(name, name)
+    found: Array = tensors[other] if other in tensors else tensors[name]
+    return found
+
+
+def _failed(hook: Hook, err: BaseException) -> Failed:
+    code = pb_utils.TritonError.INVALID_ARG if hook.at_fault(err) else pb_utils.TritonError.INTERNAL
+    return Failed(hook.message(err), code)
 
 
 class Network:

@@ -12,6 +12,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message as ASGIMessage
+from starlette.types import Receive
 
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
@@ -44,7 +45,7 @@ from serve.gateway.upstream.deadline import TIMEOUT_HEADER, patience_s
 from serve.gateway.upstream.upstream import Upstream, triton_error
 from serve.http.client import Response as UpstreamResponse
 
-__all__ = ["predict_router"]
+__all__ = ["ANSWERS", "BODY", "LONG_ANSWER", "message_asked", "predict_router", "read_plain"]
 
 JSON = "application/json"
 LONG_ANSWER = 256 * 1024  # of tensors, raw, which takes about a millisecond to write as JSON
@@ -64,7 +65,7 @@ class Prediction(BaseModel):
 
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-_BODY = {
+BODY = {
     "required": True,
     "content": {
         "multipart/form-data": {
@@ -81,7 +82,7 @@ _BODY = {
         "application/octet-stream": _BINARY,
     },
 }
-_ANSWERS: dict[int | str, dict[str, Any]] = {
+ANSWERS: dict[int | str, dict[str, Any]] = {
     **UPSTREAM,
     200: {"model": Prediction, "description": "The model's outputs."},
     400: {"model": Problem, "description": "A body that can't be read, or that the model's hooks refuse."},
@@ -98,7 +99,7 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
     router = APIRouter(tags=["predict"])
     gate, contracts = way.gate, way.contracts
 
-    @router.post("/predict/{model}", responses=_ANSWERS, openapi_extra={"requestBody": _BODY}, summary="Ask a model")
+    @router.post("/predict/{model}", responses=ANSWERS, openapi_extra={"requestBody": BODY}, summary="Ask a model")
     async def predict(model: Annotated[str, Path(examples=["digits"])], request: Request) -> Response:
         """Send one file, or values by input name.
 
@@ -117,20 +118,18 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
         gate.places(model).check(identity.priority, patience, identity.id)
         share, lease = Share(gate.memory, identity.id), gate.lease()
         try:
-            most = settings.max_body_bytes
-            came = await read_body(request.scope, headers.get(b"content-length"), request.receive, most, share)
-            body: bytes | Packed = came
-            if encoding := headers.get(b"content-encoding"):
-                if is_long(came) and _media(request) == JSON:
-                    body = Packed(came, encoding, most)
-                else:
-                    body = await unpack(came, encoding, most, share)
-            del came
+            body = await read_plain(settings, request, request.receive, share)
             release = way.releases.get(model)
             models = models_of(model, release)
             await until_loaded(gate, lease, models, identity.id, deadline, request.scope, request.receive)
             metadata = await way.metadata(model, release)
-            reading = _message(contracts, metadata, request, body, settings.max_elements, identity, deadline)
+            if metadata.decoupled:
+                raise BadRequestError(
+                    f"the model {model!r} gives a stream of answers",
+                    why="this route gives one",
+                    mend=f"ask POST /predict/{model}/stream",
+                )
+            reading = message_asked(contracts, metadata, request, body, settings.max_elements, identity, deadline)
             if isinstance(body, Packed) or len(body) > CHEAP_BYTES:  # it may have to wait
                 reading = unless_client_leaves(request.scope, request.receive, reading)
             message, item = await reading
@@ -157,7 +156,19 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
     return router
 
 
-async def _message(
+async def read_plain(settings: Settings, request: Request, receive: Receive, share: Share) -> bytes | Packed:
+    """A request's body; where it is long and packed JSON, as it came. Raises GatewayError, and ClientGoneError."""
+    most, headers = settings.max_body_bytes, dict(request.scope["headers"])
+    came = await read_body(request.scope, headers.get(b"content-length"), receive, most, share)
+    encoding = headers.get(b"content-encoding")
+    if not encoding:
+        return came
+    if is_long(came) and _media(request) == JSON:
+        return Packed(came, encoding, most)
+    return await unpack(came, encoding, most, share)
+
+
+async def message_asked(
     contracts: Contracts,
     metadata: ModelMetadata,
     request: Request,

@@ -34,9 +34,9 @@ class Way:
     contracts: Contracts
     released: Released
 
-    async def metadata(self, model: str, release: Release | None) -> ModelMetadata:
-        """Of who answers for the model, under its name; raises GatewayError."""
-        kept = Target(model) if release is None else release.kept
+    async def metadata(self, model: str, release: Release | None, version: str | None = None) -> ModelMetadata:
+        """Of who answers for the model, or of a version of it, under its name; raises GatewayError."""
+        kept = Target(model, version) if release is None else release.kept
         return replace(await self.upstream.metadata(kept.model, kept.version), name=model)
 
     async def ask(

@@ -17,6 +17,7 @@ import grpc
 from compress.errors import ServerError
 from serve.gateway.access.ending import by_model
 from serve.gateway.access.gate import Gate
+from serve.gateway.access.memory import Memory
 from serve.gateway.errors import GatewayError
 from serve.gateway.grpc.arriving import UNREAD_STAYS
 from serve.gateway.grpc.brought import Brought
@@ -36,7 +37,7 @@ from serve.gateway.settings import Settings
 from serve.gateway.upstream.balancer import Balancer
 from serve.gateway.upstream.loading import Loading
 
-__all__ = ["GrpcProxy"]
+__all__ = ["GrpcProxy", "longest_message", "upstream_options"]
 
 MOST_STREAMS = 128  # calls of one connection at a time; its client keeps further ones back
 # Calls that have come and wait to be taken up, one by one. Unless it is told otherwise, the library ends any of them,
@@ -62,6 +63,9 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         contracts: of the models, which each request is held against.
         loading: what has to hold before a model is loaded.
         most_connections: of clients at a time.
+
+    Attributes:
+        streams: answers theirs.
     """
 
     def __init__(
@@ -79,14 +83,9 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self._settings = settings
         self._gate = gate
         self._telemetry = telemetry
-        longest = min(gate.memory.most_of_one // 2, LONGEST)  # there are two of each: gRPC makes its own, to send it
-        bounded = ("grpc.max_receive_message_length", longest)
-        self._calls = GrpcChannels(
-            balancer,
-            settings.grpc_upstream,
-            (*UPSTREAM_OPTIONS, UNREAD_STAYS, bounded),
-            Relays(most_relays(), longest),
-        )
+        longest = longest_message(gate.memory)
+        relays = Relays(most_relays(), longest)
+        self._calls = GrpcChannels(balancer, settings.grpc_upstream, upstream_options(longest), relays)
         # Of all that there may be, so much that what is left serves the others.
         of_address = max(1, int(most_connections * settings.max_address_share))
         self._brought = Brought(settings.max_body_bytes)
@@ -97,7 +96,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self._under_way: set[object] = set()
         incoming = Incoming(settings, gate, releases, contracts, self._clients)
         self._inference = Inference(settings, gate, releases, self._calls, incoming, telemetry)
-        self._streams = Streams(settings, gate, self._calls, incoming)
+        self.streams = Streams(settings, gate, self._calls, incoming)
         self._questions = Questions(gate, balancer, self._calls, incoming, loading)
         self._server = grpc.aio.server(
             handlers=[self],
@@ -152,7 +151,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             except GatewayError as err:
                 return self._refusing(name, err)
         if name == "ModelStreamInfer":
-            return streaming(self._streams.answer, self._taken_up)
+            return streaming(self.streams.answer, self._taken_up)
         if name == "ModelInfer":
             return unary(self._inference.answer, self._taken_up)
         if name in EMPTY | OF_MODEL | ADMIN:
@@ -193,6 +192,20 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             refuse(err)
 
         return unary(refused, self._taken_up)
+
+
+def longest_message(memory: Memory) -> int:
+    """Bytes of an answer of Triton's at most: there are two of each, as gRPC makes its own, to send it."""
+    return min(memory.most_of_one // 2, LONGEST)
+
+
+def upstream_options(longest: int) -> Sequence[tuple[str, int]]:
+    """Of channels to Triton.
+
+    Args:
+        longest: answer, in bytes.
+    """
+    return (*UPSTREAM_OPTIONS, UNREAD_STAYS, ("grpc.max_receive_message_length", longest))
 
 
 def _options(settings: Settings, most_connections: int) -> Sequence[tuple[str, int]]:

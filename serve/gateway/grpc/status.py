@@ -11,7 +11,7 @@ import grpc
 
 from serve.gateway.access.identity import KEY_HEADERS
 from serve.gateway.access.memory import MemoryFullError
-from serve.gateway.errors import AnswerTooLargeError, BadRequestError, GatewayError
+from serve.gateway.errors import AnswerTooLargeError, BadRequestError, GatewayError, bare
 from serve.gateway.health.outages import DEAD_STUB
 
 __all__ = ["DEAD", "STATUSES", "Context", "EndedCallError", "keys_of", "refuse", "streaming", "too_large", "unary"]
@@ -58,11 +58,19 @@ class EndedCallError(Exception):
 
     Attributes:
         status: code, details and metadata.
+        refused: what refuses it; None where it came from Triton.
     """
 
-    def __init__(self, code: Any, told: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(
+        self,
+        code: Any,
+        told: str,
+        metadata: tuple[tuple[str, str], ...] = (),
+        refused: GatewayError | None = None,
+    ) -> None:
         super().__init__(told)
         self.status = code, told, metadata
+        self.refused = refused
 
 
 def refuse(err: GatewayError) -> NoReturn:
@@ -72,7 +80,7 @@ def refuse(err: GatewayError) -> NoReturn:
     code = CODES.get(err.status, grpc.StatusCode.INTERNAL)
     if isinstance(err, MemoryFullError | AnswerTooLargeError):
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    raise EndedCallError(code, "; ".join(part for part in parts if part), metadata)
+    raise EndedCallError(code, "; ".join(part for part in parts if part), metadata, bare(err))
 
 
 def unary(answer: Callable[[Context], Awaitable[bytes]], taken_up: Callable[[Context], None]) -> Any:

@@ -41,16 +41,25 @@ class Streams:
         gate: as for HTTP.
         calls: to Triton.
         incoming: counts and checks messages.
+        beside: other streams of the same keys, which have one bound with these; None where there are none.
     """
 
-    def __init__(self, settings: Settings, gate: Gate, calls: GrpcChannels, incoming: Incoming) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        gate: Gate,
+        calls: GrpcChannels,
+        incoming: Incoming,
+        beside: Streams | None = None,
+    ) -> None:
         self._settings = settings
         self._gate = gate
         self._calls = calls
         self._incoming = incoming
         # As much as one key may have here, and as many as one model of one gateway has over HTTP.
-        self._expected = Expected(gate.memory.bound // 2, settings.max_in_flight)
-        self._places = Places(gate, settings.timeout_s)
+        expected = Expected(gate.memory.bound // 2, settings.max_in_flight)
+        self._expected: Expected = expected if beside is None else beside._expected
+        self._places: Places = Places(gate, settings.timeout_s) if beside is None else beside._places
 
     async def answer(self, context: Context) -> AsyncGenerator[bytes, None]:
         keys = self._gate.keys

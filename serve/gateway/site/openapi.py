@@ -30,8 +30,11 @@ def with_models(general: dict[str, Any], models: Iterable[ModelMetadata], *, key
     schema = copy.deepcopy(general)
     schema["paths"] |= infer_paths()
     for model in models:
-        schema["paths"][f"/predict/{model.name}"] = {"post": _operation(model)}
-        schema["paths"][f"/v2/models/{model.name}/infer"] = infer_of(model)
+        if model.decoupled:
+            schema["paths"][f"/predict/{model.name}/stream"] = {"post": _stream(model)}
+        else:
+            schema["paths"][f"/predict/{model.name}"] = {"post": _operation(model)}
+            schema["paths"][f"/v2/models/{model.name}/infer"] = infer_of(model)
     if keys:
         schemes = schema.setdefault("components", {}).setdefault("securitySchemes", {})
         schemes["key"] = {"type": "http", "scheme": "bearer"}
@@ -81,6 +84,15 @@ def _operation(model: ModelMetadata) -> dict[str, Any]:
             "5XX": problem,
         },
     }
+
+
+def _stream(model: ModelMetadata) -> dict[str, Any]:
+    """The same for a model that gives any number of answers."""
+    one = _operation(model)
+    answer = one["responses"]["200"]["content"]["application/json"]["schema"]
+    told = {"type": "string", "contentMediaType": "application/json", "contentSchema": answer}
+    events = {"description": "An event for each answer", "content": {"text/event-stream": {"schema": told}}}
+    return one | {"operationId": f"predict_stream_{model.name}", "responses": one["responses"] | {"200": events}}
 
 
 _PROBLEM = {

@@ -7,7 +7,7 @@ import importlib.metadata
 import operator
 import re
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -171,7 +171,8 @@ class Hook:
         name: "preprocess" or "postprocess".
         function: the user's.
         spec: `arguments` (the kind of each, see `to_value`), `results` (kind, Triton's data type and dims of each, in
-            order), `returns` ("value", "mapping" or "tuple") and `batchwise`, whether it takes a whole batch at a time.
+            order), `returns` ("value", "mapping" or "tuple"), `batchwise`, whether it takes a whole batch at a time,
+            and `streams`, whether it yields any number of results for one item.
         file: the user's module, to find its lines in a traceback.
         admit: the user's, of `preprocess`: it takes the same arguments, each as a list with one for each item of a
             request, and raises ValueError where they are too much together, before any of them is worked on.
@@ -191,6 +192,7 @@ class Hook:
         self.results: Mapping[str, Sequence[Any]] = spec["results"]
         self.returns: str = spec["returns"]
         self.batchwise: bool = spec.get("batchwise", False)
+        self.streams: bool = spec.get("streams", False)
 
     def one(self, item: Mapping[str, Array]) -> dict[str, Array]:
         """The hook's results for one item, without the batch dimension, each checked."""
@@ -198,12 +200,24 @@ class Hook:
         return self._one(item)
 
     def _one(self, item: Mapping[str, Array]) -> dict[str, Array]:
-        arguments = {name: to_value(item[name], kind) for name, kind in self.arguments.items()}
-        values = named(self.function(**arguments), list(self.results), self.returns)
+        return self._checked(self.function(**self._values(item)))
+
+    def stream(self, item: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+        """The results that the hook yields for one item, as they come, each as of `one`."""
+        for result in self.function(**self._values(item)):
+            yield self._checked(result)
+
+    def _values(self, item: Mapping[str, Array]) -> dict[str, Any]:
+        return {name: to_value(item[name], kind) for name, kind in self.arguments.items()}
+
+    def _checked(self, result: Any) -> dict[str, Array]:
+        values = named(result, list(self.results), self.returns)
         return {name: self._array(name, values[name]) for name in self.results}
 
     def sample(self, item: Mapping[str, Array]) -> dict[str, Array]:
-        """As `one`; a batch-wise hook is given the item as a batch of one."""
+        """As `one`; a batch-wise hook is given the item as a batch of one. Of what is yielded, the first, if any."""
+        if self.streams:
+            return next(self.stream(item), {})
         if not self.batchwise:
             return self.one(item)
         return {name: array[0] for name, array in self.many({name: item[name][None] for name in item}).items()}

@@ -127,6 +127,7 @@ def test_an_argument_may_have_an_underscore_behind_the_name(tmp_path: Path, outp
 
 def test_the_module_leaves_nothing_behind_that_clashes(tmp_path: Path) -> None:
     path = hook_file(tmp_path, HOOKS)
+    load_hooks(path, TINY)  # which imports what it needs itself
     before = dict(sys.modules)
     load_hooks(path, TINY)
     load_hooks(path, TINY)
@@ -155,6 +156,19 @@ def test_the_module_leaves_nothing_behind_that_clashes(tmp_path: Path) -> None:
         ("def preprocess(*images: bytes): ...", 1, "can't be given by name"),
         ("async def preprocess(image: bytes): ...", 1, "not a plain function"),
         ("preprocess = 3", None, "not a plain function"),
+        ("def preprocess(image: bytes):\n  yield 1", 1, "not a plain function"),
+        ("async def postprocess(logits) -> int:\n  yield 1", 1, "not a plain function"),
+        ("def postprocess(logits) -> int:\n  yield 1", 1, "it yields, and does not say what"),
+        ("from typing import *\ndef postprocess(logits) -> Iterator:\n  yield 1", 2, "does not say what"),
+        ("from typing import *\ndef postprocess(logits) -> Iterator[list[int]]:\n  yield [1]", 2, "it yields batches"),
+        (
+            (
+                "from typing import *\nclass A(NamedTuple):\n  x: Any\n  more: int\n"
+                "def preprocess(text: bytes) -> A: ...\ndef postprocess(logits) -> Iterator[int]:\n  yield 1"
+            ),
+            6,
+            "preprocess gives 'more' past the network, and postprocess yields",
+        ),
         ("\ndef postprocess(probs) -> int: ...", 2, "'probs' is no output of the network"),
         ("def postprocess() -> int: ...", 1, "takes no argument"),
         ("def postprocess(logits): ...", 1, "does not say what it gives"),
@@ -190,6 +204,19 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, line: int | 
     assert error.what.endswith(f"my_hooks.py:{line}" if line else "my_hooks.py")
     assert why in error.why
     assert error.mend
+
+
+@pytest.mark.parametrize("annotation", ["Iterator[Answer]", "Iterable[Answer]", "Generator[Answer, None, None]"])
+def test_a_postprocess_may_yield_its_answers(tmp_path: Path, annotation: str) -> None:
+    text = HOOKS.replace("-> Answer:", f"-> {annotation}:").replace("return Answer(", "yield Answer(")
+    hooks = load(tmp_path, f"from collections.abc import Generator, Iterable, Iterator\n{text}")
+    assert hooks.postprocess is not None
+    assert hooks.postprocess.streams
+    assert hooks.postprocess.spec()["streams"]
+    assert [item.name for item in hooks.postprocess.results] == ["label", "score"]
+    scores = {"logits": np.array([0, 2, 1], np.float32)}
+    assert [made["label"].tolist() for made in hooks.hook("postprocess").stream(scores)] == [[b"b"]]
+    assert hooks.hook("postprocess").sample(scores)["score"] == 2
 
 
 @pytest.mark.parametrize("result", ["dict", "dict[str, float]"])
