@@ -202,6 +202,7 @@ def worker(
     host: str = "127.0.0.1",
     port: int = 9200,
     allow_remote: bool = False,
+    once: bool = False,
     tls_certificate: Path | None = None,
     tls_key: Path | None = None,
 ) -> None:
@@ -217,6 +218,8 @@ def worker(
         To listen at.
     allow_remote
         Send load to other machines than this one.
+    once
+        End when the first coordinator has left.
     tls_certificate
         PEM file with the chain that it shows: what a coordinator's --worker-ca vouches for.
     tls_key
@@ -229,7 +232,7 @@ def worker(
         raise ServerError("the worker can't speak TLS", why=f"{missing} is missing", mend="give both, or neither")
     tls = None if tls_certificate is None or tls_key is None else (tls_certificate, tls_key)
     listen(
-        host, port, token=os.environ.get("SERVE_LOAD_TOKEN", ""), allow_remote=allow_remote, tls=tls,
+        host, port, token=os.environ.get("SERVE_LOAD_TOKEN", ""), allow_remote=allow_remote, tls=tls, once=once,
         on_event=lambda text: out.print(text, markup=False),
     )  # fmt: skip
 

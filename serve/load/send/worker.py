@@ -109,6 +109,7 @@ def listen(
     allow_remote: bool,
     on_event: Callable[[str], None],
     tls: tuple[Path, Path] | None = None,
+    once: bool = False,
 ) -> None:
     """Wait for coordinators, one at a time, until interrupted.
 
@@ -118,12 +119,15 @@ def listen(
         allow_remote: whether to send load to other machines.
         on_event: told where it listens, and who comes.
         tls: PEM files of its certificate and of the key; None for none.
+        once: end when the first coordinator has left.
 
     Raises:
         ServerError: it may not listen there, or can't.
     """
     context = None if tls is None else _context(*tls)
-    uvloop.run(_listen(host, port, token=token, allow_remote=allow_remote, on_event=on_event, context=context))
+    uvloop.run(
+        _listen(host, port, token=token, allow_remote=allow_remote, on_event=on_event, context=context, once=once)
+    )
 
 
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -147,6 +151,7 @@ async def _listen(
     allow_remote: bool,
     on_event: Callable[[str], None],
     context: ssl.SSLContext | None,
+    once: bool,
 ) -> None:
     if not token and not await is_loopback(host):
         raise ServerError(
@@ -181,6 +186,8 @@ async def _listen(
             on_event(f"sending load for {peer}")
             await serve_conversation(reader, writer, allow_remote=allow_remote)
             on_event(f"done for {peer}")
+            if once:
+                stop.set()
 
     try:
         waits = None if context is None else GREETING_S
