@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from serve.deploy.cluster.load_jobs import LoadJobs
 from serve.deploy.monitoring.monitoring import MonitoringOptions
 from serve.deploy.options import RenderOptions
 
@@ -60,6 +61,31 @@ def render(
     for text in warnings:
         out.print(f"! {text}", markup=False)
     out.print(f"wrote {len(made)} files; look at them with: kubectl kustomize {output}/overlays/cpu", markup=False)
+
+
+@deploy.command
+def load(
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("load.yaml"),
+    options: Annotated[LoadJobs, Parameter(name="*")],
+) -> None:
+    """Write Kubernetes Jobs that load-test from several pods at once: one schedule, one result.
+
+    Parameters
+    ----------
+    arguments
+        Behind --, what `serve load` takes: -- --model digits --rate 20000 --duration 60.
+    output
+        The file.
+    """
+    from compress.vetting.replace import replace_file
+    from serve.deploy.cluster.load_jobs import jobs_of, lines_first
+    from serve.deploy.cluster.yaml_text import several
+
+    replace_file(output, several(jobs_of(options, arguments)))
+    for text in lines_first(options):
+        out.print(f"! {text}", markup=False)
+    out.print(f"wrote {output}; send the load with: kubectl apply -f {output}", markup=False)
 
 
 @deploy.command

@@ -197,7 +197,15 @@ def compare(
 
 
 @load.command
-def worker(*, host: str = "127.0.0.1", port: int = 9200, allow_remote: bool = False) -> None:
+def worker(
+    *,
+    host: str = "127.0.0.1",
+    port: int = 9200,
+    allow_remote: bool = False,
+    once: bool = False,
+    tls_certificate: Path | None = None,
+    tls_key: Path | None = None,
+) -> None:
     """Send load for a coordinator on another machine (`serve load --worker HOST:PORT`), until interrupted.
 
     Both must know the same token, from the environment's SERVE_LOAD_TOKEN.
@@ -210,11 +218,21 @@ def worker(*, host: str = "127.0.0.1", port: int = 9200, allow_remote: bool = Fa
         To listen at.
     allow_remote
         Send load to other machines than this one.
+    once
+        End when the first coordinator has left.
+    tls_certificate
+        PEM file with the chain that it shows: what a coordinator's --worker-ca vouches for.
+    tls_key
+        PEM file with its private key.
     """
     from serve.load.send.worker import listen
 
+    if (tls_certificate is None) != (tls_key is None):
+        missing = "--tls-key" if tls_key is None else "--tls-certificate"
+        raise ServerError("the worker can't speak TLS", why=f"{missing} is missing", mend="give both, or neither")
+    tls = None if tls_certificate is None or tls_key is None else (tls_certificate, tls_key)
     listen(
-        host, port, token=os.environ.get("SERVE_LOAD_TOKEN", ""), allow_remote=allow_remote,
+        host, port, token=os.environ.get("SERVE_LOAD_TOKEN", ""), allow_remote=allow_remote, tls=tls, once=once,
         on_event=lambda text: out.print(text, markup=False),
     )  # fmt: skip
 

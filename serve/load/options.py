@@ -69,6 +69,12 @@ class LoadOptions:
     worker: Annotated[tuple[str, ...], Many] = ()
     """Send from these instead, each a `serve load worker` as host:port; their token is taken from SERVE_LOAD_TOKEN."""
 
+    worker_ca: Path | None = None
+    """Speak TLS to the workers: a PEM file of their certificates, or of whoever signed these."""
+
+    worker_plain: bool = False
+    """Speak to workers on other machines without TLS, though requests and their key are sent to them."""
+
     form: Literal["binary", "json"] = "binary"
     """How tensors are written over HTTP."""
 

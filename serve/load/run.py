@@ -188,6 +188,7 @@ class Session:
             lost=self._processes.lost,
             stopped=self.stopped or given_up,
             seen=seen,
+            clock_error_ns=self._processes.clock_error_ns,
         )
 
 

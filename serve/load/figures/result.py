@@ -118,7 +118,8 @@ class LoadResult:
         request_bytes: one request's, on average.
         accuracy: right answers as a share of `labelled`; None without labels.
         client_cpu_share: what the generators took of one core. client_memory_bytes: their largest.
-        processes: generators.
+        processes: generators. clock_error_ms: by how much the schedules of workers on several machines may have been
+            apart; None where one machine sent.
         server: what the server took of this machine; None where it is on another.
         breakdown: Triton's own account; None without one.
         invalid: why the figures say more about the generator than about the server; empty where they do not.
@@ -160,6 +161,7 @@ class LoadResult:
     started: float = 0.0
     seed: int = 0
     series: tuple[Second, ...] = field(default=(), repr=False)
+    clock_error_ms: float | None = None
 
     @property
     def p50_ms(self) -> float | None:

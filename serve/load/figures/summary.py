@@ -34,6 +34,7 @@ def summarize(
     lost: Sequence[str],
     stopped: bool,
     seen: Sequence[Observation],
+    clock_error_ns: int | None = None,
 ) -> LoadResult:
     """The figures.
 
@@ -42,6 +43,7 @@ def summarize(
         lost: generators that went away, in words.
         stopped: before its time.
         seen: the server at the beginning and at the end of the measured part.
+        clock_error_ns: by how much workers' schedules may have been apart; None where one machine sent.
     """
     tallies = recorder.seconds.values()
     measured_ns = ended_ns - began_ns - int(job.warmup_s * NS_PER_S)
@@ -99,6 +101,7 @@ def summarize(
         started=started,
         seed=options.seed,
         series=_series(recorder),
+        clock_error_ms=None if clock_error_ns is None else clock_error_ns / 1e6,
     )
 
 

@@ -111,6 +111,8 @@ def _tiles(report: LoadReport, run: LoadResult) -> str:
     ]
     if run.rate is not None:
         tiles.append(("sent late, p99", _ms(run.lateness.at("p99"))))
+    if run.clock_error_ms is not None:
+        tiles.append(("workers' clocks apart, at most", _ms(run.clock_error_ms)))
     if run.accuracy is not None:
         tiles.append((f"accuracy of {run.labelled:,}", f"{run.accuracy:.2%}"))
     tiles.append(("client's CPU", f"{run.client_cpu_share:.0%} of a core"))

@@ -129,6 +129,8 @@ def _facts(report: LoadReport, run: LoadResult) -> Iterable[tuple[str, str]]:
             yield "sent late, at most", few if most is None else f"{most:.3f} ms ({few})"
         if run.waiting_ms > 0.01:
             yield "waited for a connection", f"{run.waiting_ms:.2f} ms on average"
+    if run.clock_error_ms is not None:
+        yield "workers' clocks apart, at most", f"{run.clock_error_ms:.3f} ms"
     yield "bytes in, out, of answers", f"{run.bytes_in:,}, {run.bytes_out:,}"
     yield "this client's CPU", f"{run.client_cpu_share:.0%} of a core, {run.client_memory_bytes / 1e6:.0f} MB"
     if run.server is not None:

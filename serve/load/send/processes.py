@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any, Self
 from compress.errors import ServerError
 from compress.host.cores import cores_here
 from serve.http.message import Address
+from serve.load.ask.target import is_loopback
 from serve.load.options import LoadOptions
 from serve.load.send.batch import Batch
 from serve.load.send.generator import Generator
@@ -27,6 +29,7 @@ __all__ = ["Processes"]
 START_AHEAD_NS = 50_000_000
 PINGS = 9
 STOP_S = 5.0
+JOIN_S = 10.0
 
 
 class Processes:
@@ -34,6 +37,11 @@ class Processes:
 
     Args:
         options: say how many, or which workers.
+
+    Attributes:
+        lost: those that went away, in words.
+        clock_error_ns: by how much the workers' clocks may be off, in the load that was sent last; None where one
+            machine sends.
     """
 
     def __init__(self, options: LoadOptions) -> None:
@@ -42,6 +50,7 @@ class Processes:
         self._here: Generator | None = None
         self._stopping = False
         self.lost: list[str] = []
+        self.clock_error_ns: int | None = None
 
     @property
     def size(self) -> int:
@@ -51,8 +60,9 @@ class Processes:
         check_timer()
         try:
             if self._options.worker:
+                context = _context(self._options)
                 for number, text in enumerate(self._options.worker):
-                    self._members.append(await _join(text, self._options, number))
+                    self._members.append(await _join(text, self._options, number, context))
             else:
                 cpus = self._options.cpus
                 mine = cores_here().cpus  # none where the system binds no process
@@ -113,6 +123,8 @@ class Processes:
         if self._stopping:
             self.stop()
         await asyncio.gather(*(self._follow(part, member, on_batch) for part, member in enumerate(self._members)))
+        errors = [await member.clock_error() for member in self._members if member.process is None]
+        self.clock_error_ns = max((each for each in errors if each is not None), default=None)
         if len(self.lost) == len(self._members):
             raise ServerError("the load was not sent", why="; ".join(self.lost), mend="start again")
 
@@ -155,7 +167,7 @@ class _Member:
     """One process.
 
     Attributes:
-        ahead_ns: its clock's time less ours.
+        ahead_ns: its clock's time less ours, to half of `trip_ns`, the shortest round trip.
     """
 
     def __init__(
@@ -170,6 +182,7 @@ class _Member:
         self.writer = writer
         self.process = process
         self.ahead_ns = 0
+        self.trip_ns = 0
         self.why = ""
 
     def tell(self, message: dict[str, Any], blob: bytes = b"") -> None:
@@ -188,7 +201,11 @@ class _Member:
         return message
 
     async def compare_clocks(self) -> None:
-        """Learn how far its clock is ahead, to half of the shortest round trip (Cristian 1989)."""
+        """Learn how far its clock is ahead, to half of the shortest round trip (Cristian 1989).
+
+        Raises:
+            ServerError: it does not answer.
+        """
         best: tuple[int, int] | None = None
         for _ in range(PINGS):
             before = time.perf_counter_ns()
@@ -204,7 +221,19 @@ class _Member:
             ahead = int(message["ns"]) - (before + after) // 2
             if best is None or after - before < best[0]:
                 best = (after - before, ahead)
-        self.ahead_ns = best[1] if best is not None else 0
+        assert best is not None  # noqa: S101
+        self.trip_ns, self.ahead_ns = best
+
+    async def clock_error(self) -> int | None:
+        """By how much its schedule may have been off: how far the clocks drifted since they were compared, and half of
+        both round trips. None where it is gone. They are as compared now for the next load.
+        """
+        before, trip = self.ahead_ns, self.trip_ns
+        try:
+            await self.compare_clocks()
+        except (ServerError, ConnectionError):
+            return None
+        return abs(self.ahead_ns - before) + (trip + self.trip_ns) // 2
 
 
 async def _start(number: int, cpu: int | None) -> _Member:
@@ -231,24 +260,54 @@ async def _start(number: int, cpu: int | None) -> _Member:
     return member
 
 
-async def _join(text: str, options: LoadOptions, number: int) -> _Member:
+def _context(options: LoadOptions) -> ssl.SSLContext | None:
+    """For TLS to the workers; None without. Raises ServerError."""
+    if options.worker_ca is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(options.worker_ca))
+    except (OSError, ssl.SSLError) as err:
+        raise ServerError(
+            f"can't use {options.worker_ca}", why=str(err),
+            mend="name a PEM file with the workers' certificates, or with that of whoever signed them",
+        ) from err  # fmt: skip
+
+
+async def _join(text: str, options: LoadOptions, number: int, context: ssl.SSLContext | None) -> _Member:
     """A worker that listens."""
     mend = "start it there (`serve load worker`), and name it as host:port"
     try:
         address = Address.parse(f"http://{text}")
-        async with asyncio.timeout(10):
-            reader, writer = await asyncio.open_connection(address.host, address.port, limit=MOST_BYTES)
+        await asyncio.get_running_loop().getaddrinfo(address.host, address.port)  # it is somewhere
+        if context is None and not options.worker_plain and not await is_loopback(address.host):
+            raise ServerError(
+                f"won't send the load to the worker {text} unencrypted",
+                why="the requests that it is to send go there, with the key that they carry",
+                mend="start it with --tls-certificate and --tls-key, and give --worker-ca; or say --worker-plain",
+            )
+        async with asyncio.timeout(JOIN_S):
+            reader, writer = await asyncio.open_connection(address.host, address.port, limit=MOST_BYTES, ssl=context)
+    except ssl.SSLError as err:
+        mend = "let its certificate name that address, and give --worker-ca the file that vouches for it"
+        if context is not None and "WRONG_VERSION" in str(err):
+            mend = "start it with --tls-certificate and --tls-key"
+        raise ServerError(f"can't trust the worker {text}", why=str(err), mend=mend) from err
     except (ValueError, OSError, TimeoutError) as err:
         raise ServerError(f"can't reach the worker {text}", why=str(err) or "no answer", mend=mend) from err
     member = _Member(f"worker {number + 1} ({text})", reader, writer)
-    greeting = await member.hear("worker")
+    try:
+        async with asyncio.timeout(JOIN_S):
+            greeting = await member.hear("worker")
+    except TimeoutError:
+        greeting, member.why = None, "it says nothing"
     if greeting is not None:
         member.tell({"signed": signed(options.token, str(greeting["challenge"]))})
         greeting = await member.hear("welcome")
     if greeting is None:
         writer.close()
-        raise ServerError(
-            f"the worker {text} won't work for us", why=member.why, mend="set the same SERVE_LOAD_TOKEN for both"
-        )
+        mend = "set the same SERVE_LOAD_TOKEN for both"
+        if context is None and ("closed" in member.why or "nothing" in member.why):
+            mend += "; or give --worker-ca, where it speaks TLS"
+        raise ServerError(f"the worker {text} won't work for us", why=member.why, mend=mend)
     await member.compare_clocks()
     return member

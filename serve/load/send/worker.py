@@ -16,9 +16,11 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import uvloop
 
@@ -30,7 +32,7 @@ from serve.load.send.wire import MOST_BYTES, WireError, frame_of_batch, pack, re
 
 __all__ = ["listen", "signed"]
 
-GREETING_BYTES = 4096
+GREETING_BYTES, GREETING_S = 4096, 10
 START_LATEST_NS = 60 * 1_000_000_000
 
 
@@ -99,7 +101,16 @@ async def _child(fd: int) -> None:
     await serve_conversation(reader, writer)
 
 
-def listen(host: str, port: int, *, token: str, allow_remote: bool, on_event: Callable[[str], None]) -> None:
+def listen(
+    host: str,
+    port: int,
+    *,
+    token: str,
+    allow_remote: bool,
+    on_event: Callable[[str], None],
+    tls: tuple[Path, Path] | None = None,
+    once: bool = False,
+) -> None:
     """Wait for coordinators, one at a time, until interrupted.
 
     Args:
@@ -107,14 +118,41 @@ def listen(host: str, port: int, *, token: str, allow_remote: bool, on_event: Ca
         token: that a coordinator must know.
         allow_remote: whether to send load to other machines.
         on_event: told where it listens, and who comes.
+        tls: PEM files of its certificate and of the key; None for none.
+        once: end when the first coordinator has left.
 
     Raises:
         ServerError: it may not listen there, or can't.
     """
-    uvloop.run(_listen(host, port, token=token, allow_remote=allow_remote, on_event=on_event))
+    context = None if tls is None else _context(*tls)
+    uvloop.run(
+        _listen(host, port, token=token, allow_remote=allow_remote, on_event=on_event, context=context, once=once)
+    )
 
 
-async def _listen(host: str, port: int, *, token: str, allow_remote: bool, on_event: Callable[[str], None]) -> None:
+def _context(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key, password="")  # or OpenSSL asks for one at the terminal
+    except (OSError, ssl.SSLError) as err:
+        raise ServerError(
+            f"can't use the certificate {certificate}",
+            why=str(err),
+            mend="name a PEM file with the chain, and one with its unencrypted private key",
+        ) from err
+    return context
+
+
+async def _listen(
+    host: str,
+    port: int,
+    *,
+    token: str,
+    allow_remote: bool,
+    on_event: Callable[[str], None],
+    context: ssl.SSLContext | None,
+    once: bool,
+) -> None:
     if not token and not await is_loopback(host):
         raise ServerError(
             f"won't listen at {host}",
@@ -134,7 +172,7 @@ async def _listen(host: str, port: int, *, token: str, allow_remote: bool, on_ev
             challenge = secrets.token_hex(16)
             writer.write(pack({"is": "worker", "challenge": challenge}))
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(GREETING_S):
                     message, _ = await read(reader, GREETING_BYTES)
             except (WireError, TimeoutError):
                 writer.close()
@@ -148,9 +186,14 @@ async def _listen(host: str, port: int, *, token: str, allow_remote: bool, on_ev
             on_event(f"sending load for {peer}")
             await serve_conversation(reader, writer, allow_remote=allow_remote)
             on_event(f"done for {peer}")
+            if once:
+                stop.set()
 
     try:
-        server = await asyncio.start_server(talk, host, port, limit=MOST_BYTES)
+        waits = None if context is None else GREETING_S
+        server = await asyncio.start_server(
+            talk, host, port, limit=MOST_BYTES, ssl=context, ssl_handshake_timeout=waits
+        )
     except OSError as err:
         raise ServerError(
             f"can't listen at {host}:{port}", why=err.strerror or str(err), mend="name another --port or --host"
@@ -158,7 +201,8 @@ async def _listen(host: str, port: int, *, token: str, allow_remote: bool, on_ev
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    on_event(f"worker listens at {host}:{server.sockets[0].getsockname()[1]}")
+    how = "" if context is None else " over TLS"
+    on_event(f"worker listens{how} at {host}:{server.sockets[0].getsockname()[1]}")
     await stop.wait()
     server.close()
 

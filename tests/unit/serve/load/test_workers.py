@@ -11,8 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
+import certifi
 import orjson
 import pytest
 import uvloop
@@ -38,7 +40,7 @@ def worker(token: str = "secret", *words: str) -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
         try:
             assert process.stdout is not None
-            found = re.search(r"listens at (\S+)", process.stdout.readline())
+            found = re.search(r"listens(?: over TLS)? at (\S+)", process.stdout.readline())
             assert found is not None
             yield found[1]
         finally:
@@ -84,6 +86,73 @@ def test_two_workers_elsewhere_send_one_schedule() -> None:
     assert here.count == there.count == again.count
     assert there.errors == {}
     assert there.processes == 2
+
+
+def test_four_workers_send_one_schedule_and_say_how_far_apart_they_may_be() -> None:
+    with served(at_once) as server, ExitStack() as stack:
+        workers = tuple(stack.enter_context(worker()) for _ in range(4))
+        asked = options(server, rate="400", duration=2, warmup=0, token="secret")
+        here = run_load(asked)
+        there = run_load(asked.with_(worker=workers))
+    assert here.clock_error_ms is None
+    assert there.clock_error_ms is not None
+    assert there.clock_error_ms > 0
+    assert here.count == there.count == there.latency.count
+    assert [second.due for second in here.series[:2]] == [second.due for second in there.series[:2]]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=worker"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+def test_a_load_goes_to_its_workers_over_tls(pair: tuple[Path, Path]) -> None:
+    words = ("--tls-certificate", str(pair[0]), "--tls-key", str(pair[1]))
+    with served(at_once) as server, worker("secret", *words) as address:
+        asked = options(server, rate="100", duration=1, warmup=0, token="secret", worker=(address,))
+        with pytest.raises(ServerError, match="won't work for us") as plain:
+            run_load(asked)
+        result = run_load(asked.with_(worker_ca=pair[0]))
+        with pytest.raises(ServerError, match="can't trust the worker") as strange:
+            run_load(asked.with_(worker_ca=Path(certifi.where())))
+        name = address.replace("127.0.0.1", "localhost")
+        with pytest.raises(ServerError, match="can't trust the worker"):
+            run_load(asked.with_(worker_ca=pair[0], worker=(name,)))
+    assert "--worker-ca" in str(plain.value.mend)
+    assert "--worker-ca" in str(strange.value.mend)
+    assert result.count == inferences(server) > 0
+
+
+def test_a_worker_without_tls_is_told_from_one_that_is_not_trusted(pair: tuple[Path, Path]) -> None:
+    with (
+        served(at_once) as server,
+        worker() as address,
+        pytest.raises(ServerError, match="can't trust the worker") as caught,
+    ):
+        run_load(options(server, worker=(address,), token="secret", worker_ca=pair[0]))
+    assert "--tls-certificate" in str(caught.value.mend)
+
+
+def test_requests_and_their_key_go_to_another_machine_over_tls_or_by_the_users_own_word() -> None:
+    with served(at_once) as server:
+        with pytest.raises(ServerError, match="unencrypted"):
+            run_load(options(server, worker=("192.0.2.1:9",), token="secret"))
+        with pytest.raises(ServerError, match="can't reach the worker"):
+            run_load(options(server, worker=("nowhere.invalid:9",), token="secret", worker_plain=True))
+
+
+@pytest.mark.parametrize("words", [("--tls-key", "k.pem"), ("--tls-certificate", "no.pem", "--tls-key", "no.pem")])
+def test_half_of_a_certificate_or_none_is_said(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "serve", "load", "worker", "--port", "0", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "mend:" in done.stderr
 
 
 def test_a_worker_turns_away_who_does_not_know_the_token() -> None:
