@@ -25,6 +25,7 @@ from serve.repository.folders import PACKED_BY, PART_OF, SUFFIXES
 __all__ = ["PACKED_BY", "PART_OF", "SUFFIXES", "TASK", "configs_for"]
 
 TASK = "task"  # the parameter by which others know what a served model does
+DIMENSIONS = "dimensions"  # and this, to how many numbers its embeddings may be cut
 
 
 def configs_for(
@@ -133,7 +134,7 @@ def _pipeline(name: str, hooks: Hooks, network: ModelConfig, options: PackOption
     }
     if passed:
         parameters["passed"] = json.dumps([item.name for item in passed])
-    parameters |= _marks(name) | _task(task) | _example(hooks, inputs, network)
+    parameters |= _marks(name) | _task(task, options) | _example(hooks, inputs, network)
     plain = tuple(replace(output, label_filename="") for output in (*outputs, *map(output_of, passed)))
     streams = after is not None and after.streams
     return _python(name, inputs, plain, parameters, network.max_batch_size, options, streams=streams)
@@ -170,7 +171,7 @@ def _ensemble(
         input=inputs,
         output=outputs,
         ensemble_scheduling=ModelEnsembling(tuple(steps)),
-        parameters=_marks(name) | _task(task) | _example(hooks, inputs, network),
+        parameters=_marks(name) | _task(task, options) | _example(hooks, inputs, network),
     )
 
 
@@ -185,8 +186,9 @@ def _marks(part_of: str) -> dict[str, str]:
     return {PACKED_BY: "serve", PART_OF: part_of}
 
 
-def _task(task: str) -> dict[str, str]:
-    return {TASK: task} if task else {}
+def _task(task: str, options: PackOptions) -> dict[str, str]:
+    sizes = {DIMENSIONS: ",".join(map(str, sorted(set(options.dimensions))))} if options.dimensions else {}
+    return ({TASK: task} if task else {}) | sizes
 
 
 def _same(tensors: tuple[ModelInput, ...] | tuple[ModelOutput, ...]) -> dict[str, str]:

@@ -69,6 +69,8 @@ class PackOptions:
         serve_latest: how many of the newest versions are served.
         labels: a text file with a name in each line for the network's first output; Triton's classification extension
             gives these.
+        dimensions: of a model of embeddings: lengths that these may be cut to, where it was trained for that
+            (Matryoshka); a client of /v1/embeddings chooses one.
         metric_tags: labels that Triton's metrics of the network carry.
         models: any field of Triton's model configuration, under the schema's names, by "network", "preprocess",
             "postprocess", "ensemble" or "pipeline"; laid over what the rest of the options make.
@@ -102,6 +104,7 @@ class PackOptions:
     runtime: Runtime | None = None
     serve_latest: int = 1
     labels: Path | None = None
+    dimensions: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative_iterable="")] = ()
     metric_tags: dict[str, str] = field(default_factory=dict)
     models: Annotated[Mapping[str, Mapping[str, Any]], Parameter(parse=False)] = field(default_factory=dict)
 

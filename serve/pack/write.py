@@ -14,6 +14,7 @@ from serve.config.names import PACKED_NAME
 from serve.config.pbtxt import from_message
 from serve.hooks.check import UnprovenError, check_hooks
 from serve.hooks.load import Hooks
+from serve.hooks.served_texts import EMBEDDINGS
 from serve.pack.around import Around, around
 from serve.pack.models import BACKENDS, keep_edits, wanted_models, write_model
 from serve.pack.options import PackOptions
@@ -116,6 +117,25 @@ def pack(
         return _write(name, repository, source, found, options, keep, edits)
 
 
+def _check_dimensions(name: str, task: str, served: ModelConfig, sizes: tuple[int, ...]) -> None:
+    """Raises RepositoryError where its embeddings can't be cut to these."""
+    if not sizes:
+        return
+    widths = [each.dims[0] for each in served.output if each.data_type == "TYPE_FP32" and len(each.dims) == 1]
+    told = ", ".join(map(str, sizes))
+    if task != EMBEDDINGS or len(widths) != 1:
+        raise RepositoryError(
+            f"can't let embeddings of {name!r} be cut to {told}",
+            why="it gives none of texts",
+            mend="leave --dimensions out, or pack a sentence encoder that came with its tokenizer",
+        )
+    if not all(0 < size < widths[0] for size in sizes):
+        why = f"they have {widths[0]} numbers"
+        raise RepositoryError(
+            f"can't let embeddings of {name!r} be cut to {told}", why=why, mend="name smaller lengths"
+        )
+
+
 def _write(
     name: str, repository: Path, source: Artifact, found: Around, options: PackOptions, keep: int, edits: Edits
 ) -> Packed:
@@ -127,6 +147,7 @@ def _write(
         old = replaceable(repository, name, set(new))
         kept = keep_edits(repository, [model for model in old if model in wanted], wanted, edits)
         configs = tuple(from_message(each.message) for each in wanted.values())
+        _check_dimensions(name, found.task, configs[0], options.dimensions)
         version, dropped = 1, []
         continues = keep > 1 and _continues(repository, old, configs)
         if continues:

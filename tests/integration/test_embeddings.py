@@ -35,7 +35,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("embeddings")
     encoder = hub_artifact(sentence_folder(folder / "encoder"), folder / "encoder-artifact")
     judge = hub_artifact(bert_folder(folder / "classifier"), folder / "classifier-artifact")
-    options = PackOptions(instances=1, max_batch_size=LARGEST)
+    options = PackOptions(instances=1, max_batch_size=LARGEST, dimensions=(4, 16))
     pack(encoder, repository=folder / "models", name="encoder", options=options)
     pack(encoder, repository=folder / "models", name="bare", text=False)
     pack(judge, repository=folder / "models", name="judge")
@@ -141,6 +141,17 @@ def test_the_clients_other_forms_work(url: str) -> None:
     assert asyncio.run(ask()) == 16
 
 
+@pytest.mark.parametrize("size", [4, 16])
+def test_embeddings_are_cut_to_lengths_that_the_model_allows_and_stay_of_length_one(
+    client: openai.OpenAI, size: int
+) -> None:
+    whole, cut = (
+        np.array(client.embeddings.create(model="encoder", input=["word5"], **more).data[0].embedding)
+        for more in ({}, {"dimensions": size})
+    )
+    np.testing.assert_allclose(cut, whole[:size] / np.linalg.norm(whole[:size]), atol=1e-6)
+
+
 def test_models_that_give_embeddings_are_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["encoder"]
     assert client.models.retrieve("encoder").object == "model"
@@ -166,7 +177,7 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"input": ["word1"] * 2049}, 400, "input", "2048 are allowed"),
     ({"input": ["word1"] * 20 + ["word1 " * 40_000]}, 400, "input", "240,000 characters"),
     ({"input": ["word1 " * 20_000, ""]}, 400, "input", "input 1 is empty"),  # read in another process
-    ({"dimensions": 16}, 400, "dimensions", "its own have 32"),
+    ({"dimensions": 8}, 400, "dimensions", "its own have 32, and may be cut to 4, 16"),
     ({"dimensions": True}, 400, "dimensions", "no number above 0"),
     ({"encoding_format": "hex"}, 400, "encoding_format", "neither 'float' nor 'base64'"),
     ({"user": 5}, 400, "user", "user is no text"),

@@ -60,7 +60,7 @@ BODY = json_body(
         "model": {"type": "string", "minLength": 1},
         "input": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MOST_SAMPLES}]},
         "encoding_format": {"enum": ["float", "base64"], "default": "float"},
-        "dimensions": {"type": "integer", "minimum": 1, "description": "Those of the model, or left out."},
+        "dimensions": {"type": "integer", "minimum": 1, "description": "That the model allows, or left out."},
         "user": {"type": "string", "description": "Taken, and not used."},
     },
     example={"model": "minilm", "input": ["The quick brown fox jumps over the lazy dog."]},

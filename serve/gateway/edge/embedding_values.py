@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import numpy as np
 import orjson
 
 from serve.gateway.edge.listed_values import (
@@ -29,6 +30,7 @@ __all__ = ["EMBEDDINGS", "Asked", "Embedder", "asked_of", "embedder_of", "embedd
 
 EMBEDDINGS = "embeddings"  # the task that `serve pack` writes into a model's parameters
 FIELDS = ("model", "input", "encoding_format", "dimensions", "user")
+UNIT = 1e-3  # of a length that is 1 but for rounding, in half precision or INT8
 NO_IDS = "embed the text itself; of LangChain, that is check_embedding_ctx_length=False"
 
 
@@ -70,6 +72,8 @@ class Embedder:
         input: the name of its texts; `output` that of its embeddings, `tokens` that of their lengths, "" for none.
         width: numbers of an embedding.
         most: texts that a request of Triton's may hold.
+        shorter: numbers that an embedding may be cut to, as one trained for it may (Kusupati et al. 2022, Matryoshka
+            Representation Learning).
     """
 
     input: str
@@ -77,6 +81,7 @@ class Embedder:
     tokens: str
     width: int
     most: int
+    shorter: tuple[int, ...] = ()
 
     def message(self, asked: Asked, places: Sequence[int]) -> Message:
         """The infer request for some of the texts."""
@@ -124,7 +129,9 @@ def embedder_of(model: ModelMetadata) -> Embedder | None:
     rows = [each for each in model.outputs if each.datatype == "FP32" and len(each.shape) == 2 and each.shape[1] > 0]
     if text.datatype != "BYTES" or text.shape != (-1, 1) or len(rows) != 1:
         return None
-    return Embedder(text.name, rows[0].name, tokens_of(model), rows[0].shape[1], max(1, model.max_batch_size))
+    width = rows[0].shape[1]
+    shorter = tuple(size for size in model.dimensions if 0 < size < width)
+    return Embedder(text.name, rows[0].name, tokens_of(model), width, max(1, model.max_batch_size), shorter)
 
 
 def fitting(asked: Asked, model: ModelMetadata | None) -> Embedder:
@@ -140,9 +147,12 @@ def fitting(asked: Asked, model: ModelMetadata | None) -> Embedder:
         told = f"the model {asked.model!r} gives no embeddings of texts"
         why = f"it takes {', '.join(map(str, model.inputs))}, and is not packed for the task 'embeddings'"
         raise ParameterError("model", told, why=why, mend=OTHERS, code="model_not_supported")
-    if asked.dimensions not in (None, by.width):
+    if asked.dimensions not in (None, by.width, *by.shorter):
         told = f"the model {asked.model!r} gives no embeddings of {asked.dimensions} numbers"
-        raise ParameterError("dimensions", told, why=f"its own have {by.width}", mend="leave dimensions out")
+        why = f"its own have {by.width}"
+        if by.shorter:
+            why += f", and may be cut to {', '.join(map(str, by.shorter))}"
+        raise ParameterError("dimensions", told, why=why, mend="leave dimensions out")
     return by
 
 
@@ -155,6 +165,8 @@ def embeddings_of(
         UpstreamBrokenError: an answer can't be read, or is not of so many texts.
     """
     rows, tokens = rows_of(answers, places, by, "embeddings")
+    if asked.dimensions is not None and asked.dimensions < by.width:
+        rows = [_cut(row, asked.dimensions) for row in rows]
     data = [
         {
             "object": "embedding",
@@ -167,3 +179,12 @@ def embeddings_of(
     return orjson.dumps(
         {"object": "list", "data": data, "model": asked.model, "usage": usage}, option=orjson.OPT_SERIALIZE_NUMPY
     )
+
+
+def _cut(row: Any, size: int) -> Any:
+    """The first numbers of an embedding; of length 1 where the whole is."""
+    found = np.ascontiguousarray(row[:size])
+    length = float(np.linalg.norm(found.astype(np.float64)))
+    if length and abs(float(np.linalg.norm(row.astype(np.float64))) - 1) < UNIT:
+        found = (found / length).astype("<f4")
+    return found

@@ -55,6 +55,7 @@ class ModelMetadata:
         network: that a packed pipeline asks from its code, at Triton's choice of a version; "" for none.
         decoupled: whether it gives any number of answers to a request; None where nothing is known.
         task: what `serve pack` says that it does; "" where nobody says.
+        dimensions: lengths that its embeddings may be cut to, ascending.
         instances: of it, that work at the same time; 0 for those of others that it asks, or where nothing is known.
         batcher: of its sequences; None where it has none, or nothing is known.
     """
@@ -75,6 +76,7 @@ class ModelMetadata:
     network: str = ""
     task: str = ""
     instances: int = 0
+    dimensions: tuple[int, ...] = ()
 
     @property
     def answer_bytes(self) -> float:
@@ -114,6 +116,8 @@ class ModelMetadata:
             part_of = "" if whole == data["name"] else whole
             # Both are pack's own.
             network, task = (parameters.get(name, {}).get("string_value", "") for name in ("network", "task"))
+            cut = parameters.get("dimensions", {}).get("string_value", "")
+            sizes = tuple(sorted({int(size) for size in cut.split(",") if size.strip().isdecimal()}))
             shares = "ensemble_scheduling" in known or bool(network)
             versions = tuple(data.get("versions", ()))
             most = int(known.get("max_batch_size", 0))
@@ -123,7 +127,7 @@ class ModelMetadata:
             chosen = max((each for each in versions if each.isdigit()), key=int, default="")  # by Triton
             return cls(
                 data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
-                decoupled, _batcher(known, data["name"], chosen), network, task, _instances(known),
+                decoupled, _batcher(known, data["name"], chosen), network, task, _instances(known), sizes,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err

@@ -93,6 +93,19 @@ def test_answers_stand_where_their_texts_did_and_tokens_are_added() -> None:
     assert told["usage"] == {"prompt_tokens": 18, "total_tokens": 18}
 
 
+@pytest.mark.parametrize(
+    ("row", "cut"), [([0.6, 0.0, 0.8], [1.0, 0.0]), ([3.0, 4.0, 12.0], [3.0, 4.0]), ([0.0, 0.0, 1.0], [0.0, 0.0])]
+)
+def test_an_embedding_that_is_cut_has_length_one_where_the_whole_has(row: list[float], cut: list[float]) -> None:
+    by = replace(BY, width=3, shorter=(2,))
+    told = embeddings_of([answer([row], [1])], [(0,)], Asked("m", (), False, 2), by)
+    assert orjson.loads(told)["data"][0]["embedding"] == pytest.approx(cut)
+
+
+def test_lengths_that_are_none_shorter_are_not_offered() -> None:
+    assert embedder_of(replace(MODEL, dimensions=(0, 1, 2, 5))) == replace(BY, shorter=(1,))
+
+
 def test_base64_is_of_single_precision_as_openais_is() -> None:
     told = orjson.loads(embeddings_of([answer([[0.1, -2]])], [(0,)], Asked("m", (), True, None), BY))
     assert (

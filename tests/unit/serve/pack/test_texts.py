@@ -248,3 +248,28 @@ def test_tokens_that_are_dropped_at_random_are_not_where_they_are_served(tmp_pat
     written: dict[str, Any] = {"__file__": str(place / "processor/hooks.py")}
     exec(served_texts(Artifact.load(place))[0], written)  # noqa: S102 - what was just written
     assert len({tuple(written["preprocess"](["abab ab"]).input_ids[0]) for _ in range(50)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "sizes", "why"),
+    [
+        ("embeddings", (2,), "they have 2 numbers"),
+        ("embeddings", (0,), "they have 2 numbers"),
+        ("sequence-classification", (1,), "it gives none of texts"),
+    ],
+)
+def test_lengths_that_embeddings_can_not_be_cut_to_are_refused(
+    tmp_path: Path, task: str, sizes: tuple[int, ...], why: str
+) -> None:
+    artifact = artifact_of_texts(tmp_path / "artifact", task=task, output="embeddings")
+    with pytest.raises(RepositoryError) as caught:
+        packed(artifact, options=PackOptions(dimensions=sizes))
+    assert caught.value.why == why
+    assert not (tmp_path / "models/words").exists()
+
+
+def test_lengths_that_embeddings_may_be_cut_to_stand_in_the_configuration(tmp_path: Path) -> None:
+    artifact = artifact_of_texts(tmp_path / "artifact", task="embeddings", output="embeddings")
+    packed(artifact, options=PackOptions(dimensions=(1,)))
+    config = parse((tmp_path / "models/words/config.pbtxt").read_text())
+    assert config.parameters["dimensions"].string_value == "1"
