@@ -7,6 +7,7 @@ between two sockets is one exception, `ExchangeError`, told apart by its `kind`.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -37,6 +38,7 @@ class Pool:
         timeout_s: for a whole exchange: the wait for a connection, connecting, sending, reading.
         max_response_bytes: longest response body that is accepted.
         hold: makes what counts a long response's bytes for whoever asked; None to count none.
+        connect_s: for connecting, of the whole; a server that is not reached by then counts as one that refuses.
 
     Attributes:
         resent: requests that were sent once more.
@@ -50,9 +52,11 @@ class Pool:
         timeout_s: float = 30.0,
         max_response_bytes: int = 1 << 30,
         hold: Callable[[str], Held] | None = None,
+        connect_s: float = math.inf,
     ) -> None:
         self.address = address
         self.timeout_s = timeout_s
+        self._connect_s = connect_s
         self._slots = Slots(max_connections)
         self._max_response_bytes = max_response_bytes
         self._hold = hold
@@ -252,12 +256,15 @@ class Pool:
     async def _connect(self, deadline: float) -> Connection:
         loop = asyncio.get_running_loop()
         address = self.address
+        until = time.monotonic() + self._connect_s
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(min(deadline, until)):
                 _, connection = await loop.create_connection(
                     lambda: Connection(self._max_response_bytes, self._hold, self.timeout_s), address.host, address.port
                 )
-        except TimeoutError:
+        except TimeoutError as err:
+            if until < deadline:
+                raise ExchangeError("refused", f"no connection to {address} within {self._connect_s:g} s") from err
             raise ExchangeError("timeout", f"no connection to {address} in time") from None
         except OSError as err:
             raise ExchangeError("refused", f"no connection to {address}: {err.strerror or err}") from err

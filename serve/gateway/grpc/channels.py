@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
@@ -53,7 +54,7 @@ class GrpcChannels:
         self._balancer = balancer
         self._addresses = dict(zip(balancer.nodes, addresses, strict=True))
         self._port = int(addresses[0].rpartition(":")[2])
-        self._options = options
+        self._options = [*options, *_connecting(balancer.connect_s)]
         self._relays = relays
         self._channels: dict[Node, Any] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -333,6 +334,11 @@ class GrpcChannels:
         finally:
             attempt.end(Verdict.NOTHING, Verdict.NOTHING)
             await way.end()
+
+
+def _connecting(seconds: float) -> list[tuple[str, int]]:
+    """Options of a channel: it is told after so long that a server is not reached, not after gRPC's 20 s."""
+    return [("grpc.min_reconnect_backoff_ms", int(1000 * seconds))] if seconds < math.inf else []
 
 
 async def _to_their_end(requests: AsyncIterator[Parcel]) -> AsyncGenerator[Parcel]:
