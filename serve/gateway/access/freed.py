@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import resource
 import time
+from pathlib import Path
 
 __all__ = ["KEPT_BYTES", "Freed"]
 
+STATM = Path("/proc/self/statm")
 LOOK_S = 0.5
 KEPT_BYTES = 96 * 1024 * 1024  # for the bodies that come next: each page given back costs a fault
 RARELY, LATEST_S = 20, 2.0  # times as long as giving back took, until it is done again; at most so long
@@ -40,19 +43,25 @@ class Freed:
             self._ask.restype = _Info
         if self._trim is not None:
             self._trim.argtypes = [ctypes.c_size_t]
-        self._given_at = 0  # bytes that it still called free then: it counts those that the system has back, too
+        self._others = 0  # bytes of the process that are not of its allocator, or did not go back the last time
 
     def give_back(self) -> bool:
         """Whether there was so much that it was given back; other C libraries tell nothing, and keep less."""
         if self._ask is None or self._trim is None:
             return False
-        free = int(self._ask().fordblks)
-        self._given_at = min(self._given_at, free)
-        if free - self._given_at <= self._kept:
+        idle = self._idle(self._ask())
+        self._others = min(self._others, idle) or idle
+        if idle - self._others <= self._kept:
             return False
         self._trim(0)
-        self._given_at = int(self._ask().fordblks)
+        self._others = self._idle(self._ask())
         return True
+
+    def _idle(self, used: _Info) -> int:
+        """Bytes that the process has, and nobody uses: what its allocator calls free may be the system's already, and
+        what was used and freed since the last look is not told from that."""
+        pages = int(STATM.read_text().split()[1])
+        return max(1, pages * resource.getpagesize() - int(used.uordblks) - int(used.hblkhd))
 
     async def watch(self) -> None:
         """Look until cancelled."""

@@ -170,7 +170,7 @@ class InferEndpoint:
             if header_length is None and is_long(body):
                 packed = Packed(body, encoding, most)
             else:
-                body = await unpack(body, encoding, most, share)
+                body = await unpack(body, encoding, most, share, self._gate.long_work)
         await until_loaded(self._gate, lease, models_of(model, release), identity.id, deadline, scope, receive)
         kept = release.kept if release is not None else Target(model, version)
         seconds = None if timeout is None else patience

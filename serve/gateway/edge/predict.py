@@ -124,7 +124,7 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
                 if is_long(came) and _media(request) == JSON:
                     body = Packed(came, encoding, most)
                 else:
-                    body = await unpack(came, encoding, most, share)
+                    body = await unpack(came, encoding, most, share, gate.long_work)
             del came
             release = way.releases.get(model)
             models = models_of(model, release)

@@ -86,6 +86,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             settings.grpc_upstream,
             (*UPSTREAM_OPTIONS, UNREAD_STAYS, bounded),
             Relays(most_relays(), longest),
+            gate.long_work,
         )
         # Of all that there may be, so much that what is left serves the others.
         of_address = max(1, int(most_connections * settings.max_address_share))
