@@ -236,6 +236,10 @@ class Share:
         """Have something called then: what was counted, and is still coming, has to end with it."""
         self._over = call
 
+    def beside(self) -> Share:
+        """Another one, which counts for no key."""
+        return Share(self._memory)
+
     def check(self, size: int) -> None:
         """Whether there is room for so many bytes, now; raises MemoryFullError."""
         before, counted = self.size, self._of_key

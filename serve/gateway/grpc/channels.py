@@ -17,6 +17,7 @@ from serve.gateway.grpc.arriving import Arriving, last_of
 from serve.gateway.grpc.parcel import Parcel, contents
 from serve.gateway.grpc.relay import OPTIONS as RELAY_OPTIONS
 from serve.gateway.grpc.relay import Relays
+from serve.gateway.grpc.sending import Sending
 from serve.gateway.grpc.singly import Singly
 from serve.gateway.grpc.way import Way
 from serve.gateway.grpc.wire import head_of
@@ -63,6 +64,7 @@ class GrpcChannels:
         self._closing: set[asyncio.Task[None]] = set()
         self._left: set[asyncio.Task[Any]] = set()
         self._long_work = long_work or LongWork()
+        self._sending = Sending()
         self._arriving = Arriving(self._long_work)
 
     def channel(self, node: Node) -> Any:
@@ -181,7 +183,7 @@ class GrpcChannels:
             scope_name: path of the model.
             sequence: id of its sequence; None for none.
             deadline: on the monotonic clock.
-            share: of the call, counts gRPC's own copy of a long message until it is sent; None for short ones.
+            share: of the call, whose long message gRPC has a copy of until it is sent; None for short ones.
             on_left: is given what is still with the server when nobody waits for it any more.
             counted: counts an answer that may be long; None for one that can't be.
 
@@ -248,14 +250,11 @@ class GrpcChannels:
         """The answer; once it is not `wanted` any more, it counts for nobody."""
         method, timeout = f"{SERVICE}ModelInfer", self._balancer.timeout_s
         if share is not None and len(body) >= LONG_BYTES:
-            share.take(len(body))  # gRPC has a copy of its own until it is sent
-            call = self.channel(node).stream_stream(method)(timeout=timeout)
-            try:
+            async with self._sending.copy(share, len(body)):
+                call = self.channel(node).stream_stream(method)(timeout=timeout)
                 with contextlib.suppress(asyncio.InvalidStateError):  # it is over, which reading tells of
                     await self._long_work.steps(share.key, call.write(body), long=True)
                     await call.done_writing()
-            finally:
-                share.resize(max(0, share.size - len(body)))
         elif counted is None:
             return await self._unary(node, "ModelInfer", body)
         else:
