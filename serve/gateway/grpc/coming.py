@@ -112,7 +112,8 @@ class Coming:
         largest = sorted(found, reverse=True)
         for unread, client in largest:
             caller = self._of[client].share.key
-            if by_caller[caller] > most or (over > 0 and by_caller[caller] == max(by_caller.values())):
+            of_caller = by_caller[caller]
+            if of_caller > most or (over > 0 and SMALL_BYTES < of_caller == max(by_caller.values())):
                 by_caller[caller] -= unread
                 over -= unread
                 ended.add(client)
