@@ -8,11 +8,12 @@ import resource
 import time
 from pathlib import Path
 
-__all__ = ["KEPT_BYTES", "Freed"]
+from serve.gateway.access.footprint import KEPT_BYTES
+
+__all__ = ["Freed"]
 
 STATM = Path("/proc/self/statm")
 LOOK_S = 0.5
-KEPT_BYTES = 96 * 1024 * 1024  # for the bodies that come next: each page given back costs a fault
 QUIET_BYTES = 1024 * 1024  # that less came or went since the last look: no bodies come
 WORTH = 16  # a part of that, which is worth giving back what lies free
 RARELY, LATEST_S = 20, 2.0  # times as long as giving back took, until it is done again; at most so long
