@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextvars import Token
 from typing import Any
@@ -14,6 +15,7 @@ from serve.gateway.access.asides import JUDGED
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
+from serve.gateway.access.slots import NoSlotError
 from serve.gateway.errors import GatewayError, OverloadedError, bare
 from serve.gateway.grpc.channels import UNREACHED, GrpcChannels, chosen_wait
 from serve.gateway.grpc.message import Incoming, about, asked_of, parsed
@@ -136,6 +138,9 @@ class Inference:
             stays, batcher = await self._incoming.who(request, sequence)
             await lease.need([stays.model], identity.id, deadline)
             turn = self._gate.slots.asked(batcher, stays, sequence, identity.id)
+        for_slot_s = self._gate.slots.longest_s if turn is not None and turn.begins else math.inf
+        if for_slot := time.monotonic() + for_slot_s < deadline:
+            deadline = time.monotonic() + for_slot_s
         waits = turn is not None and turn.waits
         places = self._gate.among(model, identity.id, turn)
         status: int | None = None
@@ -197,8 +202,10 @@ class Inference:
                 self._releases.begun.answered(asked, stays, sequence, batcher, status, gone=gone)
             if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 flight.left = True
-                given_up = not tells(patience, self._settings.timeout_s)
+                given_up = for_slot or not tells(patience, self._settings.timeout_s)
                 seconds = None if given_up else time.monotonic() - started
+                if for_slot:
+                    raise NoSlotError(for_slot_s) from None
             raise
         except asyncio.CancelledError:
             given_up = flight.left = True
