@@ -206,7 +206,7 @@ class _Events(Response):
         gate.incidents.outages.check(self._model)
         share, lease = Share(gate.memory, identity.id), gate.lease()
         try:
-            body = await read_plain(self._settings, self._request, receive, share)
+            body = await read_plain(self._settings, self._request, receive, share, gate.long_work)
             release = None if self._version else self._way.releases.get(self._model)
             models = models_of(self._model, release)
             await until_loaded(gate, lease, models, identity.id, deadline, scope, receive)

@@ -52,7 +52,8 @@ class OverHttp:
     ) -> None:
         longest = longest_message(gate.memory)
         relays = Relays(most_relays(), longest)
-        self._calls = GrpcChannels(balancer, settings.grpc_upstream, upstream_options(longest), relays)
+        options = upstream_options(longest)
+        self._calls = GrpcChannels(balancer, settings.grpc_upstream, options, relays, gate.long_work)
         clients = _Clients(settings.max_clients, max(1, settings.max_clients // 4))
         incoming = Incoming(settings, gate, releases, contracts, clients)
         self._streams = Streams(settings, gate, self._calls, incoming, beside)

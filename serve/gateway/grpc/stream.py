@@ -20,7 +20,7 @@ from serve.gateway.access.slots import Turn
 from serve.gateway.errors import BadRequestError, GatewayError, UpstreamBrokenError, bare
 from serve.gateway.grpc.channels import GrpcChannels
 from serve.gateway.grpc.expected import HELD_BYTES, Expected, Expecting
-from serve.gateway.grpc.message import Incoming, SlowMessageError, about, without_contents
+from serve.gateway.grpc.message import Incoming, SlowMessageError, about
 from serve.gateway.grpc.parcel import Parcel
 from serve.gateway.grpc.placed import Placed
 from serve.gateway.grpc.places import Places
@@ -70,6 +70,7 @@ class Streams:
         except GatewayError as err:
             refuse(err)
         share, release = holding.share, holding.hold()
+        work = self._gate.long_work
         failed: list[GatewayError] = []
         coming = Share(self._gate.memory, share.key)
         expected = Expecting(self._expected, share.key)
@@ -93,7 +94,7 @@ class Streams:
             nonlocal scope, kind, read, relayed, room_for_one
             while True:
                 await unanswered.room()
-                body = await context.read()
+                body = await work.steps(share.key, context.read())
                 if not isinstance(body, bytes):
                     return
                 self._incoming.came(context, body)
@@ -108,8 +109,7 @@ class Streams:
                     lease = self._gate.lease()
                     leases.append(lease)
                     until = time.monotonic() + self._settings.timeout_s
-                    request, body, sequence = await self._incoming.request(identity, body, lease, until)
-                    request = without_contents(request)  # it may wait for long
+                    request, body, sequence = await self._incoming.request(identity, body, share, lease, until)
                     kind, before = await self._incoming.kind(request), kind
                     if before not in (None, kind):  # Triton 24.10 writes both at once, and aborts
                         raise BadRequestError(
@@ -146,6 +146,7 @@ class Streams:
                 unanswered.asks(request)
                 if turn is not None:
                     turn.sends()
+                await work.copy(share.key, 2 * len(body))  # here, and by the library
                 parcel = Parcel(body + FINAL_ASKED)
                 del body, request
                 yield parcel
@@ -201,6 +202,7 @@ class Streams:
                                 except MemoryFullError as err:
                                     failed.append(bare(err))
                                     break
+                                await work.copy(share.key, len(answer))
                                 writing, since = self._incoming.writing(context, len(answer)), time.monotonic()
                                 expected.shown()
                                 try:
