@@ -119,7 +119,8 @@ class LoadResult:
         accuracy: right answers as a share of `labelled`; None without labels.
         client_cpu_share: what the generators took of one core. client_memory_bytes: their largest.
         processes: generators.
-        server: what the server took of this machine; None where it is on another.
+        server: what the server took of this machine; None where it is on another, or not known to be the server.
+        server_untold: why it is not known; empty where it is, and for another machine.
         breakdown: Triton's own account; None without one.
         invalid: why the figures say more about the generator than about the server; empty where they do not.
         interrupted: stopped before its time.
@@ -154,6 +155,7 @@ class LoadResult:
     client_memory_bytes: int
     processes: int
     server: ServerUse | None = None
+    server_untold: str = ""
     breakdown: Breakdown | None = None
     invalid: tuple[str, ...] = ()
     interrupted: bool = False
