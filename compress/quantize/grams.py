@@ -135,8 +135,9 @@ def readings(
             count = len(next(iter(inputs.values())))
             found = run(inputs)
             for name, width in widths.items():
-                told = padded[name].kept(inputs).reshape(-1) if name in padded else None
                 whole = found[name].reshape(-1, width)
+                told = padded[name].kept(inputs).reshape(-1) if name in padded else None
+                told = told if told is not None and len(told) == len(whole) else None  # a batch that the model has cut
                 rows = np.ascontiguousarray(whole if told is None else whole[told])
                 if judges:
                     most = math.ceil(MOST_HELD * count / len(held))

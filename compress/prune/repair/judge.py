@@ -84,8 +84,8 @@ class Judge:
             rows = []
             for place, (name, output) in enumerate(outputs.items()):
                 if output.is_floating_point():
-                    kept = self._samples.kept_of(batch, name)
-                    seen = output if kept is None else output.where(kept[(..., *[None] * (output.ndim - 2))], 0)
+                    kept = self._samples.kept_of(batch, name, output)
+                    seen = output if kept is None else output.where(kept[(..., *[None] * (output.ndim - kept.ndim))], 0)
                     seen = seen.double().movedim(self._signature.samples_axis(place), 0) if seen.ndim else seen[None]
                     rows.append(seen.flatten(1) if seen.ndim > 1 else seen[:, None])
             found.append(rows)

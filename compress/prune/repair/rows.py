@@ -32,11 +32,11 @@ def rows_of(
     """
     places = _places(layer, target, samples.count)
     x, t = columns_of(layer, given, places), outputs_of(layer, target, places)
-    kept = samples.kept(batch, name)
+    kept = samples.kept(batch, name, given)
     x, t = x.flatten(0, 1), t.flatten(0, 1)
     if kept is None:
         return x, t
-    rows = (kept if given.ndim == 2 or places is None else kept[:, places]).flatten()
+    rows = (kept if places is None else kept[:, places]).flatten()
     return x[rows], t[rows]
 
 

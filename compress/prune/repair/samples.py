@@ -38,6 +38,7 @@ class Samples:
         batches: indices of the samples of each.
         held: of each, whether it is held out: it judges what the others were fitted by. Those come last.
         count: samples.
+        module: what was given.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Samples:
         batch: int = BATCH,
         padding: Padding | None = None,
     ) -> None:
-        self._data, self._module, self._signature, self.specs = data, module, signature, signature.inputs
+        self._data, self.module, self._signature, self.specs = data, module, signature, signature.inputs
         every = np.arange(len(data))
         judging = every % HELD_OUT == HELD_OUT - 1 if len(data) >= FEWEST else np.zeros(len(data), bool)
         self.batches: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
@@ -59,11 +60,12 @@ class Samples:
                 self.batches.append(index[start : start + batch])
                 self.held.append(held)
         self.count = len(data)
+        self._masks: dict[tuple[int, str], np.ndarray[Any, Any]] = {}
         self._padding = proven(module, signature, data) if padding is None else padding
 
     def by(self, batch: int) -> Samples:
         """The same samples, with so many in a batch."""
-        return Samples(self._data, self._module, self._signature, batch, self._padding)
+        return Samples(self._data, self.module, self._signature, batch, self._padding)
 
     @property
     def judging(self) -> list[int]:
@@ -80,22 +82,27 @@ class Samples:
         tensors = self.tensors(batch)
         return [walk.begin([tensor.clone() for tensor in tensors]) for walk in walks]
 
-    def kept(self, batch: int, layer: str) -> torch.Tensor | None:
-        """Which rows of what a linear layer reads are no padding, bool [samples, tokens] or [tokens, samples].
+    def kept(self, batch: int, layer: str, given: torch.Tensor) -> torch.Tensor | None:
+        """Which rows of what a linear layer reads are no padding, bool by its first dimension or its first two.
 
         None where all count.
         """
-        return self._kept(batch, self._padding.tensors.get(layer))
+        return self._kept(batch, self._padding.tensors.get(layer), given)
 
-    def kept_of(self, batch: int, output: str) -> torch.Tensor | None:
+    def kept_of(self, batch: int, output: str, given: torch.Tensor) -> torch.Tensor | None:
         """The same of an output."""
-        return self._kept(batch, self._padding.outputs.get(output))
+        return self._kept(batch, self._padding.outputs.get(output), given)
 
-    def _kept(self, batch: int, tokens: Tokens | None) -> torch.Tensor | None:
+    def _kept(self, batch: int, tokens: Tokens | None, given: torch.Tensor) -> torch.Tensor | None:
         if tokens is None:
             return None
-        mask = self._data.take(self.batches[batch])[0]
-        return torch.as_tensor(np.ascontiguousarray(tokens.kept(mask)))
+        if (batch, tokens.mask) not in self._masks:
+            self._masks[batch, tokens.mask] = self._data.take(self.batches[batch])[0][tokens.mask]
+        kept = tokens.kept({tokens.mask: self._masks[batch, tokens.mask]})
+        told = torch.as_tensor(np.ascontiguousarray(kept))
+        if tuple(given.shape[:2]) == kept.shape:
+            return told
+        return told.flatten() if len(given) == kept.size else None  # a batch that the model has cut
 
 
 def proven(module: nn.Module, signature: Signature, data: Dataset) -> Padding:

@@ -90,13 +90,31 @@ def samples_of(module: nn.Module, inputs: Mapping[str, Array], batch: int = 32) 
     return Samples(Dataset("made up", dict(inputs), None, "0"), model.module, model.signature, batch)
 
 
+def reads(samples: Samples, batch: int, layer: str) -> torch.Tensor:
+    """What a layer reads of a batch."""
+    module, found = samples.module, []
+    hook = module.get_submodule(layer).register_forward_pre_hook(lambda _, read: found.append(read[0]))
+    with torch.no_grad():
+        module(*samples.tensors(batch))
+    hook.remove()
+    return cast(torch.Tensor, found[0])
+
+
+def answers(samples: Samples) -> torch.Tensor:
+    """To the first batch."""
+    with torch.no_grad():
+        return cast(torch.Tensor, samples.module(*samples.tensors(0)))
+
+
 def left_out(samples: Samples, layer: str, real: Array, *, by_sample: bool = True) -> bool:
     """Whether in each batch exactly padding is left out of a layer; if not, nothing is."""
     for batch, index in enumerate(samples.batches):
-        kept = samples.kept(batch, layer)
+        read = reads(samples, batch, layer)
+        kept = samples.kept(batch, layer, read)
         if kept is None:
             return False
-        assert np.array_equal(kept.numpy() if by_sample else kept.numpy().T, real[index])
+        rows = real[index] if by_sample else real[index].T
+        assert np.array_equal(kept.numpy(), rows if read.ndim == 3 else rows.reshape(-1))
     return True
 
 
@@ -128,7 +146,10 @@ def test_padding_is_left_out_as_the_layer_has_it(kind: str, sizes: str) -> None:
     assert left_out(samples, "seen", ids > 0, by_sample=made.by_sample)
     assert left_out(samples, "values", ids > 0)
     if made.ends == "tokens":
-        assert samples.kept_of(0, "output") is not None
+        kept = samples.kept_of(0, "output", answers(samples))
+        assert kept is not None
+        real = (ids > 0)[samples.batches[0]]
+        assert np.array_equal(kept.numpy(), real if made.by_sample else real.T)
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "mask"])
@@ -152,8 +173,8 @@ def test_the_second_half_of_a_text_is_no_padding_of_the_first(attends: str, firs
     ids = np.where(ids == 0, 7, ids)
     made = Made(hides=None, attends=attends, ends="tokens")
     samples = samples_of(Network(made), {"ids": ids, "segments": halves})
-    assert all(samples.kept(0, name) is None for name in ("into", "values", "seen"))
-    assert samples.kept_of(0, "output") is None
+    assert all(samples.kept(0, name, reads(samples, 0, name)) is None for name in ("into", "seen"))
+    assert samples.kept_of(0, "output", answers(samples)) is None
 
 
 def test_without_a_mask_all_tokens_count() -> None:
@@ -166,7 +187,7 @@ def test_without_a_mask_all_tokens_count() -> None:
             return self.network(ids, ids > 0)  # type: ignore[no-any-return]
 
     samples = samples_of(Alone(), {"ids": drawn()[0]})
-    assert samples.kept(0, "network.seen") is None
+    assert samples.kept(0, "network.seen", reads(samples, 0, "network.seen")) is None
 
 
 class Two(nn.Module):
@@ -196,6 +217,54 @@ def test_of_two_texts_each_has_its_own_padding(hides: tuple[int, int]) -> None:
     assert left_out(samples, "second.seen", others > 0)
 
 
+class Torchs(nn.Module):
+    """torch's own encoder: tokens first, if nothing else is said; its mask is True at padding."""
+
+    def __init__(self, *, batch_first: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.0, batch_first=batch_first)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.embed, self.batch_first = nn.Embedding(50, WIDTH), batch_first
+
+    def forward(self, ids: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        x = x if self.batch_first else x.transpose(0, 1)
+        x = self.encoder(x, src_key_padding_mask=padding)
+        x = x if self.batch_first else x.transpose(0, 1)
+        return cast(torch.Tensor, x.masked_fill(padding[:, :, None], 0.0).sum(1))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_of_torch_s_encoder_padding_is_left_out_in_its_order(*, batch_first: bool) -> None:
+    ids, mask = drawn(padding=1)
+    samples = samples_of(Torchs(batch_first=batch_first), {"ids": ids, "src_key_padding_mask": mask.astype(bool)})
+    for layer in ("encoder.layers.0.linear1", "encoder.layers.1.linear2"):
+        assert left_out(samples, layer, ids > 0, by_sample=batch_first)
+
+
+class Cut(nn.Module):
+    """Tokens behind the last that counts in a batch are taken away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = Network(Made(ends="tokens"))
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        longest = int(mask.any(0).nonzero().max()) + 1
+        return cast(torch.Tensor, (self.network(ids[:, :longest], mask[:, :longest]) * mask[:, :longest, None]).sum(1))
+
+
+def test_of_a_batch_that_the_model_cuts_all_rows_count() -> None:
+    """Four texts are filled up in front of them; of the next four none reaches the end."""
+    ids, mask = drawn(samples=16, tokens=6)
+    ids[:4], mask[:4] = ids[:4, ::-1].copy(), mask[:4, ::-1].copy()
+    ids[4:8, -2:], mask[4:8, -2:] = 0, 0
+    samples = samples_of(Cut(), {"ids": ids, "attention_mask": mask}, 4)
+    kept = [samples.kept(batch, "network.seen", reads(samples, batch, "network.seen")) for batch in range(2)]
+    assert kept[0] is not None
+    assert kept[1] is None
+
+
 @settings(deadline=None, max_examples=20)
 @given(
     st.booleans(), st.booleans(), st.booleans(), st.sampled_from([0, 1]), st.sampled_from(["pooled", "tokens"]),
@@ -209,7 +278,7 @@ def test_what_is_left_out_is_what_no_answer_hangs_on(
     module = Network(Made(hides, by_sample, flat, turned, ends))
     samples = samples_of(module, {"ids": ids, "mask": mask}, batch)
     for name in ("into", "values", "seen"):
-        kept = samples.kept(0, name)
+        kept = samples.kept(0, name, reads(samples, 0, name))
         if kept is None:
             continue
 
