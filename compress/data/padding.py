@@ -65,9 +65,8 @@ def padding_of(run: Run, data: Dataset) -> Padding:
         data: that some samples are taken of.
     """
     found = Padding()
-    masks = [
-        name for name, array in data.inputs.items() if len(array.shape) == 2 and np.dtype(array.dtype).kind in "iub"
-    ]
+    kinds = {name: (len(array.shape), np.dtype(array.dtype).kind) for name, array in data.inputs.items()}
+    masks = [name for name, (dims, kind) in kinds.items() if dims == 2 and kind in "iub"]
     if not masks:
         return found
     some = np.unique(np.linspace(0, len(data) - 1, min(len(data), FEW)).astype(int))
@@ -113,7 +112,8 @@ class _Proof:
         own = [name for name in fed if _padded_alike(inputs[name], told, alone=alone)]
         if not len(padded) or not own:
             return
-        for places in ([padded], [padded[at : at + 1] for at in range(len(padded))]):
+        one_by_one = [padded[at : at + 1] for at in range(len(padded))]
+        for places in ([padded], one_by_one):
             try:
                 tried = [_Tried(run, inputs, mask, told, each, own) for each in places]
                 if not all(each.stays() and (known or each.hidden()) for each in tried):
@@ -124,7 +124,7 @@ class _Proof:
             for kind, found in enumerate((self.padding.tensors, self.padding.outputs)):
                 for name in tried[0].names(kind):
                     orders = [each for each in (True, False) if all(t.fits(kind, name, each) for t in tried)]
-                    if len(orders) == 1 or (orders and len(tried[0].told) == 1):
+                    if len(orders) == 1 or (orders and places is one_by_one):  # of one sample, both are the same
                         found[name] = Tokens(mask, counts, orders[0])
             return
 

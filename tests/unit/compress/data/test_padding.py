@@ -152,6 +152,15 @@ def test_padding_is_left_out_as_the_layer_has_it(kind: str, sizes: str) -> None:
         assert np.array_equal(kept.numpy(), real if made.by_sample else real.T)
 
 
+@pytest.mark.parametrize("by_sample", [True, False])
+def test_one_padded_sample_does_not_tell_the_order_of_rows(*, by_sample: bool) -> None:
+    ids, mask = np.random.default_rng(0).integers(1, 50, (40, 6)), np.ones((40, 6), np.int64)
+    ids[3, 4:], mask[3, 4:] = 0, 0
+    samples = samples_of(Network(Made(flat=True, by_sample=by_sample)), {"ids": ids, "attention_mask": mask})
+    assert not left_out(samples, "seen", ids > 0)
+    assert left_out(samples, "values", ids > 0)
+
+
 @pytest.mark.parametrize("name", ["attention_mask", "mask"])
 @pytest.mark.parametrize("kind", UNTOLD)
 def test_where_answers_hang_on_it_or_rows_lie_otherwise_all_count(kind: str, name: str) -> None:
