@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.console.quiet import LOG_FILE, quiet
+from compress.console.quiet import quiet
 from compress.errors import StageError
 
 PROGRAM = """
