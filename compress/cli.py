@@ -137,6 +137,7 @@ def optimize(
     cache
         Look for stages that earlier runs did, and keep this one's, in the cache folder (see `compress cache list`).
     """
+    from compress.evaluate.gains import drop_told
     from compress.jobs.export import optimize as run
     from compress.report.search import search_table
 
@@ -162,9 +163,8 @@ def optimize(
         _tell(console, words, warns=False)
     best = found.best
     assert best is not None  # noqa: S101  none is an error
-    told = (
-        "" if found.proof is None or found.proof.drop is None else f", {found.proof.drop:+.2f} points on other samples"
-    )
+    proof = found.proof
+    told = "" if proof is None or proof.drop is None else f", {drop_told(proof.drop)} on other samples"
     wrote = f"wrote {options.output}, and all candidates in {options.output}.search/search.html"
     how = f" ({found.how})" if found.how else ""
     console.print(f"best for {options.goal}: {best.candidate.name}{how}{told}; {wrote}", markup=False, soft_wrap=True)
