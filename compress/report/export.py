@@ -15,7 +15,7 @@ from rich.table import Table
 from compress.artifact import Measured, Signature, StageReport
 from compress.console.durations import bytes_text, ms_text
 from compress.console.wording import Note, counted
-from compress.evaluate.gains import Gain, gains_of, signed, speed
+from compress.evaluate.gains import Gain, gains_of, signed, speed, within
 from compress.evaluate.intervals import CONFIDENCE, percent
 from compress.evaluate.runtime_choice import SHOWN, Choice
 from compress.report.explain_plots import explained_plots
@@ -274,7 +274,7 @@ def _drop(m: Measured) -> str:
         return "–"
     if m.drop_low is None or m.drop == m.drop_low == m.drop_high:
         return signed(m.drop)
-    return f"{signed(m.drop)} ({signed(m.drop_low)} to {signed(m.drop_high)})"
+    return f"{signed(m.drop)} ({within(m.drop_low, m.drop_high)})"
 
 
 def _change(original: Measured, last: Measured, sure: str) -> Gain | None:

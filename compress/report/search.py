@@ -11,7 +11,7 @@ from rich.table import Table
 
 from compress.console.durations import bytes_text
 from compress.console.wording import counted
-from compress.evaluate.gains import signed
+from compress.evaluate.gains import signed, within
 from compress.evaluate.intervals import percent
 from compress.evaluate.runtime_choice import SHOWN
 from compress.evaluate.search_result import SearchResult, Trial
@@ -67,7 +67,7 @@ def _rows(result: SearchResult) -> list[tuple[str, ...]]:
     for trial in result.trials:
         starred = ("★" if trial in front else "") + (" tied" if trial in tied else "")
         word = trial.why if trial.status != "measured" else "best" if trial is best else starred.strip()
-        interval = "–" if trial.drop_low is None else f"{signed(trial.drop_low)} to {signed(trial.drop_high)}"
+        interval = within(trial.drop_low, trial.drop_high) or "–"
         rows.append(
             (
                 trial.candidate.name,

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from compress.console.wording import counted
-from compress.evaluate.gains import signed
+from compress.evaluate.gains import signed, within
 from compress.report.pages import page
 from compress.report.training_plots import settings_of, training_plots, trial_rows
 
@@ -24,9 +24,7 @@ def training_table(metric: str, rows: Sequence[Any]) -> Table:
     for row in rows:
         interval = "" if row.low is None else f"{row.low:.4f} to {row.high:.4f}"
         drop = "" if row.drop is None else signed(row.drop)
-        spread = (
-            "" if row.drop is None or row.drop_low is None else f"{signed(row.drop_low)} to {signed(row.drop_high)}"
-        )
+        spread = "" if row.drop is None else within(row.drop_low, row.drop_high)
         table.add_row(row.name, f"{row.value:.4f}", interval, drop, spread)
     return table
 

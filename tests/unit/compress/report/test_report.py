@@ -188,7 +188,7 @@ def test_a_certain_loss_that_is_nothing_is_not_told(metric: str, drop: float, to
 
 def test_a_loss_that_may_be_chance_is_told_with_the_confidence_that_was_asked_for() -> None:
     (found,) = judged("top1", 0.89, 1.0, 0.8, spread=2.0)
-    assert "at 80% confidence between -1.00 and +3.00 points" in found
+    assert "at 80% confidence the drop is between -1.00 and +3.00 points" in found
     assert "95" not in found
 
 
