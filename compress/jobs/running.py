@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from compress.console.interrupts import interrupted, interruptible
 from compress.errors import MissingExtraError, ToolkitError
 from compress.options import CompressOptions, FinetuneOptions, SourceOptions
 from compress.storage.shortages import shortages
+from compress.storage.work_folder import keep_log
 from compress.vetting.memory import bound_memory
 from compress.vetting.printed import print_any_name
 
@@ -36,8 +38,9 @@ def at_work(options: SourceOptions, work: Path | None = None) -> Iterator[Termin
     from compress.console.quiet import quiet
     from compress.report.progress import Terminal
 
+    keep = None if work is None else partial(keep_log, work)
     with (
-        quiet(verbose=options.verbose, work=work) as streams,
+        quiet(verbose=options.verbose, keep=keep) as streams,
         Terminal(Console(file=streams.err), verbose=options.verbose) as terminal,
     ):
         yield terminal
