@@ -61,7 +61,7 @@ class OverHttp:
     async def answers(
         self, headers: Iterable[tuple[bytes, bytes]], client: tuple[str, int] | None, body: bytes
     ) -> AsyncGenerator[bytes]:
-        """Each inference.ModelStreamInferResponse to one inference.ModelInferRequest, as it comes.
+        """Each inference.ModelStreamInferResponse to one inference.ModelInferRequest, as it comes; its key has paid.
 
         Args:
             headers: of the request, among them its key.
@@ -74,7 +74,7 @@ class OverHttp:
         call = _Call(headers, client, body)
         del body
         try:
-            async with aclosing(self._streams.answer(call)) as found:
+            async with aclosing(self._streams.answer(call, counted=True)) as found:
                 async for answer in found:
                     yield answer
         except EndedCallError as err:

@@ -61,7 +61,13 @@ class Streams:
         self._expected: Expected = expected if beside is None else beside._expected
         self._places: Places = Places(gate, settings.timeout_s) if beside is None else beside._places
 
-    async def answer(self, context: Context) -> AsyncGenerator[bytes, None]:
+    async def answer(self, context: Context, *, counted: bool = False) -> AsyncGenerator[bytes, None]:
+        """Answer a stream.
+
+        Args:
+            context: of its call.
+            counted: whether its key has paid for the messages.
+        """
         keys = self._gate.keys
         try:
             key = None if keys.open else keys.key_of(keys_of(context.invocation_metadata()))
@@ -104,7 +110,8 @@ class Streams:
                         body = await self._incoming.plain(body, unpacking)
                     unanswered.take(len(body))
                     identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
-                    identity.take()
+                    if not counted:
+                        identity.take()
                     # A stream stays with what Triton serves by itself.
                     lease = self._gate.lease()
                     leases.append(lease)
