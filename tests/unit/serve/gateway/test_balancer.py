@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import uvloop
 
 from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
-from serve.gateway.upstream.balancer import Balancer
+from serve.gateway.upstream.balancer import CONNECT_S, Balancer
 from serve.gateway.upstream.outliers import Verdict
 from serve.gateway.upstream.scopes import BUDGET_MOST
 from serve.gateway.upstream.verdicts import is_leaving, verdict_of
@@ -458,6 +459,23 @@ def test_an_address_that_is_gone_keeps_nobody_waiting() -> None:
                     assert {each.body for each in answers} == {b"ok"}
                     assert [each.address for each, _ in balancer.ejected()] == [away]
                 await balancer.close()
+
+    uvloop.run(main())
+
+
+def test_a_loop_that_is_kept_busy_takes_no_server_for_one_that_is_gone() -> None:
+    """Those who answered meanwhile are looked at before the time is told."""
+
+    async def main() -> None:
+        async with scripted_server(fine) as one, scripted_server(fine) as two:
+            balancer = Balancer([one.address, two.address], max_connections=64, timeout_s=20.0)
+            asking = [asyncio.ensure_future(balancer.exchange(b"POST", INFER, body=b"{}")) for _ in range(8)]
+            await asyncio.sleep(0)  # they have begun to connect
+            time.sleep(2 * CONNECT_S)  # noqa: ASYNC251  as work of the gateway's own, or a machine that stands still
+            assert {each.body for each in await asyncio.gather(*asking)} == {b"ok"}
+            assert not balancer.ejected()
+            assert inferences(one) + inferences(two) == 8
+            await balancer.close()
 
     uvloop.run(main())
 
