@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,3 +148,10 @@ def test_a_hook_that_yields_for_ever_ends_some_time_after_its_client_has_left(
         time.sleep(2)
     assert len(events(stream(served, "steps", {"text": "0,2,1,0"}))) == 3
     assert triton.running
+
+
+def test_a_load_test_asks_no_stream_for_one_answer(served: Gateway) -> None:
+    command = [sys.executable, "-m", "serve", "load", served.url, "--model", "steps", "--duration", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "any number of answers" in done.stderr
