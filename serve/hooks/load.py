@@ -342,8 +342,8 @@ def _try_out(hooks: Hooks, example: Mapping[str, Array]) -> None:
             raise source.error(
                 "preprocess",
                 f"on what example() gives, its result does not fit the network's input: {err}",
-                "convert it in preprocess: .astype(np.float32) for another dtype, .transpose(2, 0, 1) where it is [height, "
-                "width, channels] and the network takes [channels, height, width], [None] for a dimension more",
+                "convert it in preprocess: .astype(np.float32) for another dtype, .transpose(2, 0, 1) where the last "
+                "dimension is channels and the network has them first, [None] for a dimension more",
             ) from err
 
 
