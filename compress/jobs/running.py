@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from compress.console.interrupts import interrupted, interruptible
-from compress.errors import MissingExtraError, ToolkitError
+from compress.errors import MissingExtraError, ResourceError, ToolkitError
 from compress.options import CompressOptions, FinetuneOptions, SourceOptions
 from compress.storage.shortages import shortages
 from compress.storage.work_folder import keep_log
@@ -96,9 +98,38 @@ def run_to_end(command: Callable[[], Any], *, resumes: bool) -> None:
         sys.exit(130)
 
 
+@contextmanager
+def _shown() -> Iterator[None]:
+    """What is shown is written at the end; where that fails, it is no place of the run that is full.
+
+    Raises:
+        ResourceError: it can't be written.
+    """
+    try:
+        try:
+            yield
+        finally:
+            _flush()
+    except OSError as err:
+        try:
+            _flush()  # what could not be written is still to be
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries again, at its end
+            if isinstance(err, BrokenPipeError):  # whoever reads has seen enough
+                sys.exit(128 + signal.SIGPIPE)
+            why, mend = err.strerror or str(err), "send it to another place, or free space where it goes"
+            raise ResourceError("can't write to stdout", why=why, mend=mend) from err
+        raise
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
 def _run(command: Callable[[], Any]) -> None:
     try:
-        with shortages():
+        with shortages(), _shown():
             bound_memory()
             command()
     except CycloptsError:
