@@ -355,11 +355,11 @@ def _lost(recipe: Path | None, checkpoint: Path, options: ExportOptions | Optimi
 
 
 def _missed(options: CompressOptions) -> Path:
-    return options.output.with_name(options.output.name + ".missed")
+    return options.output.parent / f"{options.output.name}.missed"
 
 
 def _searched(options: CompressOptions) -> Path:
-    return options.output.with_name(options.output.name + ".search")
+    return options.output.parent / f"{options.output.name}.search"
 
 
 def _may_miss(options: CompressOptions) -> bool:
