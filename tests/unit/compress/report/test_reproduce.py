@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from compress.cli import main
 from compress.jobs.evidence import script_of
 from compress.options import ExportOptions
 from compress.report.reproduce import script
+from compress.storage.hashing import loaded_code
 
 SHELLS = [shell for name in ("bash", "dash", "sh") if (shell := shutil.which(name))]
 NASTY = [
@@ -244,6 +246,10 @@ def test_code_that_went_in_is_looked_at_and_what_it_reads_is_told_to_be_not(
     files = {"went_in.py": "import went_in_too\ndef make(): ...\n", "went_in_too.py": "VALUE = 1\n", "by_pickle.py": ""}
     for name, text in files.items():
         Path(name).write_text(text)
+    command = ModuleType("__mp_main__")  # as multiprocessing calls it
+    command.__file__ = str(tmp_path / "model.pt")
+    monkeypatch.setitem(sys.modules, "__mp_main__", command)
+    assert tmp_path / "model.pt" not in loaded_code()
     for name in ("went_in", "by_pickle"):  # one is named, another one came with a model
         importlib.import_module(name)
     options = ExportOptions(
