@@ -49,7 +49,7 @@ def errors_only() -> Iterator[None]:
 
 
 @contextmanager
-def quiet(*, verbose: bool = False, keep: Callable[[str], None] | None = None) -> Iterator[Streams]:
+def quiet(*, verbose: bool = False, keep: Callable[[str], object] | None = None) -> Iterator[Streams]:
     """Within it, what anything else writes to stdout and stderr goes to a log.
 
     Args:

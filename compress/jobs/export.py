@@ -23,13 +23,13 @@ from compress.jobs.original import Original, fingerprint_of, original, tried
 from compress.jobs.output import write_artifact
 from compress.jobs.places import check_output, claimed
 from compress.jobs.recipe import inputs_of, sources_of, stages_for, with_sizes
-from compress.jobs.recipe_file import says
+from compress.jobs.replaced import check_outputs, lost_recipe, missed_of, replaced_by, searched_of
 from compress.jobs.search import search
 from compress.jobs.serving_runtime import refuse_missing
 from compress.model import OnnxModel, TorchModel
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import OnnxFromTorch
-from compress.options import CompressOptions, EngineOptions, ExportOptions, OptimizeOptions
+from compress.options import CompressOptions, ExportOptions, OptimizeOptions
 from compress.options.asked import chooses, prunes
 from compress.options.ranges import check_ranges
 from compress.pipeline import Outcome, Watcher, check, hashing_shown, run
@@ -102,7 +102,7 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
     check_ranges(options)
     refuse_missing(options.runtime)
     measuring_seconds()  # what can't be used is told before anything is done
-    _check_outputs(options)
+    check_outputs(options)
     model = with_sizes(original(checkpoint, options), checkpoint, _data(options), options.dims)
     batches_of(model.signature, options.batches)
     # One that no pruning needs is refused with the other contradictions, whatever stands in it.
@@ -171,9 +171,9 @@ def export(
         True
     """
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
-    inputs = inputs_of(options, checkpoint, _lost(recipe, checkpoint, options))
+    inputs = inputs_of(options, checkpoint, lost_recipe(recipe, checkpoint, options))
     with (
-        standing(), claimed(options.output, _work(options), inputs, _replaced(options)), hashing_shown(watcher)
+        standing(), claimed(options.output, _work(options), inputs, replaced_by(options)), hashing_shown(watcher)
     ):  # fmt: skip
         prepared = dataclasses.replace(prepare(checkpoint, options), cache=cache)
         prepared = dataclasses.replace(prepared, again=script_of(checkpoint, options, recipe))
@@ -201,7 +201,7 @@ def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watche
     missed = missed_budgets(options, report.stages, prepared.budget)
     if not missed:
         return write_artifact(final, options.output, report, timed, model.processor), report
-    beside = _missed(options)
+    beside = missed_of(options)
     with locked(Path(os.path.realpath(beside))):
         check_output(beside)
         write_artifact(final, beside, report, timed, model.processor)
@@ -251,9 +251,9 @@ def optimize(
     check_ranges(options)
     refuse_missing(options.runtime)
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
-    inputs = inputs_of(options, checkpoint, _lost(recipe, checkpoint, options))
+    inputs = inputs_of(options, checkpoint, lost_recipe(recipe, checkpoint, options))
     with (
-        standing(), claimed(options.output, _work(options), inputs, _replaced(options)), hashing_shown(watcher)
+        standing(), claimed(options.output, _work(options), inputs, replaced_by(options)), hashing_shown(watcher)
     ):  # fmt: skip
         return _optimize(checkpoint, options, watcher, tell, recipe, cache)
 
@@ -266,7 +266,7 @@ def _optimize(
     recipe: Path | None,
     cache: StageCache | None,
 ) -> SearchResult:
-    _check_outputs(options)
+    check_outputs(options)
     asked_for = options
     model = with_sizes(original(checkpoint, options), checkpoint, _data(options))
     said = {dim: size for dim, size in model.signature.sizes.items() if dim not in model.signature.unsaid}
@@ -277,7 +277,7 @@ def _optimize(
         checkpoint, options, model, source=_source(model, fingerprint_of(model)), work=work, watcher=watcher,
         cache=cache,
     )  # fmt: skip
-    folder = _searched(options)
+    folder = searched_of(options)
     write_search(found, folder)
     tell(found)
     best = found.best
@@ -344,44 +344,6 @@ def _share_export(stages: Sequence[Stage], work: Path) -> None:
             if not (work / made.name).exists() and (made / "stage.json").exists():
                 with replacing(work / made.name) as beside:
                     shutil.copytree(made, beside, dirs_exist_ok=True)
-
-
-def _lost(recipe: Path | None, checkpoint: Path, options: ExportOptions | OptimizeOptions) -> Path | None:
-    """The recipe, unless it is an artifact's own, in whose place this run writes the same."""
-    own = [folder / "recipe.toml" for folder in (options.output, _missed(options))]
-    if recipe is not None and recipe.resolve() in [path.resolve() for path in own]:
-        return None if says(recipe, checkpoint, options) else recipe
-    return recipe
-
-
-def _missed(options: CompressOptions) -> Path:
-    return options.output.with_name(options.output.name + ".missed")
-
-
-def _searched(options: CompressOptions) -> Path:
-    return options.output.with_name(options.output.name + ".search")
-
-
-def _may_miss(options: CompressOptions) -> bool:
-    limits = ("max_drop", "target_latency_ms", "target_size_mb")
-    return any(getattr(options, limit, None) is not None for limit in limits)
-
-
-def _check_outputs(options: CompressOptions) -> None:
-    """Before hours of work: what a run may put its result in place of."""
-    check_output(options.output)
-    if _may_miss(options):
-        check_output(_missed(options))
-
-
-def _replaced(options: CompressOptions) -> list[Path]:
-    """What a run may replace besides its output."""
-    found = [_missed(options)] if _may_miss(options) else []
-    if isinstance(options, OptimizeOptions):
-        found += [_searched(options) / name for name in ("search.json", "search.html")]
-    if isinstance(options, EngineOptions) and options.timing_cache is not None:
-        found.append(options.timing_cache)
-    return found
 
 
 def _source(model: Original, module: str) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from compress.artifact import PROCESSOR
 from compress.errors import ArtifactError, RecipeError, ResourceError, ToolkitError
-from compress.formats.hub.folder import is_hub_folder
-from compress.formats.onnx.load import is_onnx
 from compress.jobs.source import files_of
 from compress.storage.files import LOCK, locked, make_folder, remove_empty
 from compress.storage.folders import put_back
@@ -168,16 +167,17 @@ def refuse_overwriting(file: Path, inputs: Sequence[Path], flag: str, gone: Path
         why = f"it is in {gone}, which the run replaces as a whole"
         raise RecipeError(f"won't write {file}", why=why, mend=f"name a file elsewhere with {flag}")
     for path in inputs:
-        if any(_real(each) == _real(file) for each in _read_of(path)):
+        if any(_real(each) == _real(file) for each in _read_of(path, file)):
             why = "the command reads it" if _real(path) == _real(file) else f"it is part of {path}, which is read"
             raise RecipeError(f"won't write {file}", why=why, mend=f"name another file with {flag}")
 
 
-def _read_of(path: Path) -> list[Path]:
-    if (path / "artifact.json").is_file():
+def _read_of(path: Path, file: Path) -> list[Path]:
+    """What a command reads of an input, as far as a file may be one of it: a folder may hold millions."""
+    if (path / "artifact.json").is_file() and not _is_in(file, path / PROCESSOR):
         return [path / name for name in HELD]
-    if path.is_dir() and not is_hub_folder(path):
-        return [each for each in path.rglob("*") if each.is_file()]
+    if path.is_dir():
+        return [file] if file.exists() and _is_in(file, path) else []
     with suppress(ToolkitError, OSError, ValueError):  # a damaged file: who reads it says so
-        return files_of(path) if is_hub_folder(path) or is_onnx(path) else [path]
+        return files_of(path)
     return [path]

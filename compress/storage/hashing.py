@@ -90,7 +90,7 @@ def code_files(source: str) -> list[Path]:
 def loaded_code() -> list[Path]:
     """The user's files of all modules that this process has imported, and of what these import."""
     found: set[Path] = set()
-    for module in set(sys.modules) - {"__main__"}:
+    for module in set(sys.modules) - {"__main__", "__mp_main__"}:  # the command itself, in processes of its own too
         with suppress(Exception):  # what stands for a module may be anything
             path = sys.modules[module].__file__
             if path is not None and is_users(module) and Path(path).is_file():

@@ -23,7 +23,10 @@ MARK = ".compress-work"
 TEXT = "Stages of compress, for runs that go on: what no run needs any more is removed.\n"
 LOG_FILE = "log.txt"
 # What runs put there; an earlier release wrote no mark.
-OURS = re.compile(rf"\.?(\d\d-\w+|training)-[0-9a-f]{{12}}(\.\w+)*|original|{re.escape(LOG_FILE)}|{re.escape(LOCK)}")
+OURS = re.compile(
+    rf"\.?((\d\d-\w+|training)-[0-9a-f]{{12}}|channels-[0-9a-f]+-[0-9a-f]+\.json)(\.\w+)*"
+    rf"|original|{re.escape(LOG_FILE)}|{re.escape(LOCK)}"
+)
 
 
 def refuse_others(work: Path) -> None:

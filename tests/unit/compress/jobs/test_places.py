@@ -143,7 +143,10 @@ def test_one_of_an_earlier_release_which_marked_none_is_gone_on_with(here: Path)
     (left / MARK).unlink()
     (left / "09-prune_channels-0123456789ab").mkdir()
     (left / "09-prune_channels-0123456789ab" / "stage.json").write_text("{}")
-    (left / "log.txt").write_text("old")
+    for name in ("log.txt", "channels-01ab-23cd.json", ".channels-01ab-23cd.json.0123abcd.part"):
+        (left / name).write_text("old")
+    for name in (".01-fold_onnx-0123456789ab.0123abcd.part", "training-0123456789ab"):
+        (left / name).mkdir()
     compress.export("model.pt", ExportOptions(output=Path("artifact")))
     assert (left / MARK).is_file()
     assert not (left / "09-prune_channels-0123456789ab").exists()
