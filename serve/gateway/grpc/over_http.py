@@ -74,7 +74,7 @@ class OverHttp:
         call = _Call(headers, client, body)
         del body
         try:
-            async with aclosing(self._streams.answer(call, counted=True)) as found:
+            async with aclosing(self._streams.answer(call, paid=True)) as found:
                 async for answer in found:
                     yield answer
         except EndedCallError as err:

@@ -61,12 +61,12 @@ class Streams:
         self._expected: Expected = expected if beside is None else beside._expected
         self._places: Places = Places(gate, settings.timeout_s) if beside is None else beside._places
 
-    async def answer(self, context: Context, *, counted: bool = False) -> AsyncGenerator[bytes, None]:
+    async def answer(self, context: Context, *, paid: bool = False) -> AsyncGenerator[bytes, None]:
         """Answer a stream.
 
         Args:
             context: of its call.
-            counted: whether its key has paid for the messages.
+            paid: whether its key was charged for the messages.
         """
         keys = self._gate.keys
         try:
@@ -110,7 +110,7 @@ class Streams:
                         body = await self._incoming.plain(body, unpacking)
                     unanswered.take(len(body))
                     identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
-                    if not counted:
+                    if not paid:
                         identity.take()
                     # A stream stays with what Triton serves by itself.
                     lease = self._gate.lease()
