@@ -92,7 +92,7 @@ def rows_of(network: str, folder: Path, fractions: list[float], seeds: int) -> l
         away = 1 - torch_macs(theirs, model.signature) / whole
         rows.append(own | {"way": "magnitude", "accuracy": [judge(given.module)]})
         rows.append(own | {"way": "Torch-Pruning, magnitude", "macs_removed": away, "accuracy": [judge(theirs)]})
-        again = [statistics_again(given.module, Samples(each, model.signature)) for each in data]
+        again = [statistics_again(given.module, Samples(each, model.module, model.signature)) for each in data]
         rows.append(own | {"way": "magnitude, BN statistics", "accuracy": [judge(each) for each in again if each]})
         rows.append(own | {"way": "magnitude, repair"} | repaired([given] * seeds, data, judge))
         cut = [

@@ -137,6 +137,7 @@ def optimize(
     cache
         Look for stages that earlier runs did, and keep this one's, in the cache folder (see `compress cache list`).
     """
+    from compress.evaluate.gains import drop_told
     from compress.jobs.export import optimize as run
     from compress.report.search import search_table
 
@@ -162,9 +163,8 @@ def optimize(
         _tell(console, words, warns=False)
     best = found.best
     assert best is not None  # noqa: S101  none is an error
-    told = (
-        "" if found.proof is None or found.proof.drop is None else f", {found.proof.drop:+.2f} points on other samples"
-    )
+    proof = found.proof
+    told = "" if proof is None or proof.drop is None else f", {drop_told(proof.drop)} on other samples"
     wrote = f"wrote {options.output}, and all candidates in {options.output}.search/search.html"
     how = f" ({found.how})" if found.how else ""
     console.print(f"best for {options.goal}: {best.candidate.name}{how}{told}; {wrote}", markup=False, soft_wrap=True)
@@ -211,9 +211,13 @@ def explain(original: Path, artifact: Path, *, options: ExplainOptions) -> None:
     import json
 
     from compress.jobs.explain import explain as run
+    from compress.jobs.places import refuse_overwriting
+    from compress.jobs.recipe import inputs_of
     from compress.report.explain import exclusions_told, explain_tables, not_finite_told, notes_told
     from compress.storage.files import write_files
 
+    if options.json is not None:
+        refuse_overwriting(options.json, [artifact, *inputs_of(options, original)], "--json")
     with at_work(options) as terminal:
         found = run(original, artifact, options, terminal)
     console = _console()
@@ -334,8 +338,11 @@ def _next(lines: Sequence[str]) -> None:
 
 
 def _save(path: Path, checkpoint: Path, options: ExportOptions | OptimizeOptions) -> None:
+    from compress.jobs.places import refuse_overwriting
+    from compress.jobs.recipe import inputs_of
     from compress.jobs.recipe_file import write
 
+    refuse_overwriting(path, inputs_of(options, checkpoint), "--save-config", gone=options.output)
     write(path, checkpoint, options)
 
 
@@ -452,8 +459,10 @@ def engine_script(
     output
         The script; replaced if it is there.
     """
+    from compress.jobs.places import refuse_overwriting
     from compress.tensorrt.script import write_script
 
+    refuse_overwriting(output, [artifact], "-o")
     write_script(artifact, engine or EngineOptions(), output)
     print(f"wrote {output}: run it as `python3 {output.name} ARTIFACT OUTPUT` where TensorRT is")
 
@@ -479,9 +488,12 @@ def measure(
 
     from compress.jobs.measure import measure_files
     from compress.jobs.measure_report import measure_table
+    from compress.jobs.places import refuse_overwriting
     from compress.storage.files import write_files
 
     options = options or MeasureOptions()
+    if json_ is not None:
+        refuse_overwriting(json_, models, "--json")
     warn(options, models)
     with at_work(options) as terminal:
         tick = terminal.started("measure")

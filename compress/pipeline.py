@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -37,6 +38,8 @@ SHORT_SECONDS = 1.0  # what takes no longer is not shown
 CACHED_SECONDS = 1.0  # what took no longer is done again as fast
 AFRESH = "COMPRESS_AFRESH"  # seconds since 1970
 SAID = "stage.json"  # in the folder of an output: what the stage did
+BEGUN = ".stage"  # in it from the first: a run has made it
+KEPT = re.compile(r"\d\d-\w+-[0-9a-f]{12}(\.part|\.fetched)?")  # its name: see _folders
 
 
 OTHER = "what was kept of it was made of a model that answers otherwise, and looks the same: it is made anew"
@@ -149,10 +152,15 @@ def run(
             model = outcome.given.model
     finally:
         remove_empty(made)  # where nothing came to be kept
-    for folder in work.glob("[0-9][0-9]-*"):
-        if tidy and folder not in kept:
+    for folder in work.glob("[0-9][0-9]-*") if tidy else ():
+        if folder not in kept and _is_ours(folder):
             shutil.rmtree(folder, ignore_errors=True)
     return outcomes
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a run has made it: it has a key in its name, and in it a stage's word, or the mark of one begun."""
+    return bool(KEPT.fullmatch(folder.name)) and any((folder / name).is_file() for name in (SAID, BEGUN))
 
 
 def with_seen(outcome: Outcome) -> Outcome:
@@ -229,6 +237,7 @@ def _run(stage: Stage, model: Model, folder: Path, progress: Progress) -> Outcom
     beside.mkdir(exist_ok=True)
     try:
         with shortages(beside):
+            (beside / BEGUN).touch()
             return _fill(stage, model, folder, beside, progress)
     except BaseException:
         if not getattr(stage, "resumes", False):

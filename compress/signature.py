@@ -204,6 +204,11 @@ class Signature:
         """Names of the dimensions that count samples."""
         return {str(spec.shape[0]) for spec in self.inputs if spec.batched} - self.sizes.keys()
 
+    def samples_axis(self, output: int) -> int:
+        """The dimension of an output, by its place, that counts samples: the first, where none is named so."""
+        shape = self.outputs[output].shape if output < len(self.outputs) else ()
+        return next((axis for axis, dim in enumerate(shape) if dim in self.batches), 0)
+
     @property
     def assumed(self) -> dict[str, int]:
         """Sizes of the inputs' symbolic dimensions that nothing was said of, the batch apart."""

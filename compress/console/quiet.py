@@ -12,10 +12,9 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -24,9 +23,8 @@ from rich.markup import escape
 from compress.console.wording import AssumedWarning
 from compress.errors import ToolkitError
 
-__all__ = ["LOG_FILE", "Streams", "errors_only", "quiet"]
+__all__ = ["Streams", "errors_only", "quiet"]
 
-LOG_FILE = "log.txt"  # in a work folder
 LAST_LINES = 30
 
 
@@ -51,12 +49,12 @@ def errors_only() -> Iterator[None]:
 
 
 @contextmanager
-def quiet(*, verbose: bool = False, work: Path | None = None) -> Iterator[Streams]:
+def quiet(*, verbose: bool = False, keep: Callable[[str], object] | None = None) -> Iterator[Streams]:
     """Within it, what anything else writes to stdout and stderr goes to a log.
 
     Args:
         verbose: show it instead.
-        work: a folder that keeps the log, where there is such a folder at the end, and something was written.
+        keep: is given the log at the end, if something was written.
 
     A bug, that is, any error but those that are a user's, shows the last lines of the log before its traceback.
     """
@@ -77,9 +75,10 @@ def quiet(*, verbose: bool = False, work: Path | None = None) -> Iterator[Stream
             sys.stderr.writelines(f"  log: {line}\n" for line in _read(log).splitlines()[-LAST_LINES:])
             raise
         finally:
-            with contextlib.suppress(OSError):
-                if work is not None and work.is_dir() and (text := _read(log)):
-                    (work / LOG_FILE).write_text(text, encoding="utf-8", errors="backslashreplace")
+            if keep is not None:
+                with contextlib.suppress(OSError):
+                    if text := _read(log):
+                        keep(text)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import random
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from compress.data.made import fitting, refuse_not_finite
 from compress.data.sources import Converted, Fetched, Fetcher, Rows, open_shards
 from compress.errors import DatasetError, SignatureError
 from compress.model import Arrays
-from compress.options.user_code import user_code
+from compress.options.user_code import is_code, user_code
 from compress.storage.hashing import digest_of_arrays, digest_of_samples
 from compress.vetting.arrays import open_npy, open_npz
 from compress.vetting.files import NoFileError, files_in
@@ -211,7 +210,7 @@ def _called(source: str) -> str:
 def _read(place: str, source: str, signature: Signature) -> _Found:
     """What lies at a place, which the user calls `source`."""
     path = Path(place)
-    if re.fullmatch(r"[\w.]+:\w+", source) and not path.exists():
+    if is_code(source):
         return _call(source, signature)
     try:
         if path.is_dir() and (path / INDEX).is_file():

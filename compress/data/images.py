@@ -18,7 +18,7 @@ from compress.processor import IMAGE_SETTINGS, Processor
 from compress.vetting.files import open_file, refuse_no_file
 from compress.vetting.texts import read_json
 
-__all__ = ["INDEX", "Images", "is_image_folder", "write_index"]
+__all__ = ["INDEX", "SUFFIXES", "Images", "images_in", "is_image_folder", "write_index"]
 
 INDEX = "images.json"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -30,6 +30,11 @@ ROWS = 64  # brought to 8 bits at a time
 def is_image_folder(path: Path) -> bool:
     """Whether a folder holds images, or folders of them, and no arrays."""
     return path.is_dir() and not any(path.glob("*.np[yz]")) and any(not file.is_dir() for file in _found(path))
+
+
+def images_in(path: Path) -> list[Path]:
+    """The images of such a folder, by path."""
+    return [file for file in sorted(_found(path)) if not file.is_dir()]
 
 
 def _found(path: Path) -> Any:
@@ -53,7 +58,7 @@ def write_index(source: Path, processor: Processor, folder: Path) -> None:
             why=f"there is no {IMAGE_SETTINGS} in it",
             mend="download it; or give images as arrays in an .npz",
         )
-    files = [file for file in sorted(_found(source)) if not file.is_dir()]
+    files = images_in(source)
     for file in files:
         try:
             refuse_no_file(file)

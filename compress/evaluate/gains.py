@@ -9,9 +9,25 @@ from typing import Literal
 from compress.artifact import Measured, StageReport
 from compress.runtime.latency import Ratio, ratio
 
-__all__ = ["Gain", "apart", "gains_of", "speed", "times"]
+__all__ = ["Gain", "apart", "drop_told", "gains_of", "signed", "speed", "times", "within"]
 
 MOST_DECIMALS = 6
+
+
+def signed(points: float) -> str:
+    """A change of a metric, or what it has dropped by; 0 has a + whatever it was rounded from."""
+    return f"{round(points, 2) + 0.0:+.2f}"
+
+
+def within(low: float | None, high: float | None) -> str:
+    """The ends of an interval of such figures; empty where there is none."""
+    return "" if low is None or high is None else f"{signed(low)} to {signed(high)}"
+
+
+def drop_told(drop: float, low: float | None = None, high: float | None = None) -> str:
+    """What a metric has dropped by, above 0 for a loss, wherever it stands in words: its sign says nothing alone."""
+    between = within(low, high)
+    return f"drop {signed(drop)} points" + (f" ({between})" if between else "")
 
 
 def times(value: float) -> str:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from compress.artifact import Signature, StageReport, sha256_of
 from compress.console.wording import Note, counted
+from compress.data.images import images_in, is_image_folder
 from compress.data.sizes import batches_of
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.judge import Budget
@@ -23,7 +24,7 @@ from compress.jobs.few_bits import few_bits_told
 from compress.jobs.original import Original
 from compress.jobs.profiled import profiles_told
 from compress.jobs.prove import measure, rows_of
-from compress.jobs.recipe import find_data
+from compress.jobs.recipe import code_of, find_data
 from compress.jobs.recipe_file import recipe_text
 from compress.jobs.serving_runtime import beside, chosen, served
 from compress.jobs.source import files_of, size_of
@@ -41,6 +42,7 @@ from compress.runtime.machine import environment, versions
 from compress.runtime.measure import onnx_layer_bytes, onnx_work
 from compress.runtime.roofline import Roofline, same_roofs
 from compress.storage.files import command_line
+from compress.storage.hashing import loaded_code
 
 __all__ = ["exported_row", "missed_budgets", "named", "report_of", "rows_before", "script_of", "unique_names"]
 
@@ -223,14 +225,16 @@ def script_of(checkpoint: Path, options: CompressOptions, recipe: Path | None) -
     """
     if not (command := command_line()):
         return ""
-    asked = (options.finetune, options.validation, options.calibration, options.selection, options.eval)
+    asked = [options.finetune, options.validation, options.calibration, options.selection, options.eval]
     sources = [find_data(source, checkpoint) for source in asked if source]
     if recipe is not None and (not recipe.is_file() or recipe.is_relative_to("/dev") or recipe.is_relative_to("/proc")):
         # What came through a pipe is not there again; all of it, and the flags, are in the recipe that is kept.
         command, recipe = shlex.join(["compress", "run", str(options.output / "recipe.toml")]), None
     named = [options.sensitivity, recipe]
     files = [checkpoint, *map(Path, sources), *(path for path in named if path is not None)]
-    inputs = {path: sha256_of(path) for each in files for path in _held(each)}
+    own = [options.output.with_name(options.output.name + ending).resolve() for ending in ("", ".missed", ".work")]
+    held = [path for each in files for path in _held(each) if not set(own) & set(path.resolve().parents)]
+    inputs = {path: sha256_of(path) for path in [*held, *map(_relative, loaded_code())]}
     # Shards are read where a folder has no arrays: one that comes later is to be seen, too.
     listings = {
         (each, ending): len(list(each.glob(f"*{ending}")))
@@ -239,15 +243,24 @@ def script_of(checkpoint: Path, options: CompressOptions, recipe: Path | None) -
         for ending in (".npy", ".npz")
         if ending == ".npy" or not any(each.glob("*.npy"))
     }
-    return script(command, Path.cwd(), inputs, versions(), listings)
+    images = {each: len(images_in(each)) for each in files if is_image_folder(each)}
+    unseen = [f"{source}: its code is compared, not what that reads" for source in code_of(options)]
+    if isinstance(options, ExportOptions) and options.timing_cache is not None:
+        unseen.append(f"{options.timing_cache}: a timing cache is not compared")
+    return script(command, Path.cwd(), inputs, versions(), listings, images, unseen)
+
+
+def _relative(path: Path) -> Path:
+    """From where the run was started, if it lies there: the script may be told of another such folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _held(path: Path) -> list[Path]:
-    """The file itself; of a folder of data, the arrays or shards in it; of one of a model, all that is in it."""
+    """The file itself; of a folder of data, what is read in it; of one of a model, all that is in it."""
     if is_onnx(path) or is_hub_folder(path):
         return files_of(path)
     if path.is_dir():
-        return sorted(path.glob("*.npy")) or sorted(path.glob("*.npz"))
+        return sorted(path.glob("*.npy")) or sorted(path.glob("*.npz")) or images_in(path)
     return [path] if path.is_file() else []
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from compress.artifact import Artifact, Measured, Signature
 from compress.console.durations import bytes_text, ms_text
 from compress.console.wording import counted
+from compress.evaluate.gains import drop_told
 from compress.evaluate.intervals import percent
 from compress.formats.hub.folder import is_hub_folder
 from compress.formats.onnx.load import size_of
@@ -140,12 +141,7 @@ def _metric(last: Measured, original: Measured, report: Mapping[str, Any]) -> st
     told = f"{last.metric} {last.value:.4f}"
     told += "" if original.value is None else f", of the original {original.value:.4f}"
     if last.drop is not None:
-        told += f"; drop {last.drop:+.2f}"
-        told += (
-            ""
-            if last.drop_low is None or last.drop_high is None
-            else f" ({last.drop_low:+.2f} to {last.drop_high:+.2f})"
-        )
+        told += f"; {drop_told(last.drop, last.drop_low, last.drop_high)}"
     judged = _part(report, "evaluation")
     if isinstance(judged.get("samples"), int) and isinstance(judged.get("confidence"), float):
         told += f", {counted(judged['samples'], 'samples')}, {percent(judged['confidence'])} confidence"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from compress.evaluate.search_result import Proof, SearchResult, Trial
 from compress.formats.checkpoint import signed
 from compress.jobs.evidence import missed_budgets, named, report_of, script_of
 from compress.jobs.original import Original, fingerprint_of, original, tried
-from compress.jobs.output import check_output, claimed, replacing, write_artifact
+from compress.jobs.output import write_artifact
+from compress.jobs.places import check_output, claimed
 from compress.jobs.recipe import inputs_of, sources_of, stages_for, with_sizes
+from compress.jobs.replaced import check_outputs, lost_recipe, missed_of, replaced_by, searched_of
 from compress.jobs.search import search
 from compress.jobs.serving_runtime import refuse_missing
 from compress.model import OnnxModel, TorchModel
@@ -37,6 +40,8 @@ from compress.runtime.latency import measuring_seconds
 from compress.runtime.machine import versions
 from compress.runtime.memory import standing
 from compress.stage import Progress, Stage
+from compress.storage.files import locked
+from compress.storage.folders import replacing
 from compress.storage.stage_cache import StageCache
 
 __all__ = ["Prepared", "baseline_of", "export", "optimize", "prepare"]
@@ -97,7 +102,7 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
     check_ranges(options)
     refuse_missing(options.runtime)
     measuring_seconds()  # what can't be used is told before anything is done
-    check_output(options.output)
+    check_outputs(options)
     model = with_sizes(original(checkpoint, options), checkpoint, _data(options), options.dims)
     batches_of(model.signature, options.batches)
     # One that no pruning needs is refused with the other contradictions, whatever stands in it.
@@ -166,7 +171,10 @@ def export(
         True
     """
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
-    with standing(), claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
+    inputs = inputs_of(options, checkpoint, lost_recipe(recipe, checkpoint, options))
+    with (
+        standing(), claimed(options.output, _work(options), inputs, replaced_by(options)), hashing_shown(watcher)
+    ):  # fmt: skip
         prepared = dataclasses.replace(prepare(checkpoint, options), cache=cache)
         prepared = dataclasses.replace(prepared, again=script_of(checkpoint, options, recipe))
         return _export(checkpoint, options, prepared, watcher)
@@ -193,9 +201,10 @@ def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watche
     missed = missed_budgets(options, report.stages, prepared.budget)
     if not missed:
         return write_artifact(final, options.output, report, timed, model.processor), report
-    beside = options.output.with_name(options.output.name + ".missed")
-    check_output(beside)
-    write_artifact(final, beside, report, timed, model.processor)
+    beside = missed_of(options)
+    with locked(Path(os.path.realpath(beside))):
+        check_output(beside)
+        write_artifact(final, beside, report, timed, model.processor)
     raise BudgetError(
         "the result misses its budget",
         why="; ".join(missed),
@@ -242,7 +251,10 @@ def optimize(
     check_ranges(options)
     refuse_missing(options.runtime)
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
-    with standing(), claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
+    inputs = inputs_of(options, checkpoint, lost_recipe(recipe, checkpoint, options))
+    with (
+        standing(), claimed(options.output, _work(options), inputs, replaced_by(options)), hashing_shown(watcher)
+    ):  # fmt: skip
         return _optimize(checkpoint, options, watcher, tell, recipe, cache)
 
 
@@ -254,7 +266,7 @@ def _optimize(
     recipe: Path | None,
     cache: StageCache | None,
 ) -> SearchResult:
-    check_output(options.output)
+    check_outputs(options)
     asked_for = options
     model = with_sizes(original(checkpoint, options), checkpoint, _data(options))
     said = {dim: size for dim, size in model.signature.sizes.items() if dim not in model.signature.unsaid}
@@ -265,7 +277,7 @@ def _optimize(
         checkpoint, options, model, source=_source(model, fingerprint_of(model)), work=work, watcher=watcher,
         cache=cache,
     )  # fmt: skip
-    folder = options.output.with_name(options.output.name + ".search")
+    folder = searched_of(options)
     write_search(found, folder)
     tell(found)
     best = found.best

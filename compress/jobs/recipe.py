@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from compress.data.dataset import Dataset
 from compress.data.reading import arrays_of
 from compress.data.sizes import sized_by
+from compress.errors import ToolkitError
 from compress.evaluate.metrics import METRICS, Metric
+from compress.formats.onnx.load import beside, is_onnx
 from compress.jobs.together import refuse_together
 from compress.model import OnnxModel, TorchModel
 from compress.model.infer import proven
@@ -28,6 +31,7 @@ from compress.options import (
 )
 from compress.options.asked import is_static, prunes, repairs
 from compress.options.training import TrainingOptions
+from compress.options.user_code import is_code
 from compress.prune.prune_channels import PruneChannels
 from compress.prune.prune_to_budget import PruneToBudget
 from compress.prune.repair_channels import RepairChannels
@@ -42,10 +46,12 @@ from compress.quantize.quantize_within import QuantizeWithin
 from compress.quantize.smooth_onnx import SmoothOnnx
 from compress.runtime.machine import int8_saturates
 from compress.stage import Stage
+from compress.storage.hashing import code_files
 from compress.tensorrt.profiles import ranges_of
 from compress.training.finetune import Finetune
 
 __all__ = [
+    "code_of",
     "data_at",
     "find_data",
     "inputs_of",
@@ -105,11 +111,20 @@ def sources_of(options: CompressOptions, checkpoint: Path, model: TorchModel | O
     return {name: data_at(source, checkpoint, model) for name, source in given.items()}
 
 
-def inputs_of(options: SourceOptions, checkpoint: Path) -> list[Path]:
-    """Files and folders that a run reads: the checkpoint, and of its options those that name one."""
+def inputs_of(options: SourceOptions, checkpoint: Path, recipe: Path | None = None) -> list[Path]:
+    """Files and folders that a run reads: the checkpoint, what its options name, code too, and the recipe."""
     named = [getattr(options, name, None) for name in INPUTS]
     sources = [find_data(str(source), checkpoint) for source in named if source is not None]
-    return [path for path in (checkpoint, *map(Path, sources)) if path.exists()]
+    found = [checkpoint, *map(Path, sources), *(path for source in code_of(options) for path in code_files(source))]
+    with suppress(ToolkitError, OSError, ValueError):  # a damaged file: who reads it says so
+        found += beside(checkpoint) if is_onnx(checkpoint) else []
+    return [path for path in (*found, *([] if recipe is None else [recipe])) if path.exists()]
+
+
+def code_of(options: SourceOptions) -> list[str]:
+    """What options name of the user's code, as `package.module:name`."""
+    named = [getattr(options, name, None) for name in ("model", "metric", *INPUTS)]
+    return list(dict.fromkeys(str(source) for source in named if source is not None and is_code(str(source))))
 
 
 def stages_for(

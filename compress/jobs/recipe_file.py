@@ -21,7 +21,7 @@ from compress.options import ExportOptions, OptimizeOptions
 from compress.storage.files import write_files
 from compress.vetting.texts import read_text
 
-__all__ = ["read", "recipe_text", "write"]
+__all__ = ["read", "recipe_text", "says", "write"]
 
 MAX_BYTES = 1 << 20
 MAX_DOTS = 10_000  # for a key of many parts Python's parser takes time by their square: some seconds for so many
@@ -78,6 +78,14 @@ def read(path: Path) -> tuple[str, Mapping[str, Any]]:
         print(f"warning: the key trust_pickle of {path} is now named trust", file=sys.stderr)
         keys["trust"] = keys.pop("trust-pickle")
     return command, keys
+
+
+def says(path: Path, checkpoint: Path, options: ExportOptions | OptimizeOptions) -> bool:
+    """Whether a recipe is, to the letter, what a run of these options writes into its artifact."""
+    try:
+        return read_text(path, MAX_BYTES) == recipe_text(checkpoint, options)
+    except (OSError, ValueError):
+        return False
 
 
 def _vetted(text: str) -> str:

@@ -23,7 +23,7 @@ from compress.evaluate.evaluation import overlap_words
 from compress.evaluate.intervals import difference_interval, mean_interval
 from compress.evaluate.metrics import Metric
 from compress.formats.checkpoint import fingerprint, write
-from compress.jobs.output import check_output, claimed, replacing
+from compress.jobs.places import check_output, claimed
 from compress.jobs.profiled import profile_told
 from compress.jobs.recipe import data_at, inputs_of, labelled_of, training_of, with_sizes
 from compress.jobs.source import load_source
@@ -37,6 +37,7 @@ from compress.runtime.backends import Backend, TorchBackend
 from compress.runtime.machine import environment, versions
 from compress.runtime.measure import cores, torch_macs, torch_params
 from compress.stage import Given
+from compress.storage.folders import replacing
 from compress.storage.stage_cache import StageCache
 from compress.training.finetune import Finetune
 from compress.training.loop import TRACE_FILE

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from cyclopts import CycloptsError
 from rich.console import Console
 from rich.markup import escape
 
 from compress.console.interrupts import interrupted, interruptible
-from compress.errors import MissingExtraError, ToolkitError
+from compress.errors import MissingExtraError, ResourceError, ToolkitError
 from compress.options import CompressOptions, FinetuneOptions, SourceOptions
 from compress.storage.shortages import shortages
+from compress.storage.work_folder import keep_log
 from compress.vetting.memory import bound_memory
 from compress.vetting.printed import print_any_name
 
@@ -36,8 +40,9 @@ def at_work(options: SourceOptions, work: Path | None = None) -> Iterator[Termin
     from compress.console.quiet import quiet
     from compress.report.progress import Terminal
 
+    keep = None if work is None else partial(keep_log, work)
     with (
-        quiet(verbose=options.verbose, work=work) as streams,
+        quiet(verbose=options.verbose, keep=keep) as streams,
         Terminal(Console(file=streams.err), verbose=options.verbose) as terminal,
     ):
         yield terminal
@@ -93,9 +98,63 @@ def run_to_end(command: Callable[[], Any], *, resumes: bool) -> None:
         sys.exit(130)
 
 
+class _Watched:
+    """A stream that remembers whether writing to it failed: of an error of a full disk nobody knows which disk."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.failed: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as err:
+            self.failed = err
+            raise
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as err:
+            self.failed = err
+            raise
+
+
+@contextmanager
+def _shown() -> Iterator[None]:
+    """What is shown is written at the end; where that fails, it is no place of the run that is full.
+
+    Raises:
+        ResourceError: it can't be written.
+    """
+    if (stream := sys.stdout) is None:  # it was closed
+        yield
+        return
+    watched = _Watched(stream)
+    sys.stdout = cast(TextIO, watched)
+    try:
+        try:
+            yield
+        finally:
+            watched.flush()
+    except OSError as err:
+        if watched.failed is None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or the interpreter tries again, at its end
+        if isinstance(watched.failed, BrokenPipeError):  # whoever reads has seen enough
+            sys.exit(128 + signal.SIGPIPE)
+        why, mend = watched.failed.strerror or str(err), "send it to another place, or free space where it goes"
+        raise ResourceError("can't write to stdout", why=why, mend=mend) from err
+    finally:
+        sys.stdout = stream
+
+
 def _run(command: Callable[[], Any]) -> None:
     try:
-        with shortages():
+        with shortages(), _shown():
             bound_memory()
             command()
     except CycloptsError:

@@ -16,6 +16,7 @@ from compress.console.wording import counted
 from compress.data.sizes import typical_inputs
 from compress.errors import RecipeError, ResourceError, StageError, ToolkitError
 from compress.evaluate.evaluation import Evaluation, budget_of, evaluation_of
+from compress.evaluate.gains import drop_told, signed
 from compress.evaluate.intervals import percent
 from compress.evaluate.judge import Judge
 from compress.evaluate.search_result import THROUGHPUT_BATCH, Candidate, SearchResult, Trial, candidates
@@ -243,7 +244,7 @@ def _screened(candidate: Candidate, model: OnnxModel, judge: Judge, options: Opt
     drop = judge.drop(open_model(model, threads=cores()))
     if drop.low is None or drop.high is None or drop.low <= options.max_drop:
         return kept
-    why = f"out early: {drop.points:+.1f} points on {counted(len(judge), 'samples')}, at least {drop.low:+.1f}"
+    why = f"out early: {drop_told(drop.points)} on {counted(len(judge), 'samples')}, at least {signed(drop.low)}"
     why += f" at {percent(options.confidence)} confidence"
     return dataclasses.replace(
         kept, status="eliminated", why=why, drop=drop.points, drop_low=drop.low, drop_high=drop.high

@@ -10,7 +10,7 @@ from compress.data.dataset import Dataset
 from compress.evaluate.evaluation import halves, judged
 from compress.jobs.export import Silent
 from compress.jobs.original import known_by, original
-from compress.jobs.output import claimed
+from compress.jobs.places import claimed
 from compress.jobs.recipe import data_at, inputs_of, with_sizes
 from compress.model import OnnxModel
 from compress.onnx_export.torch_from_onnx import taken_back
@@ -42,7 +42,8 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
     check_ranges(options)
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
     # Files are added to the folder, it is not replaced: it may be the one that this runs in.
-    with claimed(options.output / "sensitivity.json", inputs=inputs_of(options, checkpoint)), hashing_shown(watcher):
+    written = [options.output / f"sensitivity.{ending}" for ending in ("json", "html")]
+    with claimed(written[0], inputs=inputs_of(options, checkpoint), also=written[1:]), hashing_shown(watcher):
         return _sensitivity(checkpoint, options, watcher)
 
 

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-__all__ = ["user_code"]
+__all__ = ["importable", "is_code", "user_code"]
+
+NAMED = re.compile(r"[\w.]+:\w+")
+
+
+def is_code(source: str) -> bool:
+    """Whether a source of data, a model or a metric is code: `package.module:name`, where no file has that name."""
+    return bool(NAMED.fullmatch(source)) and not Path(source).exists()
+
+
+@contextmanager
+def importable() -> Iterator[None]:
+    """Modules in the current folder can be imported while the block runs."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")
 
 
 @contextmanager
@@ -19,8 +38,5 @@ def user_code(source: str) -> Iterator[Any]:
         Exception: whatever the import raises.
     """
     module, _, name = source.partition(":")
-    sys.path.insert(0, "")
-    try:
+    with importable():
         yield getattr(importlib.import_module(module), name)
-    finally:
-        sys.path.remove("")

@@ -40,7 +40,7 @@ def ranked(
     Raises:
         StageError: the forward can't be followed.
     """
-    samples = Samples(calibration, channels.signature)
+    samples = Samples(calibration, channels.module, channels.signature)
     with tempfile.TemporaryDirectory() as held:
         felt_by = _felt(channels, samples, progress)
         found, left = eliminations(channels.module, channels.groups, samples, Path(held), progress, felt_by)

@@ -55,7 +55,7 @@ class RepairChannels:
         if model.lost is None:
             return Given(model, "nothing: no channels went")
         before = model.lost.before
-        samples = Samples(self.calibration, before.signature)
+        samples = Samples(self.calibration, before.module, before.signature)
         judge = Judge(before, samples)
         if judge.untold:
             return Given(_as_it_was(model), "nothing", warnings=(f"Nothing was repaired: {judge.untold}.",))

@@ -17,6 +17,7 @@ from compress.data.dataset import Dataset
 from compress.data.spread import spread_over
 from compress.errors import RecipeError, StageError
 from compress.evaluate.compare import compare
+from compress.evaluate.gains import drop_told
 from compress.evaluate.metrics import Metric
 from compress.model import TorchModel
 from compress.prune.channels import Channels
@@ -221,7 +222,7 @@ def layer_sensitivity(
                 gone.append(1 - channels.macs({group.root: weakest}) / macs)
                 drops.append(metric.drop(whole, compared["thinned"].value))
             done = len(found) * len(ratios) + len(drops)
-            said = f"{group.root} −{share:.0%}: {drops[-1]:+.2f} points" if done < total else "layers and ratios tried"
+            said = f"{group.root} −{share:.0%}: {drop_told(drops[-1])}" if done < total else "layers and ratios tried"
             progress(done, total, said)
         taken = tuple(count / group.units for count in counts)
         found.append(GroupSensitivity(group.layers, group.width, taken, tuple(drops), tuple(gone)))

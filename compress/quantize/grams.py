@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import tempfile
@@ -16,8 +17,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from compress.data.dataset import Dataset
-from compress.data.padding import padding_mask
-from compress.data.padding_rows import padding_orders
+from compress.data.padding import Tokens, padding_of
 from compress.errors import StageError
 from compress.formats.onnx.outline import outline
 from compress.model import Arrays
@@ -107,7 +107,7 @@ def held_out(path: Path, data: Dataset) -> Array | None:
 def readings(
     path: Path, widths: Mapping[str, int], data: Dataset, held: Array, progress: Callable[[int], None]
 ) -> dict[str, Reading]:
-    """What each tensor holds, tokens left out that the model's mask hides.
+    """What each tensor holds, tokens left out that are proven to be padding (see `padding_of`).
 
     Args:
         path: a float32 file.
@@ -121,10 +121,7 @@ def readings(
     """
     model = onnx.load(path)
     graph = model.graph
-    mask, outputs = padding_mask(data), [value.name for value in graph.output]
-    orders: dict[str, bool] = {}
-    if mask is not None:
-        orders = padding_orders(_runner(model, path, [*widths, *outputs]), widths, outputs, data, mask)
+    padded = _padding(model, path, widths, data)
     run = _runner(model, path, widths)
     sums = {name: [np.zeros((part.stop - part.start,) * 2) for part in slices(width)] for name, width in widths.items()}
     kept: dict[str, list[Array]] = {name: [] for name in widths}
@@ -138,8 +135,9 @@ def readings(
             count = len(next(iter(inputs.values())))
             found = run(inputs)
             for name, width in widths.items():
-                told = None if mask is None else _in_order(inputs[mask], orders.get(name))
                 whole = found[name].reshape(-1, width)
+                told = padded[name].kept(inputs).reshape(-1) if name in padded else None
+                told = told if told is not None and len(told) == len(whole) else None  # a batch that the model has cut
                 rows = np.ascontiguousarray(whole if told is None else whole[told])
                 if judges:
                     most = math.ceil(MOST_HELD * count / len(held))
@@ -154,6 +152,18 @@ def readings(
     return {
         name: Reading(tuple(sums[name]), np.concatenate(kept[name]), np.concatenate(every[name])) for name in widths
     }
+
+
+def _padding(model: onnx.ModelProto, path: Path, names: Iterable[str], data: Dataset) -> dict[str, Tokens]:
+    """What of tensors is proven to be padding."""
+    outputs = [value.name for value in model.graph.output]
+    runner = functools.cache(lambda: _runner(model, path, [*names, *outputs]))  # where there is a mask to prove
+
+    def run(inputs: Arrays) -> tuple[Arrays, Arrays]:
+        found = runner()(inputs)
+        return {name: found[name] for name in names}, {name: found[name] for name in outputs}
+
+    return padding_of(run, data).tensors
 
 
 def _fed(graph: onnx.GraphProto) -> set[str]:
@@ -179,15 +189,6 @@ def _runner(model: onnx.ModelProto, path: Path, names: Iterable[str]) -> Run:
         return found | {name: inputs[name] for name in names if name in fed}
 
     return run
-
-
-def _in_order(mask: Array, by_sample: bool | None) -> Array | None:
-    """Which rows of a tensor count, bool [rows]; None for all."""
-    if by_sample is None:
-        return None
-    told = mask.astype(bool)
-    rows: Array = (told if by_sample else told.T).reshape(-1)
-    return rows
 
 
 def _some(rows: Array, most: int) -> Array:

@@ -6,6 +6,7 @@ multiplies by its transpose read the same numbers, stored once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -28,6 +29,7 @@ RANGE = ("first", "end", "step")
 # That is a quarter faster, and no answer depends on what else is in its batch; but of what stands beside a far larger
 # number little is left, and a NaN becomes a number.
 IN_FLOAT, IN_8_BITS = 0, 4
+SCALE = 4  # bytes of one
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Matrix:
 
 
 def matrices(model: ModelProto, exclude: Collection[str] = ()) -> list[Matrix]:
-    """What can become 4-bit: matrices of layers, and tables of whole blocks.
+    """What can become 4-bit: matrices of layers that are smaller for it than in 8 bits, and tables of whole blocks.
 
     Args:
         model: float32, its nodes named, each layer with weights of its own (see `plain`).
@@ -101,12 +103,20 @@ def matrices(model: ModelProto, exclude: Collection[str] = ()) -> list[Matrix]:
             continue
         name, turned, place = told
         matrix = Matrix(name, turned, weights[name].dims[0 if turned else 1])
+        if _row_bytes(matrix.columns) >= matrix.columns + SCALE:  # of few columns, or few beyond whole blocks
+            continue
         key = digest(numpy_helper.from_array(matrix.values(weights)))
         if place.kind == "table" and matrix.columns % SIZE:
             in_8_bits.add(key)
         before = found.get(key, matrix)
         found[key] = replace(before, places=(*before.places, place))
     return [matrix for key, matrix in found.items() if key not in in_8_bits]
+
+
+def _row_bytes(columns: int) -> int:
+    """Of a row in 4 bits: whole blocks of codes, and of each a scale and half a byte of zero-point."""
+    blocks = math.ceil(columns / SIZE)
+    return blocks * (SIZE // 2 + SCALE) + math.ceil(blocks / 2)
 
 
 def weights_of(graph: GraphProto) -> dict[str, TensorProto]:

@@ -13,6 +13,7 @@ import onnx
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import BudgetError
+from compress.evaluate.gains import drop_told, signed
 from compress.evaluate.intervals import CONFIDENCE
 from compress.evaluate.judge import Drop, Judge
 from compress.evaluate.metrics import Metric
@@ -121,9 +122,9 @@ class QuantizeWithin:
                 return left_in_float(model, path, choice, gain)
         given = self.quantize.given(model, path, progress, exclude={*back, *slow})
         costs = node_costs(original, back)
-        did = f"{given.did}; {drop.points:+.2f} points of {self.metric.name}, at most {self.max_drop:g}"
+        did = f"{given.did}; {drop_told(drop.points)} of {self.metric.name}, at most {self.max_drop:g}"
         if back:
-            did += f"; {len(back)} put back to float ({whole.points:+.2f} before)"
+            did += f"; {len(back)} put back to float ({drop_told(whole.points)} before)"
         if gain is not None:
             did += f"; {len(slow)} left in float for speed, {gain.value:.2f} times as fast as in float"
         details = {
@@ -165,7 +166,7 @@ class QuantizeWithin:
         def drop(count: int) -> Drop:
             if count not in known:
                 known[count] = judge.drop(tried(ranked[:count]))
-                progress(count, len(ranked), f"{counted(count, 'nodes')} in float: {known[count].points:+.2f} points")
+                progress(count, len(ranked), f"{counted(count, 'nodes')} in float: {drop_told(known[count].points)}")
             return known[count]
 
         low, high = 0, min(1, len(ranked))
@@ -179,8 +180,8 @@ class QuantizeWithin:
                 what, mend = "the model, before INT8,", "allow more, prune less, or recover longer (--epochs)"
             raise BudgetError(
                 f"{what} can't stay inside {counted(self.max_drop, 'points')}",
-                why=f"the nearest loses {best.points:+.2f}, the float model before it {floats.points:+.2f}; "
-                f"counted with their intervals {best.counted:+.2f} and {floats.counted:+.2f} "
+                why=f"the nearest has a {drop_told(best.points)}, the float model before it {signed(floats.points)}; "
+                f"counted with their intervals {signed(best.counted)} and {signed(floats.counted)} "
                 f"({counted(len(judge), 'samples')})",
                 mend=mend,
             )

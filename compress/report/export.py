@@ -15,7 +15,7 @@ from rich.table import Table
 from compress.artifact import Measured, Signature, StageReport
 from compress.console.durations import bytes_text, ms_text
 from compress.console.wording import Note, counted
-from compress.evaluate.gains import Gain, gains_of, speed
+from compress.evaluate.gains import Gain, gains_of, signed, speed, within
 from compress.evaluate.intervals import CONFIDENCE, percent
 from compress.evaluate.runtime_choice import SHOWN, Choice
 from compress.report.explain_plots import explained_plots
@@ -273,8 +273,8 @@ def _drop(m: Measured) -> str:
     if m.drop is None:
         return "–"
     if m.drop_low is None or m.drop == m.drop_low == m.drop_high:
-        return f"{m.drop:+.2f}"
-    return f"{m.drop:+.2f} ({m.drop_low:+.2f} to {m.drop_high:+.2f})"
+        return signed(m.drop)
+    return f"{signed(m.drop)} ({within(m.drop_low, m.drop_high)})"
 
 
 def _change(original: Measured, last: Measured, sure: str) -> Gain | None:
@@ -283,15 +283,18 @@ def _change(original: Measured, last: Measured, sure: str) -> Gain | None:
         return None
     points = "" if last.metric == "mse" else "points of "
     interval = ""
+    falls = (last.value or 0.0) < (original.value or 0.0)
+    sign = -1 if falls == (last.drop > 0) else 1  # of a metric that is better when it is lower, a drop is a rise
     if last.drop_low is not None and last.drop_high is not None:
-        interval = f"({-last.drop_high + 0.0:+.2f} to {-last.drop_low + 0.0:+.2f} at {sure})"
+        low, high = sorted((sign * last.drop_low, sign * last.drop_high))
+        interval = f"({signed(low)} to {signed(high)} at {sure})"
     if round(last.drop, 2) == 0:
         return Gain("±0", f"no change in {last.metric}", interval, "neither")
     lost = last.drop_low is not None and last.drop_low > 0 and telling(last, original)
     won = last.drop_high is not None and last.drop_high < 0
     chance = "" if lost or won or not interval or not last.drop_low or last.drop_low > 0 else ": may be chance"
-    words = f"{points}{last.metric}{chance}"
-    return Gain(f"{-last.drop:+.2f}", words, interval, "loss" if lost else "gain" if won else "neither")
+    words = f"{points}change in {last.metric}{chance}"
+    return Gain(signed(sign * last.drop), words, interval, "loss" if lost else "gain" if won else "neither")
 
 
 def _paired(cells: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from compress.artifact import Measured, StageReport
 from compress.console.wording import Note
-from compress.evaluate.gains import apart, speed
+from compress.evaluate.gains import apart, signed, speed
 from compress.evaluate.intervals import CONFIDENCE, percent
 from compress.runtime.latency import ALIKE
 
@@ -61,6 +61,8 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
         found.append(
             f"INT8 is {slower} here than the float model before it. Without --int8 the result would be faster."
         )
+    elif not elsewhere and int8 and floats and _in_int8(rows) and (unsure := _no_faster(floats, int8)):
+        found.append(f"INT8 is used, but no gain in time over the float model can be told from noise: {unsure}.")
     # A budget that the model keeps as it is takes nothing away.
     pruned = any(row.stage.startswith("prune") and row.details.get("macs_removed") != 0 for row in rows)
     if pruned and floats and (slower := _slower(onnx, floats)):
@@ -90,8 +92,8 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
             found.append(f"{fell}: the stage table shows where.")
         elif last.drop_high is not None and last.drop_high > 1:
             found.append(
-                f"{fell}, which may be chance: at {percent(confidence)} confidence between {last.drop_low:+.2f} and "
-                f"{last.drop_high:+.2f}{unit}. More evaluation samples would tell."
+                f"{fell}, which may be chance: at {percent(confidence)} confidence the drop is between "
+                f"{signed(last.drop_low)} and {signed(last.drop_high)}{unit}. More evaluation samples would tell."
             )
     if last.batch_difference is not None and last.batch_difference > BATCH_DIFFERENCE:
         found.append(_of_its_batch(original, last, dynamic="dynamic" in str(rows[-1].options.get("mode"))))
@@ -126,6 +128,11 @@ def _of_its_batch(original: Measured, last: Measured, *, dynamic: bool) -> str:
             "requests to batches wants that."
         )
     return f"{told}: {others}"
+
+
+def _in_int8(rows: Sequence[StageReport]) -> bool:
+    """Whether a layer is: a stage that left all in float has said why."""
+    return not any(row.stage.startswith("quantize") and row.details.get("layers", {}).get("int8") == 0 for row in rows)
 
 
 def _slower(before: Measured, now: Measured) -> str:

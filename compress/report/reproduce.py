@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from compress.data.images import SUFFIXES
+
 __all__ = ["script"]
+
+NAMED = "\\( " + " -o ".join(f"-iname '?*{ending}'" for ending in SUFFIXES) + " \\)"  # as Path.suffix has it
 
 
 def script(
@@ -16,6 +20,8 @@ def script(
     inputs: Mapping[Path, str],
     versions: Mapping[str, str],
     listings: Mapping[tuple[Path, str], int] = MappingProxyType({}),
+    images: Mapping[Path, int] = MappingProxyType({}),
+    unseen: Sequence[str] = (),
 ) -> str:
     """A shell script that checks the inputs' SHA-256 and runs the command in the folder it was run in.
 
@@ -30,11 +36,15 @@ def script(
         inputs: files that went in, with their hashes.
         versions: releases of the packages that decide the result, as a comment.
         listings: how many files of an ending, as ".npz", a folder that went in holds.
+        images: how many images such a folder holds, those in its folders too.
+        unseen: what went in and can't be compared, in words: the script says it.
     """
     checks = "\n".join(
         [
             *(f"same {digest} {shlex.quote(str(path))}" for path, digest in inputs.items()),
             *(f"holds {count} {ending} {shlex.quote(str(path))}" for (path, ending), count in listings.items()),
+            *(f"pictures {count} {shlex.quote(str(path))}" for path, count in images.items()),
+            *(f"unseen {shlex.quote(words)}" for words in unseen),
         ]
     )
     packages = " ".join(f"{name}=={version}" for name, version in versions.items()).replace("\n", " ")
@@ -57,6 +67,16 @@ holds() {{
     [ "$found" = "$1" ] && return
     printf '%s has not as many files *%s as it had: %s, not %s\\n' "$3" "$2" "$found" "$1" >&2
     exit 1
+}}
+pictures() {{
+    case $2 in /*) path=$2 ;; *) path=./$2 ;; esac
+    found=$(find -L "$path" -mindepth 1 -maxdepth 2 {NAMED} ! -type d -exec printf . \\; | wc -c)
+    [ "$found" -eq "$1" ] && return
+    printf '%s has not as many images as it had: %s, not %s\n' "$2" "$found" "$1" >&2
+    exit 1
+}}
+unseen() {{
+    printf '! %s\n' "$1" >&2
 }}
 {checks}
 # What an earlier run made is not taken again, of the cache or beside the result.

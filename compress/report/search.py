@@ -11,6 +11,7 @@ from rich.table import Table
 
 from compress.console.durations import bytes_text
 from compress.console.wording import counted
+from compress.evaluate.gains import signed, within
 from compress.evaluate.intervals import percent
 from compress.evaluate.runtime_choice import SHOWN
 from compress.evaluate.search_result import SearchResult, Trial
@@ -66,12 +67,12 @@ def _rows(result: SearchResult) -> list[tuple[str, ...]]:
     for trial in result.trials:
         starred = ("★" if trial in front else "") + (" tied" if trial in tied else "")
         word = trial.why if trial.status != "measured" else "best" if trial is best else starred.strip()
-        interval = "–" if trial.drop_low is None else f"{trial.drop_low:+.2f} to {trial.drop_high:+.2f}"
+        interval = within(trial.drop_low, trial.drop_high) or "–"
         rows.append(
             (
                 trial.candidate.name,
                 shown(trial.value, "{:.4f}"),
-                shown(trial.drop, "{:+.2f}"),
+                "–" if trial.drop is None else signed(trial.drop),
                 interval,
                 "–" if trial.size_bytes is None else bytes_text(trial.size_bytes),
                 shown(trial.latency_p50_ms, "{:.3f} ms"),

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from compress.console.wording import counted
+from compress.evaluate.gains import signed
 from compress.prune.sensitivity import GroupSensitivity, Sensitivity
 from compress.report.pages import page
 from compress.report.plots import axes_of, svg_of
@@ -44,7 +45,7 @@ def sensitivity_table(found: Sensitivity, max_drop: float) -> Table:
 def _cells(found: Sensitivity, group: GroupSensitivity) -> list[str]:
     """Drops, each with the share that was taken away where it is another than was asked for."""
     return [
-        f"{drop:+.2f}" if f"{taken:.0%}" == f"{asked:.0%}" else f"{drop:+.2f} (−{taken:.0%})"
+        signed(drop) if f"{taken:.0%}" == f"{asked:.0%}" else f"{signed(drop)} (−{taken:.0%})"
         for drop, taken, asked in zip(group.drops, group.ratios, found.columns, strict=True)
     ]
 

@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from compress.console.wording import counted
+from compress.evaluate.gains import signed, within
 from compress.report.pages import page
 from compress.report.training_plots import settings_of, training_plots, trial_rows
 
@@ -22,8 +23,8 @@ def training_table(metric: str, rows: Sequence[Any]) -> Table:
         table.add_column(column, justify="left" if column == "model" else "right")
     for row in rows:
         interval = "" if row.low is None else f"{row.low:.4f} to {row.high:.4f}"
-        drop = "" if row.drop is None else f"{row.drop:+.2f}"
-        spread = "" if row.drop is None or row.drop_low is None else f"{row.drop_low:+.2f} to {row.drop_high:+.2f}"
+        drop = "" if row.drop is None else signed(row.drop)
+        spread = "" if row.drop is None else within(row.drop_low, row.drop_high)
         table.add_row(row.name, f"{row.value:.4f}", interval, drop, spread)
     return table
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shlex
 import stat
 import sys
@@ -20,6 +21,7 @@ from compress.vetting.replace import replacing_file
 __all__ = ["command_line", "locked", "write_files"]
 
 LOCK = ".lock"  # in a folder that is held
+HOLDER = re.compile(rb"process \d+: ")  # how what is written into a lock begins
 _HELD: set[int] = set()  # descriptors of locks
 
 
@@ -130,6 +132,10 @@ def _taken(path: Path, place: Path) -> int:
                 os.close(descriptor)
                 raise cant_write(place, err) from err
         if _stands(path, descriptor):
+            if os.fstat(descriptor).st_size and not HOLDER.match(os.pread(descriptor, 64, 0)):
+                os.close(descriptor)
+                why = f"{path.name}, by which one run at a time writes there, is a file of something else"
+                raise ResourceError(f"can't write {place}", why=why, mend="name another place with -o")
             told = f"process {os.getpid()}: {command_line() or shlex.join(sys.argv)}\n"
             with contextlib.suppress(OSError):  # held all the same where the disk is full
                 os.ftruncate(descriptor, 0)

@@ -8,7 +8,7 @@ import importlib.util
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from compress.options.user_code import user_code
+from compress.options.user_code import importable, user_code
 
 __all__ = [
-    "digest_of_arrays", "digest_of_code", "digest_of_files", "digest_of_samples", "heard", "is_users", "listener",
+    "code_files", "digest_of_arrays", "digest_of_code", "digest_of_files", "digest_of_samples", "heard", "is_users",
+    "listener", "loaded_code",
 ]  # fmt: skip
 
 CHUNK = 256
@@ -77,6 +78,26 @@ def digest_of_files(module: str) -> str:
     for name, path in sorted(_files_of(module).items()):
         digest.update(f"\n{name}\n".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def code_files(source: str) -> list[Path]:
+    """The user's files behind `package.module:name`, which need not have been imported; none where that fails."""
+    with importable(), suppress(Exception):  # packages above it are imported, and may do anything: who uses it says so
+        return sorted(_files_of(source.partition(":")[0]).values())
+    return []
+
+
+def loaded_code() -> list[Path]:
+    """The user's files of all modules that this process has imported, and of what these import."""
+    found: set[Path] = set()
+    for module in set(sys.modules) - {"__main__", "__mp_main__"}:  # the command itself, in processes of its own too
+        with suppress(Exception):  # what stands for a module may be anything
+            path = sys.modules[module].__file__
+            if path is not None and is_users(module) and Path(path).is_file():
+                found.add(Path(path).resolve())
+                with importable():
+                    found.update(_files_of(module).values())
+    return sorted(found)
 
 
 def is_users(module: str) -> bool:

@@ -18,6 +18,7 @@ SETTINGS: dict[str, Any] = {}
 # --- below, the script
 
 import hashlib  # noqa: E402
+import secrets  # noqa: E402
 import shutil  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
@@ -55,10 +56,9 @@ def make(artifact: Path, output: Path) -> dict[str, Any]:
         raise BuildError(f"can't build from {source}", "it is another file than this script was written for", again)
     if output.exists():
         raise BuildError(f"won't replace {output}", "it is there already", "name a new folder, or move it away")
-    beside = output.with_name(output.name + ".part")
-    shutil.rmtree(beside, ignore_errors=True)
-    shutil.copytree(artifact, beside)
+    beside = output.with_name(f".{output.name}.{secrets.token_hex(4)}.part")  # nothing else has that name
     try:
+        shutil.copytree(artifact, beside)
         options = _options(output)
         trt = _tensorrt()
         if trt is not None:

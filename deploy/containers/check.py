@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,8 @@ Serving = Stack | Composed
 
 DIGITS = ROOT / "examples/digits"
 RATE, LOAD_S, SETTLE_S = 50, 20, 5.0
+STARTED_S = 60.0  # for the load to begin, on a machine with other work
+ANSWERED = re.compile(r'^gateway_requests_total\{.*/infer".*\} (\S+)$', re.MULTILINE)
 SCRAPED_S = 60.0  # a look each 15 s, and a rule after it
 SERVING = ("gateway", "triton-cpu")
 # What the kernel says of the first process of each container.
@@ -211,18 +214,28 @@ def _verify(serving: Serving, name: str) -> str:
 
 @contextmanager
 def _load(serving: Serving, name: str) -> Iterator[Path]:
-    """Requests at a steady rate, meanwhile; the body begins after some seconds of them."""
+    """Requests at a steady rate, meanwhile; the body begins when some seconds of them were answered."""
     path = serving.folder / f"{name}.json"
     path.unlink(missing_ok=True)
     words = ["--model", "digits", "--rate", str(RATE), "--duration", str(LOAD_S), "--warmup", "1"]
     command = ["-m", "serve", "load", serving.url, *words, "--output", str(path)]
     thread = threading.Thread(target=_python, args=command, kwargs={"environ": _keyed(serving), "fails": True})
+    before, deadline = _answers(serving), time.monotonic() + STARTED_S
     thread.start()
     try:
-        time.sleep(SETTLE_S)
+        while _answers(serving) < before + RATE * SETTLE_S and time.monotonic() < deadline:
+            time.sleep(0.2)
         yield path
     finally:
         thread.join()
+
+
+def _answers(serving: Serving) -> float:
+    """How many requests for inference the gateway has answered."""
+    key = (serving.folder / "metrics-key").read_text().strip()
+    asked = urllib.request.Request(f"{serving.url}/metrics", headers={"Authorization": f"Bearer {key}"})  # noqa: S310
+    with urllib.request.urlopen(asked, timeout=5) as answer:  # noqa: S310  on this machine
+        return sum(map(float, ANSWERED.findall(answer.read().decode())))
 
 
 def _counted(path: Path) -> dict[str, Any]:

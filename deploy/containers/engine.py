@@ -14,7 +14,7 @@ from typing import Any
 
 from compress.errors import ServerError
 
-__all__ = ["Engine", "find_engine", "missing", "tool"]
+__all__ = ["Engine", "find_engine", "missing", "rootless", "tool"]
 
 PACKAGES = "podman buildah runc catatonit netavark aardvark-dns iptables util-linux"
 LEAST = (4, 3)
@@ -22,6 +22,9 @@ NAMES = (
     'apt-get install netavark aardvark-dns iptables; network_backend = "netavark" in containers.conf; '
     "podman system reset"
 )
+LEAST_IDS = 1000  # containers run as user 1000
+IDS = "usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER, as root; podman system migrate"
+BOUNDS = "run it as root; or control groups of version 2, where systemd gives your user the controller pids"
 TOOLS = "apt-get install iptables util-linux"
 DEBIAN = "localhost/debian-python:3.11"
 SUPERUSERS = "/usr/sbin:/sbin"  # not on every user's PATH
@@ -111,7 +114,25 @@ def missing(engine: Engine, bases: Sequence[str], *, play: bool) -> list[tuple[s
             found.append(("Podman runs on another machine, as in a virtual one of macOS", "run this there"))
         elif play and (lacks := lacking(("nsenter", "iptables-restore", "ip6tables-restore"))):
             found.append((f"pods' networks can't be kept to themselves without {', '.join(lacks)}", TOOLS))
+        if play and not info.returncode:
+            found += rootless(json.loads(info.stdout)["host"])
     return found + [(f"the base {base} can't be had", OWN_BASE) for base in bases if not _had(engine, base)]
+
+
+def rootless(host: Any) -> list[tuple[str, str]]:
+    """What Podman without root lacks for pods, each with the command that mends it.
+
+    Args:
+        host: as `podman info` tells of it.
+    """
+    if not host.get("security", {}).get("rootless"):
+        return []
+    found = []
+    if sum(each["size"] for each in host.get("idMappings", {}).get("uidmap") or ()) <= LEAST_IDS:
+        found.append(("your user has no ids for containers' users", IDS))
+    if host.get("cgroupVersion") != "v2" or "pids" not in (host.get("cgroupControllers") or ()):
+        found.append(("Podman without root can't bound pods' processes here", BOUNDS))
+    return found
 
 
 def _had(engine: Engine, base: str) -> bool:

@@ -30,11 +30,13 @@ class Fence:
         sources: networks (CIDR) whose members may ask it.
         hosts: addresses of this machine in them that may not.
         asks: whether it may begin to talk to others; else it answers only.
+        closed: whether it takes no new connections; those that it has go on.
     """
 
     sources: tuple[str, ...]
     hosts: tuple[str, ...] = ()
     asks: bool = True
+    closed: bool = False
 
 
 def rules(fence: Fence, *, version: int = 4) -> str:
@@ -50,6 +52,7 @@ def rules(fence: Fence, *, version: int = 4) -> str:
         "-A INPUT -i lo -j ACCEPT",
         *(f"-A {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT" for chain in ("INPUT", "OUTPUT")),
         *(f"-A INPUT -s {host} -j DROP" for host in hosts),
+        *(f"-A INPUT -s {source} -p tcp --syn -j REJECT --reject-with tcp-reset" for source in sources if fence.closed),
         *(f"-A INPUT -s {source} -j ACCEPT" for source in sources),
         "COMMIT",
     ]

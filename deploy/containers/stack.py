@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compress.errors import ServerError
@@ -29,6 +29,7 @@ from deploy.containers.application import PART_OF, Application
 from deploy.containers.build import PLAYED, check_images, tag_of
 from deploy.containers.fence import put_up
 from deploy.containers.keys import make_keys
+from deploy.containers.leaving import asked, within
 from deploy.containers.limits import limit
 from deploy.containers.networks import fence_of, make_networks, remove_networks
 from deploy.containers.trust import check_repository, kept_key, key_of, trusted_key
@@ -40,7 +41,8 @@ from serve.deploy.options import NAME, RenderOptions
 
 __all__ = ["Stack"]
 
-NOTICE_S = 5.0  # for the gateway to look up the new one
+NOTICE_S = 5.0  # for the gateway to look up the new one, where it does not say what it asks
+LEAVE_S = 30.0  # for the old one to answer what it has: as long as the gateway waits for an answer
 GRACE_S = 45
 READY_S = 120.0
 ALIVE_S = 20.0  # for a gateway that died to be there again
@@ -162,13 +164,13 @@ class Stack(Application):
             pod = self._add(repository, trusted)
             try:
                 self._until_gateway_is_ready()
+                others = [each for each in self.tritons() if each != pod]
+                if others:
+                    self._until_asked(repository, pod)
             except BaseException:
                 if pod not in before:
                     self._forget(pod)
                 raise
-            others = [each for each in self.tritons() if each != pod]
-            if others:
-                time.sleep(NOTICE_S)
             for each in others:
                 self._take_away(each)
             marks.keep_signer(self.engine, self.name, trusted)
@@ -181,9 +183,8 @@ class Stack(Application):
     def take_away(self, pod: str) -> None:
         """End a Triton that another one stands in for, and remove what it alone had.
 
-        At once: Podman knows no preStop, and a Triton that is told to end while it is asked takes requests that it
-        never answers, until its time is up. Of one that has gone, the gateway asks another for what was in flight.
-        Sequences that it held are lost.
+        Once the gateway asks it no more: Podman knows no preStop, and a Triton that is told to end while it is asked
+        takes requests that it never answers, until its time is up. Sequences that it held are lost.
         """
         with self.held():
             self._take_away(pod)
@@ -219,7 +220,7 @@ class Stack(Application):
             why = "nothing is served whose place it could take"
         elif not marks.is_up(self.engine, self.name):
             why = "the `up` or `down` of what is there was not finished"
-        elif f"{self.name}-gateway" not in there or not self._within(ALIVE_S, lambda: self._gateway_says("healthz")):
+        elif f"{self.name}-gateway" not in there or not within(ALIVE_S, lambda: self._gateway_says("healthz")):
             why = "the gateway does not answer"
             mend = (
                 f"see podman logs {self.name}-gateway-gateway; python -m deploy.containers down, then up {repository}"
@@ -232,7 +233,9 @@ class Stack(Application):
         with packed(repository, ".", self.folder / f"{self.name}-models.tar") as archive:
             claim = f"{self.name}-models-{digest(archive, trusted)}"
             pod = f"{self.name}-triton-{claim.removeprefix(f'{self.name}-')}"
-            if not self._serves(pod):
+            if self._serves(pod):
+                self._fence("triton", pod)  # a roll that was to take it away may have closed it
+            else:
                 self._forget(pod)
                 try:
                     self._begin(repository, archive, claim, pod, trusted)
@@ -269,9 +272,31 @@ class Stack(Application):
     def _take_away(self, pod: str) -> None:
         if pod not in self.pods():
             return
+        self._leave(pod)
         self.engine.run("kill", "--signal", "KILL", f"{pod}-triton", check=False)
         self._remove(pod)  # at once: until then it stands under the name by which the gateway looks
         self._sweep()
+
+    def _leave(self, pod: str) -> None:
+        """The gateway asks it no more, and has its answers; it goes all the same where that takes too long."""
+
+        def is_left() -> bool:
+            told = asked(self.engine, self.name, pod)
+            return told is None or not (told.up or told.in_flight)
+
+        with contextlib.suppress(ServerError, ValueError):  # its network may be gone with its first process
+            self._fence("triton", pod, closed=True)
+            within(LEAVE_S, is_left)
+
+    def _until_asked(self, repository: Path, pod: str) -> None:
+        if asked(self.engine, self.name, pod) is None:
+            time.sleep(NOTICE_S)
+        elif not within(READY_S, lambda: (told := asked(self.engine, self.name, pod)) is None or told.up):
+            raise ServerError(
+                f"can't roll {repository} out",
+                why=f"it is ready, and the gateway does not ask it after {READY_S:g} s",
+                mend=f"see podman logs {self.name}-gateway-gateway",
+            )
 
     def _clear(self, *, grace_s: int) -> None:
         """Everything that is not kept; one thing that refuses keeps none of the others."""
@@ -333,12 +358,21 @@ class Stack(Application):
         for volume in own:
             marks.make_volume(self.engine, self.name, volume)
         self.engine.run("kube", "play", *words, str(self.folder.absolute() / f"kubernetes/podman/{part}.yaml"))
-        (first,) = self.engine.run("pod", "inspect", "--format", "{{.InfraContainerID}}", pod).stdout.split()
-        self.engine.run("start", first)
-        pid = int(self.engine.run("inspect", "--format", "{{.State.Pid}}", first).stdout)
-        limit(part, self.engine.run("pod", "inspect", "--format", "{{.Id}}", pod).stdout.strip(), pid)
-        put_up(self.engine, pid, fence_of(self.engine, self.name, part))
+        self.engine.run("start", self._first(pod))
+        limit(part, self.engine.run("pod", "inspect", "--format", "{{.Id}}", pod).stdout.strip(), self._pid(pod))
+        self._fence(part, pod)
         self.engine.run("pod", "start", pod)
+
+    def _first(self, pod: str) -> str:
+        """The container that a pod's network is of."""
+        return self.engine.run("pod", "inspect", "--format", "{{.InfraContainerID}}", pod).stdout.strip()
+
+    def _pid(self, pod: str) -> int:
+        return int(self.engine.run("inspect", "--format", "{{.State.Pid}}", self._first(pod)).stdout)
+
+    def _fence(self, part: str, pod: str, *, closed: bool = False) -> None:
+        fence = replace(fence_of(self.engine, self.name, part), closed=closed)
+        put_up(self.engine, self._pid(pod), fence)
 
     def _gateway_says(self, path: str) -> bool:
         url = f"http://127.0.0.1:{GATEWAY_PORT}/{path}"
@@ -348,7 +382,7 @@ class Stack(Application):
         self._until(lambda: self._gateway_says("readyz"), "the gateway", f"{self.name}-gateway")
 
     def _until(self, ready: Callable[[], bool], what: str, pod: str) -> None:
-        if self._within(READY_S, ready):
+        if within(READY_S, ready):
             return
         said = self.engine.run("pod", "logs", "--tail", "20", pod, check=False)
         print(said.stdout[-4000:], said.stderr[-2000:], file=sys.stderr)
@@ -357,14 +391,6 @@ class Stack(Application):
             mend += "; packages that hooks require get into the image by: "
             mend += "python -m deploy.containers build triton-cpu --repository REPOSITORY"
         raise ServerError(f"can't bring {what} up", why=f"not ready after {READY_S:g} s", mend=mend)
-
-    def _within(self, seconds: float, ready: Callable[[], bool]) -> bool:
-        deadline = time.monotonic() + seconds
-        while not ready():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.2)
-        return True
 
 
 def _check_gone(left: Sequence[str]) -> None:

@@ -257,7 +257,9 @@ def _show(started: Started) -> None:
         kind = (config.platform or config.backend) if config else ""
         count = sum(group.count for group in config.instance_group) if config else 0
         part = config is not None and config.parameters.get("part_of", row.name) != row.name
-        url = "" if part else f"{started.gateway}/predict/{row.name}"
+        policy = None if config is None else config.model_transaction_policy
+        stream = "/stream" if policy is not None and policy.decoupled else ""
+        url = "" if part else f"{started.gateway}/predict/{row.name}{stream}"
         table.add_row(row.name, kind, row.version, row.state, str(count) if count else "", url)
     Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(table)
     for name, address in (("Triton", started.triton), *started.endpoints):

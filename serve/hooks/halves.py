@@ -39,18 +39,17 @@ STD = np.array({list(settings.std) or [1.0] * channels}, np.float32)
     if settings.shorter is not None:
         says = "pixels of an image's shorter side before its centre is cut out"
         constants = f"SHORTER = {settings.shorter}  # {says}\n{constants}"
-        fitted = f'''whole = decoded(picture).convert("{mode}")
-            fitted = whole.{resized[:-1]}, box=centre(*whole.size))'''
-        centre = '''
-def centre(width: int, height: int) -> tuple[float, float, float, float]:
-    """What of an image is looked at: left, upper, right and lower edge in its own pixels.
-
-    It is what is left when the whole image is made smaller and then cut, to whole pixels each time.
-    """
-    wide, high = (int(SHORTER * side / min(width, height)) for side in (width, height))
-    left, upper, across, down = (wide - WIDTH) // 2, (high - HEIGHT) // 2, width / wide, height / high
-    right, lower = min((left + WIDTH) * across, width), min((upper + HEIGHT) * down, height)
-    return left * across, upper * down, right, lower
+        fitted = f'fitted = centre(decoded(picture).convert("{mode}"))'
+        centre = f'''
+def centre(whole: Image.Image) -> Image.Image:
+    """What of an image is looked at: it is made smaller as a whole, and then cut, to whole pixels each time."""
+    short = min(whole.size)
+    wide, high = (int(SHORTER * side / short) for side in whole.size)
+    if wide * high > MOST_PIXELS:
+        raise ValueError("the image is too long for its width")
+    left, upper = (wide - WIDTH) // 2, (high - HEIGHT) // 2
+    fitted = whole.resize((wide, high), Image.Resampling.{settings.filter})
+    return fitted.crop((left, upper, left + WIDTH, upper + HEIGHT))
 
 '''
     turned = ("" if last else ".transpose(2, 0, 1)") + (".astype(np.float16)" if dtype == "float16" else "")

@@ -10,10 +10,24 @@ from compress.artifact import Artifact
 from compress.processor import IMAGE_SETTINGS
 from compress.vetting.texts import read_json
 
-__all__ = ["ImageSettings", "image_settings"]
+__all__ = ["ImageSettings", "image_settings", "unlike"]
 
 FILTERS = ("NEAREST", "LANCZOS", "BILINEAR", "BICUBIC", "BOX", "HAMMING")  # by Pillow's numbers
 BILINEAR = 2
+
+
+# Of each class of transformers' that is followed to the letter, whether it cuts a centre out.
+CLASSES = {
+    "ViTImageProcessor": False,
+    "ViTFeatureExtractor": False,
+    "CLIPImageProcessor": True,
+    "CLIPFeatureExtractor": True,
+}
+SAID = ("resample", "do_resize", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "size")
+NEEDLESS = {  # keys that change nothing of what an image of three channels becomes
+    "image_processor_type", "feature_extractor_type", "processor_class", "do_convert_rgb", "data_format", "device",
+    "input_data_format", "return_tensors", "disable_grouping", "crop_size", "do_center_crop",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,44 @@ def image_settings(source: Artifact, channels: int, height: int, width: int) -> 
     known = type(resample) is int and 0 <= resample < len(FILTERS)
     name = FILTERS[resample if known else BILINEAR]
     return ImageSettings(mean, std, _shorter(given, height, width), name)
+
+
+def unlike(source: Artifact, channels: int, height: int, width: int) -> str:
+    """Why hooks of `image_settings` would not make of an image what the artifact's processor makes of it; "" where they
+    do. Only what is known is allowed: a class, its keys and their values; a default is no value.
+    """
+    processor = source.processor
+    if processor is None:
+        return "there is no image processor"
+    try:
+        given = read_json(processor.folder / IMAGE_SETTINGS)
+    except (OSError, ValueError) as err:
+        return f"its {IMAGE_SETTINGS} can't be read: {err}"
+    if not isinstance(given, dict):
+        return f"its {IMAGE_SETTINGS} is no object"
+    kind = str(given.get("image_processor_type", given.get("feature_extractor_type", "")))
+    cuts = CLASSES.get(kind.removesuffix("Fast").removesuffix("Pil"))
+    if cuts is None:
+        return f"its processor is {kind[:60] or 'of no class'!a}, and known are {', '.join(CLASSES)}"
+    used = {name for name, value in given.items() if value is not None and not name.startswith("_")}
+    if odd := sorted(used - {*SAID, *NEEDLESS}):
+        return f"its processor says {odd[0][:60]!a}, which is not known here"
+    if missing := next((name for name in SAID if name not in used), None):
+        return f"its processor says nothing of {missing}"
+    if off := next((name for name in ("do_resize", "do_rescale", "do_normalize") if given[name] is not True), None):
+        return f"its processor says {off} {given[off]!a}"
+    if bool(given.get("do_center_crop")) != cuts:
+        return f"its processor says do_center_crop {given.get('do_center_crop')!a}"
+    size, found = given["size"], image_settings(source, channels, height, width)
+    if not found.mean:
+        return "it does not say how values are scaled (image_mean, image_std, rescale_factor)"
+    if type(given["resample"]) is not int or not 0 <= given["resample"] < len(FILTERS):
+        return f"its processor says resample {given['resample']!a}"
+    if cuts and found.shorter is None:
+        return f"it cuts {given.get('crop_size')!a} of {size!a}, and the network takes {height} by {width}"
+    if not cuts and size not in (whole := ({"height": height, "width": width}, *([height] if height == width else ()))):
+        return f"it makes images {size!a}, and the network takes {whole[0]!a}"
+    return ""
 
 
 def _shorter(given: dict[str, Any], height: int, width: int) -> int | None:

@@ -113,6 +113,11 @@ class Hooks:
     postprocess: Stage | None
     example: Mapping[str, Array] | None
 
+    @property
+    def streams(self) -> bool:
+        """Whether they give any number of answers."""
+        return self.postprocess is not None and self.postprocess.streams
+
     def hook(self, name: Literal["preprocess", "postprocess"]) -> Hook:
         """One of its functions, as Triton calls it; the module has it."""
         stage = self.preprocess if name == "preprocess" else self.postprocess
@@ -156,7 +161,7 @@ def load_hooks(path: Path, signature: Signature) -> Hooks:
         )
     if passed and postprocess and postprocess.streams:
         why = f"preprocess gives {passed[0].name!r} past the network, and postprocess yields"
-        raise source.error("postprocess", why, "let postprocess yield that, too, or return one answer")
+        raise source.error("postprocess", why, "leave one of the two out")
     _check_admit(source, module, preprocess)
     example = _example(source, module, front)
     for name, stage in (("preprocess", preprocess), ("postprocess", postprocess)):
@@ -337,7 +342,8 @@ def _try_out(hooks: Hooks, example: Mapping[str, Array]) -> None:
             raise source.error(
                 "preprocess",
                 f"on what example() gives, its result does not fit the network's input: {err}",
-                "convert it in preprocess, as with .astype(np.float32) or .reshape(…)",
+                "convert it in preprocess: .astype(np.float32) for another dtype, .transpose(2, 0, 1) where the last "
+                "dimension is channels and the network has them first, [None] for a dimension more",
             ) from err
 
 

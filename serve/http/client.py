@@ -7,6 +7,7 @@ between two sockets is one exception, `ExchangeError`, told apart by its `kind`.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -17,6 +18,7 @@ from serve.http.slots import Slots, Whose
 
 __all__ = ["Address", "Connection", "ExchangeError", "Kind", "Pool", "Response", "encode_head"]
 
+LATER_S = 0.01  # that the loop may be behind
 LOOK_S = 0.1  # how often deadlines of requests are looked after that have no timer of their own
 KEPT_IDLE, IDLE_S = 32, 10.0  # of more idle connections those are closed that nobody needed for so long
 NOBODY: Whose = ("", "")
@@ -37,6 +39,7 @@ class Pool:
         timeout_s: for a whole exchange: the wait for a connection, connecting, sending, reading.
         max_response_bytes: longest response body that is accepted.
         hold: makes what counts a long response's bytes for whoever asked; None to count none.
+        connect_s: for connecting, of the whole; a server that is not reached by then counts as one that refuses.
 
     Attributes:
         resent: requests that were sent once more.
@@ -50,9 +53,11 @@ class Pool:
         timeout_s: float = 30.0,
         max_response_bytes: int = 1 << 30,
         hold: Callable[[str], Held] | None = None,
+        connect_s: float = math.inf,
     ) -> None:
         self.address = address
         self.timeout_s = timeout_s
+        self._connect_s = connect_s
         self._slots = Slots(max_connections)
         self._max_response_bytes = max_response_bytes
         self._hold = hold
@@ -250,15 +255,38 @@ class Pool:
             connection.close()
 
     async def _connect(self, deadline: float) -> Connection:
-        loop = asyncio.get_running_loop()
         address = self.address
+        until = min(deadline, time.monotonic() + self._connect_s)
+        opening = asyncio.ensure_future(self._open())
         try:
-            async with asyncio.timeout_at(deadline):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self._max_response_bytes, self._hold, self.timeout_s), address.host, address.port
-                )
-        except TimeoutError:
-            raise ExchangeError("timeout", f"no connection to {address} in time") from None
+            await asyncio.wait((opening,), timeout=max(0.0, until - time.monotonic()))
+            if not opening.done():  # a loop that was kept busy tells the time before it has looked who answered
+                await asyncio.wait((opening,), timeout=LATER_S)
+            if opening.done():
+                return opening.result()
         except OSError as err:
             raise ExchangeError("refused", f"no connection to {address}: {err.strerror or err}") from err
+        except asyncio.CancelledError:
+            opening.add_done_callback(_unwanted)
+            raise
+        finally:
+            opening.cancel()
+        if until < deadline:
+            late = f"no connection to {address} within {self._connect_s:g} s"
+            raise ExchangeError("refused", late) from TimeoutError()
+        raise ExchangeError("timeout", f"no connection to {address} in time")
+
+    async def _open(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: Connection(self._max_response_bytes, self._hold, self.timeout_s),
+            self.address.host,
+            self.address.port,
+        )
         return connection
+
+
+def _unwanted(opening: asyncio.Future[Connection]) -> None:
+    """A connection that stood as whoever wanted it had left."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

@@ -13,8 +13,8 @@ from serve.pack.onnx_reader import OnnxFile
 __all__ = ["operator_rules"]
 
 SINCE = {
-    ("com.microsoft", "MatMulNBits"): ("layers with 4-bit weights", "1.17", "24.03"),
-    ("com.microsoft", "GatherBlockQuantized"): ("tables with 4-bit weights", "1.23", "25.09"),
+    ("com.microsoft", "MatMulNBits"): ("layers with weights of few bits", "1.17", "24.03"),
+    ("com.microsoft", "GatherBlockQuantized"): ("tables with weights of few bits", "1.23", "25.09"),
 }
 """What it is, the ONNX Runtime that has it as `compress export --int4` writes it, and the Triton that has that; the
 newest last. build.py of triton-inference-server/server tells which has which."""

@@ -43,7 +43,8 @@ def configs_for(
 
     Without hooks it is the network itself. With hooks it is an ensemble of NAME_preprocess, NAME_network and
     NAME_postprocess, of which the first and the last are there when the hooks have them; or, as a pipeline, one Python
-    model that runs the hooks and asks NAME_network.
+    model that runs the hooks and asks NAME_network. Hooks that yield are always that: a step of an ensemble is never
+    told that nobody waits for its answers any more (Triton 24.10), and would go on for ever.
 
     Args:
         name: what clients ask for.
@@ -66,7 +67,7 @@ def configs_for(
     )
     if hooks is None:
         return {"network": network}
-    if options.pipeline == "bls":
+    if options.pipeline == "bls" or hooks.streams:
         return {"pipeline": _pipeline(name, hooks, network, options, task), "network": network}
     before, after = hooks.preprocess, hooks.postprocess
     helpers = {"network": network}
@@ -86,7 +87,7 @@ def _hook(name: str, stage: str, what: Stage, hooks: Hooks, network: ModelConfig
     inputs = tuple(input_of(tensor) for tensor in what.arguments)
     outputs = tuple(output_of(tensor) for tensor in what.results)
     marks = _marks(name) | parameters
-    return _python(f"{name}_{stage}", inputs, outputs, marks, network.max_batch_size, options, streams=what.streams)
+    return _python(f"{name}_{stage}", inputs, outputs, marks, network.max_batch_size, options)
 
 
 def _python(
@@ -97,7 +98,7 @@ def _python(
     max_batch_size: int,
     options: PackOptions,
     *,
-    streams: bool,
+    streams: bool = False,
 ) -> ModelConfig:
     """A model that runs hooks."""
     return ModelConfig(
@@ -110,12 +111,8 @@ def _python(
         instance_group=(ModelInstanceGroup(options.hook_instances, "KIND_CPU"),),
         dynamic_batching=batching(options) if max_batch_size else None,
         parameters=parameters,
-        model_transaction_policy=_policy(streams),
+        model_transaction_policy=ModelTransactionPolicy(decoupled=True) if streams else None,
     )
-
-
-def _policy(streams: bool) -> ModelTransactionPolicy | None:
-    return ModelTransactionPolicy(decoupled=True) if streams else None
 
 
 def _pipeline(name: str, hooks: Hooks, network: ModelConfig, options: PackOptions, task: str) -> ModelConfig:
@@ -136,8 +133,7 @@ def _pipeline(name: str, hooks: Hooks, network: ModelConfig, options: PackOption
         parameters["passed"] = json.dumps([item.name for item in passed])
     parameters |= _marks(name) | _task(task, options) | _example(hooks, inputs, network)
     plain = tuple(replace(output, label_filename="") for output in (*outputs, *map(output_of, passed)))
-    streams = after is not None and after.streams
-    return _python(name, inputs, plain, parameters, network.max_batch_size, options, streams=streams)
+    return _python(name, inputs, plain, parameters, network.max_batch_size, options, streams=hooks.streams)
 
 
 def _ensemble(

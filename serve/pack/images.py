@@ -6,7 +6,9 @@ from pathlib import Path
 
 from compress.artifact import Artifact
 from compress.errors import HookError
-from serve.hooks.new import UNKNOWN, new_hooks
+from serve.hooks.image_settings import unlike
+from serve.hooks.new import new_hooks
+from serve.hooks.types import item_shape
 
 __all__ = ["write_image_hooks"]
 
@@ -28,14 +30,17 @@ def write_image_hooks(source: Artifact, folder: Path) -> Path:
     if processor is None or processor.kind != "image":
         mend = f"export the Hugging Face folder that has its preprocessor_config.json; {OTHERWISE}"
         raise _refused(source, "it came with no image processor", mend)
-    path = folder / NAME
+    path, otherwise = folder / NAME, OTHERWISE.removeprefix("or ")
     try:
         new_hooks("image-classification", source, path)
     except HookError as err:
-        raise _refused(source, err.why, OTHERWISE.removeprefix("or ")) from err
-    if UNKNOWN["MEAN, STD"] in path.read_text(encoding="utf-8"):
-        why = "its preprocessor_config.json does not say how values are scaled (image_mean, image_std, rescale_factor)"
-        raise _refused(source, why, OTHERWISE.removeprefix("or "))
+        raise _refused(source, err.why, otherwise) from err
+    shape = item_shape(source.signature.inputs[0], batched=source.signature.batched)
+    shape = shape[-3:]
+    if shape[0] != 3 or not all(isinstance(side, int) for side in shape):
+        raise _refused(source, f"it takes {source.signature.inputs[0]}, not three channels of a fixed size", otherwise)
+    if why := unlike(source, *map(int, shape)):
+        raise _refused(source, why, otherwise)
     return path
 
 

@@ -117,6 +117,12 @@ def pack(
         return _write(name, repository, source, found, options, keep, edits)
 
 
+def _of_stream(name: str, hooks: Hooks | None) -> tuple[str, ...]:
+    if hooks is None or not hooks.streams:
+        return ()
+    return (f"its answers are a stream: ask it at /predict/{name}/stream, or in a stream over gRPC",)
+
+
 def _check_dimensions(name: str, task: str, served: ModelConfig, sizes: tuple[int, ...]) -> None:
     """Raises RepositoryError where its embeddings can't be cut to these."""
     if not sizes:
@@ -170,7 +176,7 @@ def _write(
         version=version,
         dropped=tuple(dropped),
         kept=kept,
-        warnings=(*_warnings(source, options), *found.notes, *untried),
+        warnings=(*_warnings(source, options), *_of_stream(name, loaded), *found.notes, *untried),
     )
 
 

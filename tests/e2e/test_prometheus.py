@@ -21,7 +21,7 @@ import pytest
 from serve.deploy.cluster.canary import analysis_queries
 from serve.deploy.cluster.scaling import Signal, signals
 from serve.deploy.monitoring.alerts import alerts
-from serve.deploy.monitoring.dashboards import dashboard, queries
+from serve.deploy.monitoring.dashboards import dashboard, filled, queries
 from serve.deploy.monitoring.monitoring import MonitoringOptions, write_monitoring
 from serve.deploy.monitoring.objectives import objectives_of
 from serve.deploy.monitoring.rules import autoscaling, recording_rules
@@ -61,8 +61,8 @@ class Watched:
         return told["data"]
 
     def values(self, query: str) -> list[float]:
-        """What a query gives now, as the dashboard's variables would have it."""
-        plain = query.replace("$model", ".+").replace("$__rate_interval", "1m")
+        """What a query gives now, with all that the dashboard's variables may select."""
+        plain = filled(dashboard(GOAL), query, {})
         return [float(row["value"][1]) for row in self.ask("query", query=plain)["result"]]
 
     def until(self, query: str, seconds: float = 40) -> list[float]:

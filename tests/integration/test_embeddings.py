@@ -145,10 +145,11 @@ def test_the_clients_other_forms_work(url: str) -> None:
 def test_embeddings_are_cut_to_lengths_that_the_model_allows_and_stay_of_length_one(
     client: openai.OpenAI, size: int
 ) -> None:
-    whole, cut = (
-        np.array(client.embeddings.create(model="encoder", input=["word5"], **more).data[0].embedding)
-        for more in ({}, {"dimensions": size})
+    answers = (
+        client.embeddings.create(model="encoder", input=["word5"]),
+        client.embeddings.create(model="encoder", input=["word5"], dimensions=size),
     )
+    whole, cut = (np.array(each.data[0].embedding) for each in answers)
     np.testing.assert_allclose(cut, whole[:size] / np.linalg.norm(whole[:size]), atol=1e-6)
 
 

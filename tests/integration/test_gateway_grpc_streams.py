@@ -14,8 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
-from serve.gateway.access.footprint import MIB, footprint_bytes
-from serve.gateway.access.freed import KEPT_BYTES
+from serve.gateway.access.footprint import KEPT_BYTES, MIB, footprint_bytes
 from serve.gateway.access.keys import add_key
 from serve.triton.launch import TritonServer
 from tests.gateway_models import served_models

@@ -25,7 +25,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
-from serve.gateway.access.footprint import MIB, footprint_bytes
+from serve.gateway.access.footprint import KEPT_BYTES, MIB, footprint_bytes
 from serve.gateway.access.keys import add_key
 from serve.gateway.oip.cost import is_dear
 from serve.triton.launch import TritonServer
@@ -426,12 +426,12 @@ def test_a_client_that_leaves_leaves_nothing_behind(triton: TritonServer) -> Non
     with gateway(triton, memory_bytes=32 * BOUND) as served:
         left(12)
         held = served.resident()
-        left(24)
+        left(36)
         deadline = time.monotonic() + 40
         while served.metric("gateway_memory_bytes") > MIB:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        assert served.resident() - held < 5 * BODY
+        assert served.resident() - held < 5 * BODY + KEPT_BYTES  # which may lie free
 
 
 def asks_for(size: int) -> bytes:

@@ -282,6 +282,43 @@ def test_a_key_that_keeps_all_slots_busy_keeps_no_other_key_out(
             assert ask(addresses, key, model, 1, sequence_id=sequence, sequence_end=True).total is not None
 
 
+@pytest.mark.parametrize("way", ["raw", "grpc"])
+def test_what_waits_for_slots_that_another_gateway_has_is_told_when_to_come_again(
+    triton: TritonServer, keys: tuple[Path, str, str], way: str
+) -> None:
+    path, alice, bob = keys
+    with served(triton, path) as other, served(triton, path, wait_s=0.5) as addresses:
+        for sequence in (1, 2, 3, 4):
+            assert over_grpc(other, alice, "counts", 1, sequence_id=sequence, sequence_start=True).total == 1
+        began = time.monotonic()
+        if way == "grpc":
+            with grpc.insecure_channel(addresses[1]) as channel:
+                stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+                asked = message("counts", 1, sequence_id=1, sequence_start=True)
+                with pytest.raises(grpc.RpcError, match="could not begin") as told:
+                    stub.ModelInfer(asked, timeout=TIMEOUT_S, metadata=[("x-api-key", bob)])
+            assert told.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert dict(told.value.trailing_metadata())["retry-after"] == "2"
+        else:
+            item = {"name": "x", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+            body = json.dumps({"inputs": [item], "parameters": {ID: 1, "sequence_start": True}}).encode()
+            with closing(http.client.HTTPConnection(addresses[0], timeout=TIMEOUT_S)) as connection:
+                connection.request("POST", "/v2/models/counts/infer", body, {"x-api-key": bob})
+                answer = connection.getresponse()
+                assert (answer.status, answer.getheader("retry-after")) == (503, "2")
+                assert b"could not begin" in answer.read()
+        assert time.monotonic() - began < 15, "half of the time that an answer may take"
+        for sequence in (1, 2, 3, 4):
+            assert over_grpc(other, alice, "counts", 1, sequence_id=sequence, sequence_end=True).total == 2
+        ended = time.monotonic() + 30
+        for sequence in (11, 12, 13, 14):  # what was given up holds none of them
+            while over_grpc(addresses, bob, "counts", 1, sequence_id=sequence, sequence_start=True).total is None:
+                assert time.monotonic() < ended
+                time.sleep(0.1)
+        for sequence in (11, 12, 13, 14):
+            over_grpc(addresses, bob, "counts", 1, sequence_id=sequence, sequence_end=True)
+
+
 def test_without_a_bound_it_waits_as_long_as_it_may(
     shared: Callable[[float], AbstractContextManager[tuple[str, str]]], keys: tuple[Path, str, str]
 ) -> None:

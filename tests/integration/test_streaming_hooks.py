@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -31,17 +35,45 @@ YIELDING = HOOKS.replace(
         yield Answer("abc"[place], float(logits[place]))
 """,
 ).replace("from typing import NamedTuple", "from collections.abc import Iterator\nfrom typing import NamedTuple")
+ENDLESS = """\
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+
+def postprocess(logits: np.ndarray) -> Iterator[int]:
+    place = 0
+    while True:
+        with Path("LOG").open("a") as log:
+            log.write(".")
+        yield (place := place + 1)
+"""
 MODELS: dict[str, Literal["ensemble", "bls"]] = {"steps": "ensemble", "pipeline": "bls"}
 
 
 @pytest.fixture(scope="module")
-def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """The same hooks as "steps", an ensemble, and as "pipeline", one model that asks the network."""
+def dots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that "endless" writes to."""
+    return tmp_path_factory.mktemp("dots") / "dots.txt"
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory, dots: Path) -> Iterator[TritonServer]:
+    """The same hooks as "steps", asked for as an ensemble, and as "pipeline"; both are one model that asks the network.
+    "endless" yields for ever, and writes a dot each time.
+    """
     folder = tmp_path_factory.mktemp("yields")
     hooks, artifact = hook_file(folder, YIELDING), tiny_artifact(folder / "tiny")
     for name, kind in MODELS.items():
         options = PackOptions(instances=1, pipeline=kind, max_batch_size=4)
         pack(artifact, repository=folder / "repository", name=name, hooks=hooks, options=options)
+    text = ENDLESS.replace("LOG", str(dots))
+    endless = PackOptions(instances=1, max_batch_size=4)
+    pack(artifact, repository=folder / "repository", name="endless", hooks=hook_file(folder, text), options=endless)
+    assert sorted(path.name for path in (folder / "repository").iterdir() if path.is_dir()) == [
+        name for model in ("endless", "pipeline", "steps") for name in (model, f"{model}_network")
+    ]
     assert not [found for found in lint(folder / "repository") if found.severity == "error"]
     with served_models(folder) as server:
         yield server
@@ -49,7 +81,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 
 @pytest.fixture(scope="module")
 def served(triton: TritonServer) -> Iterator[Gateway]:
-    with gateway(triton) as found:
+    with gateway(triton, timeout_s=3) as found:
         yield found
 
 
@@ -77,8 +109,10 @@ def test_a_hook_that_fails_after_some_answers_ends_the_stream_with_its_message(s
 @pytest.mark.parametrize("model", MODELS)
 def test_bad_input_and_more_than_one_sample_are_refused(served: Gateway, model: str) -> None:
     bad = stream(served, model, {"text": "no numbers"})
-    assert "hooks.py preprocess: ValueError" in bad.json()["why"]
+    assert bad.status_code == 400
+    assert bad.json()["why"].startswith("hooks.py preprocess: ValueError")
     many = stream(served, model, {"text": [["0,1,2,3"], ["3,2,1,0"]]})
+    assert many.status_code == 400
     assert "2 samples" in many.json()["why"]
     assert len(events(stream(served, model, {"text": "0,2,1,0"}))) == 3
 
@@ -100,3 +134,24 @@ def test_tritons_own_client_reads_the_stream_over_grpc(served: Gateway, model: s
         client.async_stream_infer(model, [text])
         client.stop_stream()
     assert found == [b"b", b"c", b"a"]
+
+
+def test_a_hook_that_yields_for_ever_ends_some_time_after_its_client_has_left(
+    served: Gateway, triton: TritonServer, dots: Path
+) -> None:
+    body = {"x": [0.0, 2.0, 1.0, 0.0]}
+    with requests.post(f"{served.url}/predict/endless/stream", json=body, stream=True, timeout=60) as found:
+        assert next(found.iter_lines()).startswith(b"data: ")
+    deadline, before = time.monotonic() + 60, -1
+    while before != (before := dots.stat().st_size):  # no dot in two seconds
+        assert time.monotonic() < deadline, "it goes on"
+        time.sleep(2)
+    assert len(events(stream(served, "steps", {"text": "0,2,1,0"}))) == 3
+    assert triton.running
+
+
+def test_a_load_test_asks_no_stream_for_one_answer(served: Gateway) -> None:
+    command = [sys.executable, "-m", "serve", "load", served.url, "--model", "steps", "--duration", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "any number of answers" in done.stderr

@@ -149,16 +149,26 @@ def test_a_stage_fills_no_folder_that_a_link_leads_to(tmp_path: Path) -> None:
     assert not list(elsewhere.iterdir())
 
 
-def test_nor_do_manifests_go_where_one_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_do_manifests_go_where_one_leads_or_cost_what_is_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / ".k8s.new").symlink_to(elsewhere)
+    (tmp_path / ".k8s.old").mkdir()
+    (tmp_path / ".k8s.old" / "mine").touch()
     monkeypatch.setattr(render, "workload_of", lambda *_: None)
     monkeypatch.setattr(render, "files", lambda *_: {"a/b.yaml": "text"})
-    options: Any = SimpleNamespace(load=None)
-    with pytest.raises(ToolkitError, match="can't write"):
-        render.render(tmp_path, tmp_path / "k8s", options)
-    assert not list(elsewhere.iterdir())
+    monkeypatch.setattr(render, "warnings_of", lambda *_: [])
+    options: Any = SimpleNamespace(load=None, plan=None)
+    for _ in range(2):
+        render.render(tmp_path / "repository", tmp_path / "k8s", options)
+        assert not list(elsewhere.iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".k8s.new", ".k8s.old", "elsewhere", "k8s"]
+    assert (tmp_path / ".k8s.old" / "mine").exists()
+    options.load = tmp_path / "k8s" / "load.json"
+    with pytest.raises(ToolkitError, match="can't write into"):
+        render.render(tmp_path / "repository", tmp_path / "k8s", options)
 
 
 def test_a_file_keeps_its_mode_and_a_new_one_has_the_usual(tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ def _outputs(module: nn.Module, samples: Samples, batch: int) -> dict[str, torch
     """Those of floating point, without what is padding, of a batch."""
     given = dict(zip((spec.name for spec in samples.specs), samples.tensors(batch), strict=True))
     outputs = run_on(given, partial(call, module, samples.specs, given))
-    kept = {name: samples.kept(batch, output) for name, output in outputs.items() if output.is_floating_point()}
+    kept = {
+        name: samples.kept_of(batch, name, output) for name, output in outputs.items() if output.is_floating_point()
+    }
     return {name: outputs[name] if mask is None else outputs[name][mask] for name, mask in kept.items()}
 
 

@@ -137,7 +137,7 @@ class _Pair:
         if not isinstance(given, torch.Tensor) or not fits(layer, given):
             self.why = "its input has no batch of samples"
             return
-        x, t = rows_of(layer, given, self._target(site, layer, values), self.samples, batch)
+        x, t = rows_of(site.name, layer, given, self._target(site, layer, values), self.samples, batch)
         (self.judging if self.samples.held[batch] else self.fitting).add(x, t)
 
     def _target(self, site: Site, layer: nn.Module, values: Sequence[Values]) -> torch.Tensor:

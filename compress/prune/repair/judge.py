@@ -46,7 +46,7 @@ class Judge:
     """
 
     def __init__(self, original: TorchModel, samples: Samples) -> None:
-        self._samples, self._specs = samples, original.signature.inputs
+        self._samples, self._signature = samples, original.signature
         self._wanted = self._answers(original.module)
         self._spread: list[float] = []
         self.untold = "" if self._wanted[0] else "the outputs are no numbers, by which a repair could be judged"
@@ -65,26 +65,29 @@ class Judge:
     def apart(self, module: nn.Module) -> Apart:
         """A network's distance."""
         each = []
-        for have, want in zip(self._answers(module), self._wanted, strict=True):
+        for batch, have, want in zip(self._samples.judging, self._answers(module), self._wanted, strict=True):
+            samples = len(self._samples.batches[batch])
             judged = [each for each in zip(have, want, self._spread, strict=True) if each[2]]
             errors = [(h - w).square().sum(1) / spread for h, w, spread in judged]
-            each.append(torch.stack(errors).mean(0))
+            by_sample = [error if len(error) == samples else error.mean().expand(samples) for error in errors]
+            each.append(torch.stack(by_sample).mean(0))
         errors_of = torch.nan_to_num(torch.cat(each), nan=torch.inf)
         return Apart(float(errors_of.mean()), float(errors_of.max()))
 
     @torch.no_grad()
     def _answers(self, module: nn.Module) -> list[list[torch.Tensor]]:
-        """By batch and output, float64 [samples, numbers]; of padding, zeros."""
-        found = []
+        """By batch and output, float64 [samples, numbers], or other rows where it has none for each; 0 at padding."""
+        found, specs = [], self._signature.inputs
         for batch in self._samples.judging:
-            given = dict(zip((spec.name for spec in self._specs), self._samples.tensors(batch), strict=True))
-            outputs = run_on(given, partial(call, module, self._specs, given))
+            given = dict(zip((spec.name for spec in specs), self._samples.tensors(batch), strict=True))
+            outputs = run_on(given, partial(call, module, specs, given))
             rows = []
-            for output in outputs.values():
+            for place, (name, output) in enumerate(outputs.items()):
                 if output.is_floating_point():
-                    kept = self._samples.kept(batch, output)
-                    seen = output if kept is None else output * kept[:, :, None].to(output.dtype)
-                    rows.append(seen.double().flatten(1) if seen.ndim > 1 else seen.double()[:, None])
+                    kept = self._samples.kept_of(batch, name, output)
+                    seen = output if kept is None else output.where(kept[(..., *[None] * (output.ndim - kept.ndim))], 0)
+                    seen = seen.double().movedim(self._signature.samples_axis(place), 0) if seen.ndim else seen[None]
+                    rows.append(seen.flatten(1) if seen.ndim > 1 else seen[:, None])
             found.append(rows)
         return found
 

@@ -155,7 +155,7 @@ def eliminations(
             walk.advance(values, start, stop)
             given = values[walk.number[node.all_input_nodes[0]]]
             if isinstance(given, torch.Tensor) and fits(layer, given):
-                x, t = rows_of(layer, given, walk.run(node, values).detach(), samples, batch)
+                x, t = rows_of(name, layer, given, walk.run(node, values).detach(), samples, batch)
                 moments.add(x, t[..., :0])
             shelf.put(batch, (values,))
             done += len(index)

@@ -18,11 +18,12 @@ TIMES = 16
 
 
 def rows_of(
-    layer: nn.Module, given: torch.Tensor, target: torch.Tensor, samples: Samples, batch: int
+    name: str, layer: nn.Module, given: torch.Tensor, target: torch.Tensor, samples: Samples, batch: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Columns [rows, groups, columns] and targets [rows, groups, outputs of one group].
 
     Args:
+        name: of the layer.
         layer: linear, or a convolution.
         given: its input.
         target: of the shape of its output.
@@ -31,7 +32,7 @@ def rows_of(
     """
     places = _places(layer, target, samples.count)
     x, t = columns_of(layer, given, places), outputs_of(layer, target, places)
-    kept = samples.kept(batch, given) if isinstance(layer, nn.Linear) else None
+    kept = samples.kept(batch, name, given)
     x, t = x.flatten(0, 1), t.flatten(0, 1)
     if kept is None:
         return x, t

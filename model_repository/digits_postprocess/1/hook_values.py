@@ -4,6 +4,7 @@
 """
 
 import importlib.metadata
+import itertools
 import operator
 import re
 import traceback
@@ -21,6 +22,7 @@ NUMPY_TYPES: Mapping[str, Any] = {
     "TYPE_STRING": np.object_,
 }  # fmt: skip
 
+YIELDED = 16  # answers that are looked at of a sample: there may be no end of them
 NO_IMAGE = ("UnidentifiedImageError", "DecompressionBombError")  # of Pillow, which need not be installed
 
 
@@ -215,9 +217,12 @@ class Hook:
         return {name: self._array(name, values[name]) for name in self.results}
 
     def sample(self, item: Mapping[str, Array]) -> dict[str, Array]:
-        """As `one`; a batch-wise hook is given the item as a batch of one. Of what is yielded, the first, if any."""
+        """As `one`; a batch-wise hook is given the item as a batch of one. Of what is yielded, the first, if any; some
+        more are checked.
+        """
         if self.streams:
-            return next(self.stream(item), {})
+            first, *_ = [*itertools.islice(self.stream(item), YIELDED), {}]
+            return first
         if not self.batchwise:
             return self.one(item)
         return {name: array[0] for name, array in self.many({name: item[name][None] for name in item}).items()}

@@ -29,6 +29,7 @@ from hook_values import Array, Hook, missing_requirements  # noqa: E402 - after 
 
 Tensors = dict[str, Array]
 SHORT = 64  # bytes, below which texts are taken for alike
+BAD_INPUT = "bad input: "  # begins what is the client's fault in a stream, which carries no codes
 
 
 class TritonPythonModel:
@@ -98,7 +99,8 @@ class TritonPythonModel:
                     break
                 sender.send(self._response(request, made))
         except Failed as err:
-            sender.send(self._response(request, err))
+            told = BAD_INPUT if err.code == pb_utils.TritonError.INVALID_ARG else ""
+            sender.send(self._response(request, Failed(f"{told}{err}", err.code)))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def _response(self, request: Any, tensors: Tensors | Failed) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve.deploy.monitoring.scope import Scope
+from serve.deploy.monitoring.scope import SERIES_LABELS, Scope
 from serve.deploy.options import RenderOptions
 
 __all__ = ["GATEWAY_PORT", "PART_OF", "SERIES_LABELS", "TRITON_PORTS", "labels", "meta", "scope_of"]
@@ -12,8 +12,6 @@ __all__ = ["GATEWAY_PORT", "PART_OF", "SERIES_LABELS", "TRITON_PORTS", "labels",
 TRITON_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 GATEWAY_PORT = 8080
 PART_OF = "app.kubernetes.io/part-of"
-SERIES_LABELS = ("namespace", "app_kubernetes_io_part_of")
-"""What tells an application's series from others' in one Prometheus: where its pods are, and their label PART_OF."""
 
 
 def labels(options: RenderOptions, part: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -76,11 +77,14 @@ def render(repository: Path, folder: Path, options: RenderOptions) -> tuple[list
     gone = [
         f"{name} is no longer written: take {instead}" for name, instead in GONE.items() if (folder / name).is_dir()
     ]
-    beside, aside = (folder.with_name(f".{folder.name}.{word}") for word in ("new", "old"))
+    for read in (repository, options.load, options.plan):
+        if read is not None and folder.resolve() in (read.resolve(), *read.resolve().parents):
+            why = f"{read}, which is read, is in it"
+            raise ServerError(f"can't write into {folder}", why=why, mend="name a new folder")
+    mark = secrets.token_hex(4)  # a folder that happens to have such a name is nobody's
+    beside, aside = (folder.with_name(f".{folder.name}.{mark}.{word}") for word in ("new", "old"))
     try:
-        for path in (beside, aside):
-            shutil.rmtree(path, ignore_errors=True)
-        beside.mkdir(parents=True)  # anew: what still stands there is a link, which may lead elsewhere
+        beside.mkdir(parents=True)
         for name, text in {MARK: "", **texts}.items():
             path = beside / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from serve.deploy.monitoring.objectives import Objectives
+from serve.deploy.monitoring.scope import SERIES_LABELS
 
-__all__ = ["dashboard", "queries"]
+__all__ = ["VARIABLES", "dashboard", "filled", "queries"]
 
 WIDTH, HEIGHT = 8, 8
-OF = '{model=~"$model"}'
+VARIABLES = dict(zip(("namespace", "application"), SERIES_LABELS, strict=True))
+"""By which of a Prometheus' applications one is chosen: variables, and the labels that they are matched with."""
+EVERY = ".*"  # of "All": series without the label, too, as where a Prometheus watches one application alone
+WHERE = ",".join(f'{label}=~"${variable}"' for variable, label in VARIABLES.items())
+ALL = f"{{{WHERE}}}"
+OF = f'{{model=~"$model",{WHERE}}}'
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 
 
@@ -26,7 +32,6 @@ def dashboard(goal: Objectives) -> dict[str, Any]:
             panels.append(panel | {"gridPos": where})
         top += 1 + (len(row) + 2) // 3 * HEIGHT
     numbered = [panel | {"id": number} for number, panel in enumerate(panels, 1)]
-    models = "label_values(gateway_requests_total, model)"
     return {
         "uid": "serving",
         "title": "Serving",
@@ -39,13 +44,24 @@ def dashboard(goal: Objectives) -> dict[str, Any]:
         "templating": {
             "list": [
                 {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
-                {"name": "model", "type": "query", "datasource": SOURCE, "query": models, "definition": models,
-                 "refresh": 2, "includeAll": True, "multi": True, "allValue": ".+",
-                 "current": {"text": "All", "value": "$__all"}},
+                *_variables(),
             ]
         },
         "panels": numbered,
     }  # fmt: skip
+
+
+def _variables() -> Iterator[dict[str, Any]]:
+    """One application after the other, each variable's values among what those before it select; then its models."""
+    seen = ""
+    for name, label in (*VARIABLES.items(), ("model", "model")):
+        query = f"label_values(gateway_requests_total{f'{{{seen}}}' if seen else ''}, {label})"
+        seen += f'{"," if seen else ""}{label}=~"${name}"'
+        yield {
+            "name": name, "type": "query", "datasource": SOURCE, "query": query, "definition": query, "refresh": 2,
+            "includeAll": True, "multi": name == "model", "allValue": ".+" if name == "model" else EVERY,
+            "current": {"text": "All", "value": "$__all"},
+        }  # fmt: skip
 
 
 def queries(board: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -53,6 +69,20 @@ def queries(board: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for panel in board["panels"]:
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"]
+
+
+def filled(board: dict[str, Any], query: str, chosen: Mapping[str, str]) -> str:
+    """A query as Grafana sends it.
+
+    Args:
+        board: the dashboard that it is of.
+        query: with the dashboard's variables.
+        chosen: their values; "All" of those that are not named.
+    """
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            query = query.replace(f"${variable['name']}", chosen.get(variable["name"], variable["allValue"]))
+    return query.replace("$__rate_interval", "1m")
 
 
 def _rows(goal: Objectives) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -87,11 +117,11 @@ def _rows(goal: Objectives) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             "{{model}} pending": f"triton:pending:sum{OF}"}),
         _panel("Turned away because of the load", "reqps", {
             "{{model}}": f"sum by (model) (rate(gateway_model_shed_total{OF}[$__rate_interval]))"}),
-        _panel("Tritons that are asked", "none", {"{{upstream}}": "gateway_upstream_up"}),
+        _panel("Tritons that are asked", "none", {"{{upstream}}": f"gateway_upstream_up{ALL}"}),
         _panel("What an autoscaler sees: queue, p99", "s", {
-            "queue": "autoscale:queue_seconds:mean1m", "p99": "autoscale:latency_p99_seconds:1m"}),
+            "queue": f"autoscale:queue_seconds:mean1m{ALL}", "p99": f"autoscale:latency_p99_seconds:1m{ALL}"}),
         _panel("What an autoscaler sees: rate, pending a replica", "none", {
-            "requests/s": "autoscale:requests:rate1m", "pending": "autoscale:pending:mean"}),
+            "requests/s": f"autoscale:requests:rate1m{ALL}", "pending": f"autoscale:pending:mean{ALL}"}),
     ]  # fmt: skip
     yield "Releases", [
         _panel("The candidate's share", "percentunit", {"{{model}}": f"gateway_rollout_weight{OF}"}),
@@ -102,10 +132,10 @@ def _rows(goal: Objectives) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             f"sum by (model, variant, outcome) (rate(gateway_rollout_requests_total{OF}[$__rate_interval]))"}),
     ]  # fmt: skip
     yield "GPUs", [
-        _panel("Utilization", "percentunit", {"{{gpu_uuid}}": "nv_gpu_utilization"}),
+        _panel("Utilization", "percentunit", {"{{gpu_uuid}}": f"nv_gpu_utilization{ALL}"}),
         _panel("Memory in use", "percentunit", {
-            "{{gpu_uuid}}": "nv_gpu_memory_used_bytes / nv_gpu_memory_total_bytes"}),
-        _panel("Power", "watt", {"{{gpu_uuid}}": "nv_gpu_power_usage"}),
+            "{{gpu_uuid}}": f"nv_gpu_memory_used_bytes{ALL} / nv_gpu_memory_total_bytes{ALL}"}),
+        _panel("Power", "watt", {"{{gpu_uuid}}": f"nv_gpu_power_usage{ALL}"}),
     ]  # fmt: skip
 
 

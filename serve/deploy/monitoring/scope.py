@@ -6,8 +6,10 @@ import json
 import re
 from dataclasses import dataclass
 
-__all__ = ["Scope"]
+__all__ = ["SERIES_LABELS", "Scope"]
 
+SERIES_LABELS = ("namespace", "app_kubernetes_io_part_of")
+"""What tells an application's series from others' in one Prometheus: where its pods are, and their label part-of."""
 SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import resource
 import time
+from pathlib import Path
 
-__all__ = ["KEPT_BYTES", "Freed"]
+from serve.gateway.access.footprint import KEPT_BYTES
 
+__all__ = ["Freed"]
+
+STATM = Path("/proc/self/statm")
 LOOK_S = 0.5
-KEPT_BYTES = 96 * 1024 * 1024  # for the bodies that come next: each page given back costs a fault
+QUIET_BYTES = 1024 * 1024  # that less came or went since the last look: no bodies come
+WORTH = 16  # a part of that, which is worth giving back what lies free
 RARELY, LATEST_S = 20, 2.0  # times as long as giving back took, until it is done again; at most so long
 
 
@@ -40,19 +46,30 @@ class Freed:
             self._ask.restype = _Info
         if self._trim is not None:
             self._trim.argtypes = [ctypes.c_size_t]
-        self._given_at = 0  # bytes that it still called free then: it counts those that the system has back, too
+        self._others = 0  # bytes of the process that are not of its allocator
+        self._stayed = 0  # that did not go back the last time
+        self._used = 0  # by the last look
 
     def give_back(self) -> bool:
         """Whether there was so much that it was given back; other C libraries tell nothing, and keep less."""
         if self._ask is None or self._trim is None:
             return False
-        free = int(self._ask().fordblks)
-        self._given_at = min(self._given_at, free)
-        if free - self._given_at <= self._kept:
+        used, idle = self._look(self._ask())
+        self._others, self._stayed = min(self._others or idle, idle), min(self._stayed, idle)
+        quiet, self._used = abs(used - self._used) < QUIET_BYTES, used
+        kept = self._kept // 4 if quiet else self._kept
+        if idle - self._others <= kept or idle - self._stayed <= self._kept // WORTH:
             return False
         self._trim(0)
-        self._given_at = int(self._ask().fordblks)
+        _, self._stayed = self._look(self._ask())
         return True
+
+    @staticmethod
+    def _look(told: _Info) -> tuple[int, int]:
+        """Bytes in use, and those that the process has beside them: what its allocator calls free may be the system's
+        already, and what was used and freed since the last look is not told from that."""
+        used = int(told.uordblks) + int(told.hblkhd)
+        return used, max(1, int(STATM.read_text().split()[1]) * resource.getpagesize() - used)
 
     async def watch(self) -> None:
         """Look until cancelled."""

@@ -13,6 +13,7 @@ from serve.gateway.access.asides import Asides
 from serve.gateway.access.families import Families
 from serve.gateway.access.identity import Identity, KeyRing
 from serve.gateway.access.lists import Lists
+from serve.gateway.access.long_work import LongWork
 from serve.gateway.access.loop_time import LoopTime
 from serve.gateway.access.memory import Memory
 from serve.gateway.access.seated import Seated
@@ -59,6 +60,7 @@ class Gate:
         self.asides = Asides(self.memory)
         self.waiting = Waiting()
         self.loop_time = LoopTime()
+        self.long_work = LongWork()
         self.slots = Slots(settings.sequence_wait_s)
         self._settings = settings
         self._places: dict[str, Admission] = {}

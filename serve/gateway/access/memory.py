@@ -45,6 +45,8 @@ class Memory(Collector):
 
     Attributes:
         used: bytes that are held now.
+        long: of these, of long requests. Some are there before they can be asked for, and may be more than there is
+            room for: short ones have what is theirs all the same.
         connections: those of clients, of which a quarter of the bound may be made.
         most_connections: that there may be, however much room there is.
         most_of_address: that one address may have of them.
@@ -57,7 +59,7 @@ class Memory(Collector):
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
-        self.used = 0
+        self.used = self.long = 0
         self.connections = 0
         self.most_connections = sys.maxsize
         self.most_of_address = sys.maxsize
@@ -65,6 +67,11 @@ class Memory(Collector):
         self.handshakes: Handshakes | None = None
         self._by_key: Counter[str] = Counter()
         self._by_address: Counter[str] = Counter()
+
+    @property
+    def most_long(self) -> int:
+        """Bytes that long requests may have."""
+        return self.bound - self.bound // 8
 
     @property
     def most_of_one(self) -> int:
@@ -78,14 +85,24 @@ class Memory(Collector):
             size: bytes.
             small: whether it is for a short request: those have the last eighth of the bound for themselves.
         """
-        if self.used + size > (self.bound if small else self.bound - self.bound // 8):
+        if not (self.has_small(size) if small else self.used + size <= self.most_long):
             self.refused += 1
             raise MemoryFullError(self.bound)
         self.used += size
+        if not small:
+            self.long += size
+
+    def has_small(self, size: int) -> bool:
+        """Whether there is room for so many bytes of a short request."""
+        return self.used - max(0, self.long - self.most_long) + size <= self.bound
+
+    def has_long(self, key: str, size: int) -> bool:
+        """The same, of a long one of a key."""
+        return self.used + size <= self.most_long and self._by_key[key] + size <= self.bound // 2
 
     def try_small(self, size: int) -> bool:
         """Hold so many bytes of a short request, if there is room; to be given back by `give_small`."""
-        if self.used + size > self.bound:
+        if not self.has_small(size):
             return False
         self.used += size
         return True
@@ -207,11 +224,21 @@ class Share:
             memory.take_for(self._key, size)
             self._of_key += size
         memory.take(size, small=small)
+        if not small and self.size <= SMALL_BYTES:
+            memory.long += self.size
         self.size = held
+
+    def fits(self, size: int) -> bool:
+        """Whether there is room for so many bytes more."""
+        return self._closed or size <= SMALL_BYTES or self._memory.has_long(self._key, size)
 
     def at_close(self, call: Callable[[], object]) -> None:
         """Have something called then: what was counted, and is still coming, has to end with it."""
         self._over = call
+
+    def beside(self) -> Share:
+        """Another one, which counts for no key."""
+        return Share(self._memory)
 
     def check(self, size: int) -> None:
         """Whether there is room for so many bytes, now; raises MemoryFullError."""
@@ -230,6 +257,7 @@ class Share:
             self._memory.give_for(self._key, self._of_key - size)
             self._of_key = size
         self._memory.used += size - self.size
+        self._memory.long += (size if size > SMALL_BYTES else 0) - (self.size if self.size > SMALL_BYTES else 0)
         self.size = size
 
     def hold(self, size: int) -> None:
@@ -247,6 +275,8 @@ class Share:
             call()
         if self.size:
             self._memory.used -= self.size
+            if self.size > SMALL_BYTES:
+                self._memory.long -= self.size
             self.size = 0
         if self._of_key:
             self._memory.give_for(self._key, self._of_key)

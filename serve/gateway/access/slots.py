@@ -20,14 +20,15 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from serve.gateway.errors import GatewayError, RateLimitedError
+from serve.gateway.errors import GatewayError, OverloadedError, RateLimitedError
 from serve.rollout.plan import Target
 
-__all__ = ["MOST_WAITING", "Batcher", "HasItsShareError", "SequenceEndedError", "Slots", "Turn"]
+__all__ = ["MOST_WAITING", "Batcher", "HasItsShareError", "NoSlotError", "SequenceEndedError", "Slots", "Turn"]
 
 LONGEST_S = 300.0  # that one sequence keeps the last slot from a key that has none
 MOST_WAITING = 32  # of a key: each has one of the places among the requests of the model
 TOLD_S = 60.0
+MOST_WAITS = 3  # times what one waits until others are ended for it, for its first answer
 KEPT_WAITS = 2.0  # times what a key waited for its share, that it may come back to it
 REMEMBERED = 4096
 
@@ -55,6 +56,19 @@ class HasItsShareError(RateLimitedError):
             why=f"another key has waited for the model's slots, and this key has its share of them ({share})",
             mend="end the sequences that are done (sequence_end), or wait as long as Retry-After says",
             retry_after_s=seconds,
+        )
+
+
+class NoSlotError(OverloadedError):
+    """A sequence has no slot, and nothing that is known here will free one."""
+
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(
+            "the sequence could not begin",
+            why=f"the model did not answer it in {waited_s:g} s: sequences hold its slots that are not known here, as "
+            "those of another gateway, or its first answers take longer",
+            mend="try again when Retry-After says; where first answers take as long, set sequence_wait_s higher",
+            retry_after_s=waited_s,
         )
 
 
@@ -313,6 +327,11 @@ class Slots:
         self._shared: dict[Target, _Shared] = {}
         self._end: End | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds that a sequence may wait for its first answer."""
+        return MOST_WAITS * self._wait_s
 
     def follow(self, end: End) -> None:
         """Ends a sequence in Triton."""

@@ -11,13 +11,13 @@ import orjson
 
 from serve.gateway.edge.predict_values import answer_of, message_of
 from serve.gateway.errors import BadRequestError
+from serve.gateway.oip.contract import UnfitError, check_parameters
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import Message
 
 __all__ = ["asked_of", "event_of", "generated_of"]
 
 Asked = tuple[Message, bool, str, dict[str, bool | int | float | str]]
-MOST_WHOLE = 2**63
 
 
 def asked_of(values: Any, metadata: ModelMetadata, most: int) -> Asked:
@@ -45,16 +45,14 @@ def asked_of(values: Any, metadata: ModelMetadata, most: int) -> Asked:
 
 
 def _check(parameters: Any) -> None:
+    """Whether they are a few plain values: here, where it does not keep the event loop from others."""
     if not isinstance(parameters, dict):
         raise BadRequestError("the parameters are no object", mend='write them as in "parameters": {"temperature": 0}')
-    for name, value in parameters.items():
-        whole = type(value) is int
-        if type(value) not in (bool, int, float, str) or (whole and not -MOST_WHOLE <= value < MOST_WHOLE):
-            raise BadRequestError(
-                f"the parameter {name[:64]!r} can't be sent",
-                why="Triton's parameters are true, false, texts, and numbers of 64 bits",
-                mend="leave it out, or give it as a text",
-            )
+    try:
+        check_parameters(parameters, shared_memory=False)
+    except UnfitError as err:
+        mend = "Triton's parameters are true, false, texts, and numbers of 64 bits"
+        raise BadRequestError("the parameters can't be sent", why=err.why or err.error, mend=mend) from err
 
 
 def event_of(body: bytes, length: bytes, metadata: ModelMetadata, item: bool) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import os
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -28,6 +29,7 @@ from serve.gateway.edge.way import Way
 from serve.gateway.errors import (
     NO_ROOM,
     AnswerTooLargeError,
+    BadRequestError,
     ClientGoneError,
     GatewayError,
     Problem,
@@ -42,6 +44,9 @@ from serve.gateway.upstream.deadline import TIMEOUT_HEADER, EarlyTimeoutError, p
 
 __all__ = ["Streamed", "events_router"]
 
+LONGEST_S = 1e6  # that a client may give a stream
+BAD_INPUT = "bad input: "  # as serve.hooks.packed.model has it, which only Triton can import
+AS_JSON = 3  # times as long as its tensors, an answer is until it is written and told
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"x-accel-buffering", b"no"),  # of nginx, which would keep events back
@@ -122,7 +127,7 @@ def events_router(settings: Settings, way: Way, streamed: Streamed) -> APIRouter
         """Takes what `/predict/{model}` takes; each answer is an event whose data is what that route answers.
 
         For decoupled models, which give any number of answers to a request; others give one. `X-Request-Timeout-Ms`
-        bounds the whole; without it, each answer has the gateway's time-out.
+        bounds the whole; each answer has the gateway's time-out.
         """
         return _Events(settings, way, streamed, request, model, None, event_of)
 
@@ -200,13 +205,12 @@ class _Events(Response):
         gate, headers = self._way.gate, dict(scope["headers"])
         identity = scope["state"]["identity"]
         told = headers.get(TIMEOUT_HEADER)
-        patience = patience_s(told, self._settings.timeout_s)
-        deadline = time.monotonic() + patience
-        whole = deadline if told is not None else None
+        whole = None if told is None else time.monotonic() + patience_s(told, LONGEST_S)
+        deadline = min(time.monotonic() + self._settings.timeout_s, whole or math.inf)
         gate.incidents.outages.check(self._model)
         share, lease = Share(gate.memory, identity.id), gate.lease()
         try:
-            body = await read_plain(self._settings, self._request, receive, share)
+            body = await read_plain(self._settings, self._request, receive, share, gate.long_work)
             release = None if self._version else self._way.releases.get(self._model)
             models = models_of(self._model, release)
             await until_loaded(gate, lease, models, identity.id, deadline, scope, receive)
@@ -214,6 +218,8 @@ class _Events(Response):
             reading = self._read(metadata, body, deadline)
             del body
             asked, item = await unless_client_leaves(scope, receive, reading)
+            # The stream has a lease of its own: who holds one and waits for another could wait for itself.
+            lease.close()
             share.resize(0)  # the stream counts what it has
             client = scope.get("client")
             answers = over_http.answers(scope["headers"], tuple(client) if client else None, asked)
@@ -252,33 +258,38 @@ class _Events(Response):
         """
         async with aclosing(answers):
             while (answer := await self._next(answers, whole)) is not None:
+                share.take(AS_JSON * len(answer))
                 event = await self._event(answer, metadata, item, whole)
                 del answer
-                share.take(len(event))
+                share.resize(len(event))
                 if not self._begun:
                     fields = [*HEADERS, *self._request.state.identity.limits()]
                     await send({"type": "http.response.start", "status": 200, "headers": fields})
                     self._begun = True
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-                share.resize(max(0, share.size - len(event)))
+                share.resize(0)
         if not self._begun:  # a model may give none
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             self._begun = True
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _next(self, answers: AsyncGenerator[bytes], whole: float | None) -> bytes | None:
-        seconds = self._settings.timeout_s if whole is None else whole - time.monotonic()
+        each = self._settings.timeout_s
+        seconds = max(0, min(each, math.inf if whole is None else whole - time.monotonic()))
         try:
-            async with asyncio.timeout(max(0, seconds)):
+            async with asyncio.timeout(seconds):
                 return await anext(answers, None)
         except TimeoutError:
-            late = UpstreamTimeoutError if whole is None else EarlyTimeoutError
+            late = EarlyTimeoutError if seconds < each else UpstreamTimeoutError
             raise late("the model server took too long", why=f"no answer came within {seconds:.1f} s") from None
 
     async def _event(self, answer: bytes, metadata: ModelMetadata, item: bool, whole: float | None) -> bytes:
         from serve.gateway.grpc.over_http import answer_parts  # loaded by now
 
         failed, body, length = answer_parts(answer)
+        if failed.startswith(BAD_INPUT):
+            told = failed.removeprefix(BAD_INPUT)
+            raise BadRequestError(f"the model {self._model!r} refuses the request", why=told)
         if failed:
             raise UpstreamBrokenError(f"the model {self._model!r} failed", why=failed, status=500)
         arguments = body, b"%d" % length, metadata, item

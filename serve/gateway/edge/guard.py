@@ -21,7 +21,7 @@ FREE = re.compile(
 )
 OF_MODEL = re.compile(r"/(?:v2/models|predict|v1/models)/([^/]+)(?:/.*)?")
 ALL_STATISTICS = "/v2/models/stats"
-PREDICT = re.compile(r"/predict/[^/]+")  # a stream counts its message itself
+ASKS = re.compile(r"/predict/.+|.+/generate_stream")
 LISTED = ("/v1/embeddings", "/v1/rerank")  # these name their model in their body
 # What a question costs its key, in Triton's answers or about as much work here; anything else costs 1.
 COSTS = (
@@ -76,7 +76,7 @@ class GuardMiddleware:
         state = scope.setdefault("state", {})
         state["identity"] = identity
         state[STILL] = lambda: self._check_rights(self._gate.keys.again(identity), path)
-        if PREDICT.fullmatch(path) or path in LISTED:
+        if ASKS.fullmatch(path) or path in LISTED:
             identity.take()
         else:
             identity.ask(cost_of(path))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -18,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
+from serve.gateway.access.slots import NoSlotError
 from serve.gateway.edge.asking import CLIENT_LEFT, ask_model, unless_client_leaves, until_loaded
 from serve.gateway.edge.bodies import growing_body, read_body
 from serve.gateway.edge.extensions import RESPOND, STILL
@@ -29,6 +31,7 @@ from serve.gateway.errors import (
     GatewayError,
     Refusal,
     SlowBodyError,
+    UpstreamTimeoutError,
     bare,
 )
 from serve.gateway.observe.telemetry import INFER_ROUTE, Observed, Telemetry
@@ -170,7 +173,7 @@ class InferEndpoint:
             if header_length is None and is_long(body):
                 packed = Packed(body, encoding, most)
             else:
-                body = await unpack(body, encoding, most, share)
+                body = await unpack(body, encoding, most, share, self._gate.long_work)
         await until_loaded(self._gate, lease, models_of(model, release), identity.id, deadline, scope, receive)
         kept = release.kept if release is not None else Target(model, version)
         seconds = None if timeout is None else patience
@@ -197,6 +200,9 @@ class InferEndpoint:
             await lease.need([stays.model], identity.id, deadline)
             path = stays.path.encode()
             turn = self._gate.slots.asked(batcher, stays, sequence, identity.id)
+        for_slot_s = self._gate.slots.longest_s if turn is not None and turn.begins else math.inf
+        if for_slot := time.monotonic() + for_slot_s < deadline:
+            deadline = time.monotonic() + for_slot_s
 
         async def ask(body: bytes | GrowingBody) -> Response:
             left = deadline - time.monotonic()
@@ -220,6 +226,10 @@ class InferEndpoint:
                     raise
                 whole = await body.wait()
                 response = await send_it(partial(ask, whole), body=whole, trace=trace)
+            except UpstreamTimeoutError:
+                if for_slot:
+                    raise NoSlotError(for_slot_s) from None
+                raise
             status = response.status
         finally:
             if turn is not None:

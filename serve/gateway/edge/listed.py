@@ -207,7 +207,7 @@ class _Listed(Generic[A, B]):
             if is_long(came):
                 body = Packed(came, encoding, self._most_bytes)
             else:
-                body = await unpack(came, encoding, self._most_bytes, self._share)
+                body = await unpack(came, encoding, self._most_bytes, self._share, self._way.gate.long_work)
         reading = self._way.contracts.read_json(self._identity.digest, self._deadline, self._form.read, body)
         if isinstance(body, Packed) or len(body) > CHEAP_BYTES:  # it may have to wait
             reading = unless_client_leaves(scope, receive, reading)

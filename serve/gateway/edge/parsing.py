@@ -104,7 +104,7 @@ class Parsing:
         """
         self._count(address, who, size)
         bound = self._memory.bound // 8
-        if self._held > bound or self._of_address[address] > bound // 2 or self._memory.used > self._memory.bound:
+        if self._held > bound or self._of_address[address] > bound // 2 or not self._memory.has_small(0):
             self._memory.refused_frames += 1
             self.leave(address, who)
             return False

@@ -15,6 +15,7 @@ from starlette.types import Message as ASGIMessage
 from starlette.types import Receive
 
 from serve.gateway.access.identity import Identity
+from serve.gateway.access.long_work import LongWork
 from serve.gateway.access.memory import Share
 from serve.gateway.edge.asking import CLIENT_LEFT, unless_client_leaves, until_loaded
 from serve.gateway.edge.bodies import read_body
@@ -118,7 +119,7 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
         gate.places(model).check(identity.priority, patience, identity.id)
         share, lease = Share(gate.memory, identity.id), gate.lease()
         try:
-            body = await read_plain(settings, request, request.receive, share)
+            body = await read_plain(settings, request, request.receive, share, gate.long_work)
             release = way.releases.get(model)
             models = models_of(model, release)
             await until_loaded(gate, lease, models, identity.id, deadline, request.scope, request.receive)
@@ -156,7 +157,9 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
     return router
 
 
-async def read_plain(settings: Settings, request: Request, receive: Receive, share: Share) -> bytes | Packed:
+async def read_plain(
+    settings: Settings, request: Request, receive: Receive, share: Share, long_work: LongWork
+) -> bytes | Packed:
     """A request's body; where it is long and packed JSON, as it came. Raises GatewayError, and ClientGoneError."""
     most, headers = settings.max_body_bytes, dict(request.scope["headers"])
     came = await read_body(request.scope, headers.get(b"content-length"), receive, most, share)
@@ -165,7 +168,7 @@ async def read_plain(settings: Settings, request: Request, receive: Receive, sha
         return came
     if is_long(came) and _media(request) == JSON:
         return Packed(came, encoding, most)
-    return await unpack(came, encoding, most, share)
+    return await unpack(came, encoding, most, share, long_work)
 
 
 async def message_asked(

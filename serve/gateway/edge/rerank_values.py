@@ -123,7 +123,7 @@ def _text(given: Any, name: str, param: str) -> bytes:
 
 def judge_of(model: ModelMetadata) -> Judge | None:
     """How a model is asked to rank; None where it gives no single number for two texts."""
-    if model.task != TASK or not model.batched or tuple(each.name for each in model.inputs) != PAIR:
+    if model.task != TASK or not model.batched or {each.name for each in model.inputs} != set(PAIR):
         return None
     if any(each.datatype != "BYTES" or each.shape != (-1, 1) for each in model.inputs):
         return None

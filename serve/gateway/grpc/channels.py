@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
@@ -11,13 +12,16 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2 as messages
 
+from serve.gateway.access.long_work import LONG_BYTES, LongWork
 from serve.gateway.access.memory import Share
-from serve.gateway.grpc.arriving import Arriving
+from serve.gateway.grpc.arriving import Arriving, last_of
 from serve.gateway.grpc.parcel import Parcel, contents
 from serve.gateway.grpc.relay import OPTIONS as RELAY_OPTIONS
 from serve.gateway.grpc.relay import Relays
+from serve.gateway.grpc.sending import Sending
 from serve.gateway.grpc.singly import Singly
 from serve.gateway.grpc.way import Way
+from serve.gateway.grpc.wire import head_of
 from serve.gateway.health.flights import ABOARD
 from serve.gateway.health.stream_flight import StreamFlight
 from serve.gateway.upstream.balancer import MOST_SENT, STOPPING, Attempt, Balancer, Node
@@ -41,6 +45,7 @@ class GrpcChannels:
         addresses: gRPC endpoints of the servers, in their order; where servers are discovered, the port of the first.
         options: of each channel.
         relays: to Triton, for streams whose answers may be long; None where there are no such.
+        long_work: has the turns of long messages; its own by default.
     """
 
     def __init__(
@@ -49,16 +54,19 @@ class GrpcChannels:
         addresses: Sequence[str],
         options: Sequence[tuple[str, int]],
         relays: Relays | None = None,
+        long_work: LongWork | None = None,
     ) -> None:
         self._balancer = balancer
         self._addresses = dict(zip(balancer.nodes, addresses, strict=True))
         self._port = int(addresses[0].rpartition(":")[2])
-        self._options = options
+        self._options = [*options, *_connecting(balancer.connect_s)]
         self._relays = relays
         self._channels: dict[Node, Any] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._left: set[asyncio.Task[Any]] = set()
-        self._arriving = Arriving()
+        self._long_work = long_work or LongWork()
+        self._sending = Sending()
+        self._arriving = Arriving(self._long_work)
 
     def channel(self, node: Node) -> Any:
         """To a server; those of servers that are gone are closed once nothing uses them."""
@@ -166,6 +174,7 @@ class GrpcChannels:
         deadline: float,
         share: Share | None = None,
         on_left: Callable[[asyncio.Task[bytes]], None] = lambda _: None,
+        counted: Share | None = None,
     ) -> bytes:
         """ModelInfer of one server, and of others while they can't be reached.
 
@@ -175,12 +184,13 @@ class GrpcChannels:
             scope_name: path of the model.
             sequence: id of its sequence; None for none.
             deadline: on the monotonic clock.
-            share: counts an answer that may be long; None for one that can't be.
+            share: of the call, whose long message gRPC has a copy of until it is sent; None for short ones.
             on_left: is given what is still with the server when nobody waits for it any more.
+            counted: counts an answer that may be long; None for one that can't be.
 
         Raises:
             grpc.aio.AioRpcError: as it came, or the deadline passed.
-            MemoryFullError: there is no room for the answer.
+            MemoryFullError: there is no room for the answer, or the copy.
         """
         balancer = self._balancer
         scope = balancer.scope(scope_name)
@@ -191,7 +201,7 @@ class GrpcChannels:
             attempt = balancer.begin(scope, tried, sequence, flight=flight)
             tried.append(attempt.node)
             try:
-                return await self._infer(attempt, body, deadline - time.monotonic(), share, on_left)
+                return await self._infer(attempt, body, deadline - time.monotonic(), share, counted, on_left)
             except grpc.aio.AioRpcError as err:
                 lost = _lost(err)
                 if lost:
@@ -213,11 +223,12 @@ class GrpcChannels:
         body: bytes,
         timeout_s: float,
         share: Share | None,
+        counted: Share | None,
         on_left: Callable[[asyncio.Task[bytes]], None],
     ) -> bytes:
         server = model = Verdict.NOTHING
         wanted = [True]
-        asking = asyncio.ensure_future(self._asked(attempt.node, body, share, wanted))
+        asking = asyncio.ensure_future(self._asked(attempt.node, body, share, counted, wanted))
         try:
             answer = await self._within(asking, timeout_s)
             server = model = Verdict.GOOD
@@ -234,12 +245,24 @@ class GrpcChannels:
                 on_left(asking)
             attempt.end(server, model)
 
-    async def _asked(self, node: Node, body: bytes, share: Share | None, wanted: list[bool]) -> bytes:
+    async def _asked(
+        self, node: Node, body: bytes, share: Share | None, counted: Share | None, wanted: list[bool]
+    ) -> bytes:
         """The answer; once it is not `wanted` any more, it counts for nobody."""
-        if share is None:
+        method, timeout = f"{SERVICE}ModelInfer", self._balancer.timeout_s
+        if share is not None and len(body) >= LONG_BYTES:
+            async with self._sending.copy(share, len(body)):
+                call = self.channel(node).stream_stream(method)(timeout=timeout)
+                with contextlib.suppress(asyncio.InvalidStateError):  # it is over, which reading tells of
+                    await self._long_work.steps(share.key, call.write(body), long=True)
+                    await call.done_writing()
+        elif counted is None:
             return await self._unary(node, "ModelInfer", body)
-        call = self.channel(node).unary_stream(f"{SERVICE}ModelInfer")(body, timeout=self._balancer.timeout_s)
-        return await self._arriving.answer(call, share, wanted)
+        else:
+            call = self.channel(node).unary_stream(method)(body, timeout=timeout)
+        if counted is None:
+            return await last_of(call, await call.read())
+        return await self._arriving.answer(call, counted, wanted)
 
     async def stream(
         self,
@@ -293,7 +316,10 @@ class GrpcChannels:
             way.call = call
             on_call(call)
             while True:
-                way.reading = asyncio.ensure_future(call.read())
+                if share is None:
+                    way.reading = asyncio.ensure_future(call.read())
+                else:
+                    way.reading = asyncio.ensure_future(self._long_work.steps(share.key, call.read(), first=False))
                 left = True
                 await way.answer()  # where this is cancelled, what reads is not
                 left = False
@@ -335,6 +361,11 @@ class GrpcChannels:
             await way.end()
 
 
+def _connecting(seconds: float) -> list[tuple[str, int]]:
+    """Options of a channel: it is told after so long that a server is not reached, not after gRPC's 20 s."""
+    return [("grpc.min_reconnect_backoff_ms", int(1000 * seconds))] if seconds < math.inf else []
+
+
 async def _to_their_end(requests: AsyncIterator[Parcel]) -> AsyncGenerator[Parcel]:
     """The same, but that a failure is an end like others, and cancels nothing."""
     with contextlib.suppress(Exception):
@@ -353,7 +384,7 @@ def _hurried(err: grpc.aio.AioRpcError, body: bytes) -> bool:
         return False
     return was_hurried(
         (err.details() or "").encode(),
-        lambda: b"timeout" in body and chosen_wait(messages.ModelInferRequest.FromString(body)),
+        lambda: b"timeout" in body and chosen_wait(messages.ModelInferRequest.FromString(head_of(body)[0])),
     )
 
 

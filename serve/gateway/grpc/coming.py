@@ -52,8 +52,23 @@ class Coming:
             connection = self._of[client] = _Connection(Share(self._memory, caller), self._seen.get(client, 0))
         elif not connection.under_way and connection.share.key != caller:
             connection.share = Share(self._memory, caller)
-        connection.under_way += 1
         connection.credit += CALL_BYTES
+        return self._begins(connection)
+
+    def stays(self, peer: str) -> Callable[[object], None]:
+        """A call is over, and the library still has what came of its message, until what this gives is called."""
+        client = client_of(peer)
+        connection = None if client is None else self._of.get(client)
+        return (lambda _: None) if connection is None else self._begins(connection)
+
+    def unread(self, peer: str) -> int:
+        """Bytes of a connection that nobody had read when it was last looked at."""
+        client = client_of(peer)
+        connection = None if client is None else self._of.get(client)
+        return 0 if connection is None else connection.unread
+
+    def _begins(self, connection: _Connection) -> Callable[[object], None]:
+        connection.under_way += 1
         self._under_way += 1
         return lambda _: self._ends(connection)
 
@@ -83,20 +98,22 @@ class Coming:
         for client, connection in list(self._of.items()):
             if client in received:
                 connection.has_brought(received[client])
-                by_caller[connection.share.key] += connection.unread
             elif not connection.under_way:
                 del self._of[client]
-        return self._too_much(by_caller)
+            by_caller[connection.share.key] += connection.unread  # it may have gone, and the library still have it
+        return self._too_much(by_caller, received)
 
-    def _too_much(self, by_caller: Counter[str]) -> set[Client]:
+    def _too_much(self, by_caller: Counter[str], there: Mapping[Client, int]) -> set[Client]:
         """Those with the most, of a caller that has more than half of the bound or, where all that is held is over it,
         of the caller with the most."""
         ended: set[Client] = set()
         most, over = self._memory.bound // 2 + SLACK_BYTES, self._memory.used - self._memory.bound
-        largest = sorted(((each.unread, client) for client, each in self._of.items() if each.unread), reverse=True)
+        found = ((each.unread, client) for client, each in self._of.items() if each.unread and client in there)
+        largest = sorted(found, reverse=True)
         for unread, client in largest:
             caller = self._of[client].share.key
-            if by_caller[caller] > most or (over > 0 and by_caller[caller] == max(by_caller.values())):
+            of_caller = by_caller[caller]
+            if of_caller > most or (over > 0 and SMALL_BYTES < of_caller == max(by_caller.values())):
                 by_caller[caller] -= unread
                 over -= unread
                 ended.add(client)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextvars import Token
 from typing import Any
@@ -14,11 +15,14 @@ from serve.gateway.access.asides import JUDGED
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
-from serve.gateway.errors import GatewayError, OverloadedError
+from serve.gateway.access.slots import NoSlotError
+from serve.gateway.errors import GatewayError, OverloadedError, bare
 from serve.gateway.grpc.channels import UNREACHED, GrpcChannels, chosen_wait
-from serve.gateway.grpc.message import Incoming, about, asked_of, parsed, without_contents
+from serve.gateway.grpc.message import Incoming, about, asked_of, parsed
+from serve.gateway.grpc.parcel import Parcel
 from serve.gateway.grpc.request import in_reply
 from serve.gateway.grpc.status import DEAD, STATUSES, Context, EndedCallError, keys_of, refuse, too_large
+from serve.gateway.grpc.wire import head_of, whole
 from serve.gateway.health.flights import ABOARD, Flight
 from serve.gateway.health.outages import ModelDownError
 from serve.gateway.observe.telemetry import GRPC_ROUTE, Observed, Telemetry
@@ -77,15 +81,19 @@ class Inference:
             identity = self._gate.keys.again(identity)
             seen.received = len(body)
             before = share.size
-            answer = await self._infer(identity, body, context, seen, sequences, share, lease)
+            parcel = Parcel(body)
+            del body
+            answer = await self._infer(identity, parcel, context, seen, sequences, share, lease)
             # gRPC has a copy of its own until it is read; the first may be counted already.
             share.take(max(0, before + 2 * len(answer) - share.size))
             code, seen.sent = 200, len(answer)
+            await self._gate.long_work.copy(share.key, len(answer))
             return self._incoming.answering(context, answer)
         except GatewayError as err:
             code = err.status
-            refuse(err)
+            refuse(bare(err))
         except grpc.aio.AioRpcError as err:
+            bare(err)
             if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
                 code = 503
                 refuse(ModelDownError(seen.model or "", f"its process {dead[1].decode()} has died"))
@@ -105,7 +113,7 @@ class Inference:
     async def _infer(
         self,
         identity: Identity,
-        body: bytes,
+        parcel: Parcel,
         context: Context,
         seen: Observed,
         sequences: list[Named],
@@ -115,8 +123,7 @@ class Inference:
         """Ask; `sequences` gets the request's, whose name an error of Triton's may say."""
         patience = self._incoming.patience(context)
         deadline = time.monotonic() + patience
-        request, body, sequence = await self._incoming.request(identity, body, lease, deadline)
-        request = without_contents(request)  # it may wait for long
+        request, body, sequence = await self._incoming.request(identity, parcel.take(), share, lease, deadline)
         if sequence is not None:
             sequences.append(sequence)
         seen.model = model = request.model_name
@@ -131,6 +138,9 @@ class Inference:
             stays, batcher = await self._incoming.who(request, sequence)
             await lease.need([stays.model], identity.id, deadline)
             turn = self._gate.slots.asked(batcher, stays, sequence, identity.id)
+        for_slot_s = self._gate.slots.longest_s if turn is not None and turn.begins else math.inf
+        if for_slot := time.monotonic() + for_slot_s < deadline:
+            deadline = time.monotonic() + for_slot_s
         waits = turn is not None and turn.waits
         places = self._gate.among(model, identity.id, turn)
         status: int | None = None
@@ -160,19 +170,18 @@ class Inference:
                 turn.sends()
             if release is None:
                 if stays is not None and stays != asked:
-                    request = parsed(messages.ModelInferRequest, body)
-                    request.model_name, request.model_version = stays.model, stays.version or ""
-                    body = request.SerializeToString()
+                    body = await self._renamed(body, stays, share)
                 if sequence is None:
-                    answer = await self._calls.infer(body, *about(request), deadline, counted, left.append)
+                    answer = await self._calls.infer(body, *about(request), deadline, share, left.append, counted)
                 else:
                     path, of_model = asked_of(request).path, self._gate.places(model)
                     self._gate.asides.check(of_model, path, identity.id, waits=waits)
-                    answer = await self._aside(identity, request, body, deadline, counted, aside, waits=waits)
+                    kept = share, counted
+                    answer = await self._aside(identity, request, body, deadline, kept, aside, waits=waits)
             else:
-                request = parsed(messages.ModelInferRequest, body)
+                kept = share, counted
                 answer = await self._released(
-                    release, identity, request, context, patience, deadline, stays, counted, aside, waits=waits
+                    release, identity, request, body, context, patience, deadline, stays, kept, aside, waits=waits
                 )
             seconds = time.monotonic() - started
             answered = True
@@ -193,8 +202,10 @@ class Inference:
                 self._releases.begun.answered(asked, stays, sequence, batcher, status, gone=gone)
             if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 flight.left = True
-                given_up = not tells(patience, self._settings.timeout_s)
+                given_up = for_slot or not tells(patience, self._settings.timeout_s)
                 seconds = None if given_up else time.monotonic() - started
+                if for_slot:
+                    raise NoSlotError(for_slot_s) from None
             raise
         except asyncio.CancelledError:
             given_up = flight.left = True
@@ -222,11 +233,12 @@ class Inference:
         release: Release,
         identity: Identity,
         request: Any,
+        asked: bytes,
         context: Context,
         patience: float,
         deadline: float,
         stays: Target | None,
-        counted: Share | None,
+        kept: tuple[Share, Share | None],
         aside: list[asyncio.Task[bytes]],
         *,
         waits: bool,
@@ -235,7 +247,6 @@ class Inference:
 
         async def ask(target: Target) -> tuple[Grade, bytes | grpc.aio.AioRpcError | OverloadedError]:
             request.model_name, request.model_version = target.model, target.version or ""
-            body = request.SerializeToString()
             least = JUDGED if target == release.candidate else 1
             try:
                 of_model = self._gate.places(target.model)
@@ -245,10 +256,14 @@ class Inference:
             if (down := graded_down(self._gate.incidents.outages, target)) is not None:
                 return down
             try:
+                body = await self._renamed(asked, target, kept[0])
+            except OverloadedError as err:
+                return Grade.CUT, err
+            try:
                 if target.model == release.model:
-                    return Grade.GOOD, await self._aside(identity, request, body, deadline, counted, aside, waits=waits)
+                    return Grade.GOOD, await self._aside(identity, request, body, deadline, kept, aside, waits=waits)
                 with self._gate.incidents.suspects.beside(identity.id, target.model, body):
-                    return Grade.GOOD, await self._aside(identity, request, body, deadline, counted, aside, waits=waits)
+                    return Grade.GOOD, await self._aside(identity, request, body, deadline, kept, aside, waits=waits)
             except grpc.aio.AioRpcError as err:
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err
@@ -270,7 +285,7 @@ class Inference:
         request: Any,
         body: bytes,
         deadline: float,
-        counted: Share | None,
+        kept: tuple[Share, Share | None],
         aside: list[asyncio.Task[bytes]],
         *,
         waits: bool,
@@ -282,4 +297,13 @@ class Inference:
                 keep(call)
                 aside.append(call)
 
-            return await self._calls.infer(body, *about(request), deadline, counted, on_left)
+            return await self._calls.infer(body, *about(request), deadline, kept[0], on_left, kept[1])
+
+    async def _renamed(self, body: bytes, target: Target, share: Share) -> bytes:
+        """The request as it goes to a model; raises MemoryFullError where there is no room for another copy."""
+        head, raws = head_of(body)
+        request = parsed(messages.ModelInferRequest, head)
+        request.model_name, request.model_version = target.model, target.version or ""
+        share.check(len(body))
+        async with self._gate.long_work.alone(share.key, len(body)):
+            return whole(request, raws)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,13 +12,15 @@ from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
-from serve.gateway.access.memory import CONNECTION_BYTES, Memory, Share
+from serve.gateway.access.long_work import LONG_BYTES, Steps
+from serve.gateway.access.memory import CONNECTION_BYTES, SMALL_BYTES, Memory, Share
 from serve.gateway.access.slots import Batcher, Turn
-from serve.gateway.errors import BadRequestError, GatewayError
+from serve.gateway.errors import BadRequestError, GatewayError, OverloadedError
 from serve.gateway.grpc.brought import client_of
 from serve.gateway.grpc.clients import Clients, address_of
 from serve.gateway.grpc.request import check_message, rename
 from serve.gateway.grpc.status import Context
+from serve.gateway.grpc.wire import HEAD_COST, head_of, whole
 from serve.gateway.oip.contracts import Contracts
 from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.sequence import Named
@@ -47,6 +50,17 @@ class SlowMessageError(GatewayError):
 
     def __init__(self) -> None:
         super().__init__("the call's message did not come in time", mend="send it faster, or less of it")
+
+
+class TooManyLongError(OverloadedError):
+    """The messages of a key are long, and others of them are read first."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the key's long messages wait for each other",
+            why="they are read one at a time, so that others are answered meanwhile",
+            mend="send fewer long messages at a time",
+        )
 
 
 class Held:
@@ -155,22 +169,35 @@ class Incoming:
         """The message of a call that has one.
 
         What has come of it is gRPC's until all of it has, and can't be seen: a message that is on its way is counted
-        for as much as its time lets it be.
+        for as much as its time lets it be, unless its connection is known to bring little.
 
         Raises:
             GatewayError: there is no room for it, it does not come in time, or there is none.
         """
-        reading = self.kept(asyncio.ensure_future(context.read()))
+        steps = self._gate.long_work.steps(share.key, context.read())
+        reading = self.kept(asyncio.ensure_future(steps))
+        coming = self._clients.coming
         before, waited, step = share.size, 0.0, min(FIRST_S, self._settings.body_timeout_s)
-        done, _ = await asyncio.wait((reading,), timeout=step)
-        while not done:
-            waited += step
-            if waited >= self._settings.body_timeout_s:
-                raise SlowMessageError
-            step = min(waited, self._settings.body_timeout_s - waited)
-            most = min(self._settings.max_body_bytes, int(DELIVERED_BYTES * (waited + step)))
-            share.take(max(0, before + most - share.size))
-            done, _ = await asyncio.wait((reading,), timeout=step)
+        try:
+            await asyncio.wait((reading,), timeout=step)
+            if not (steps.begun or reading.done()):
+                await self._turn(steps, reading)
+                await asyncio.wait((reading,), timeout=step)
+            while not reading.done():
+                waited += step
+                if waited >= self._settings.body_timeout_s:
+                    raise SlowMessageError
+                step = min(waited, self._settings.body_timeout_s - waited)
+                if coming is None or coming.unread(context.peer()) > SMALL_BYTES:
+                    most = min(self._settings.max_body_bytes, int(DELIVERED_BYTES * (waited + step)))
+                    share.take(max(0, before + most - share.size))
+                await asyncio.wait((reading,), timeout=step)
+        except BaseException:
+            if not steps.begun:
+                reading.cancel()
+            elif coming is not None and not reading.done():  # what has come of it is there until it was read
+                reading.add_done_callback(coming.stays(context.peer()))
+            raise
         share.resize(before)
         body = reading.result()
         if not isinstance(body, bytes):
@@ -178,6 +205,14 @@ class Incoming:
         self.came(context, body)
         share.take(len(body))
         return await self.plain(body, share)
+
+    async def _turn(self, steps: Steps[Any], reading: asyncio.Task[Any]) -> None:
+        """Wait until a message is read: its key has had long ones, and others are read before it."""
+        until = time.monotonic() + self._settings.timeout_s
+        while not (steps.begun or reading.done()):
+            if time.monotonic() > until:
+                raise TooManyLongError
+            await asyncio.wait((reading,), timeout=FIRST_S)
 
     def came(self, context: Context, message: bytes) -> None:
         """A message was read: its connection has brought it for a call."""
@@ -197,7 +232,7 @@ class Incoming:
         """
         if not body.startswith(GZIP):
             return body
-        return await unpack(body, b"gzip", self._settings.max_body_bytes, share)
+        return await unpack(body, b"gzip", self._settings.max_body_bytes, share, self._gate.long_work)
 
     def kept(self, reading: asyncio.Task[Any]) -> asyncio.Task[Any]:
         """A task that reads, kept to its end though nobody waits for it any more.
@@ -214,29 +249,37 @@ class Incoming:
             reading.exception()  # whoever waited for it may have left
 
     async def request(
-        self, identity: Identity, body: bytes, lease: Lease, deadline: float
+        self, identity: Identity, body: bytes, share: Share, lease: Lease, deadline: float
     ) -> tuple[Any, bytes, Named | None]:
         """An infer request after the key's checks, as it goes on, the same in bytes, and its sequence.
 
         Args:
+            share: of its call; what is made of the message is asked for before it is made.
             lease: holds the models that it needs.
             deadline: on the monotonic clock, for those that have to be loaded.
 
         Raises:
             GatewayError: it may not be asked, not now, or not this much.
         """
-        request = parsed(messages.ModelInferRequest, body)
+        head, raws = head_of(body)
+        if len(head) >= LONG_BYTES:
+            share.check(HEAD_COST * len(head))
+        async with self._gate.long_work.alone(share.key, len(head)):
+            request = parsed(messages.ModelInferRequest, head)
+        del head
         model: str = request.model_name
         identity.check_model(model)
         self._gate.incidents.outages.check(model)
         await lease.need(models_of(model, self._release(request)), identity.id, deadline)
         target = self._target(request)
-        check = partial(check_message, request, shared_memory=identity.admin)
+        check = partial(check_message, request, shared_memory=identity.admin, raws=raws)
         await self._contracts.fitting(target, check)
         sequence = rename(request, identity.digest)
         if sequence is not None and sequence.renamed:
-            body = request.SerializeToString()
-        return request, body, sequence
+            share.check(len(body))
+            async with self._gate.long_work.alone(share.key, len(body)):
+                body = whole(request, raws)
+        return without_contents(request), body, sequence
 
     async def answers_shortly(self, request: Any) -> bool:
         """Whether the model's answers can't be long."""

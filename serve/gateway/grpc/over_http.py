@@ -52,7 +52,8 @@ class OverHttp:
     ) -> None:
         longest = longest_message(gate.memory)
         relays = Relays(most_relays(), longest)
-        self._calls = GrpcChannels(balancer, settings.grpc_upstream, upstream_options(longest), relays)
+        options = upstream_options(longest)
+        self._calls = GrpcChannels(balancer, settings.grpc_upstream, options, relays, gate.long_work)
         clients = _Clients(settings.max_clients, max(1, settings.max_clients // 4))
         incoming = Incoming(settings, gate, releases, contracts, clients)
         self._streams = Streams(settings, gate, self._calls, incoming, beside)
@@ -60,7 +61,7 @@ class OverHttp:
     async def answers(
         self, headers: Iterable[tuple[bytes, bytes]], client: tuple[str, int] | None, body: bytes
     ) -> AsyncGenerator[bytes]:
-        """Each inference.ModelStreamInferResponse to one inference.ModelInferRequest, as it comes.
+        """Each inference.ModelStreamInferResponse to one inference.ModelInferRequest, as it comes; its key has paid.
 
         Args:
             headers: of the request, among them its key.
@@ -73,7 +74,7 @@ class OverHttp:
         call = _Call(headers, client, body)
         del body
         try:
-            async with aclosing(self._streams.answer(call)) as found:
+            async with aclosing(self._streams.answer(call, paid=True)) as found:
                 async for answer in found:
                     yield answer
         except EndedCallError as err:

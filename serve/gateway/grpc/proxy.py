@@ -85,7 +85,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self._telemetry = telemetry
         longest = longest_message(gate.memory)
         relays = Relays(most_relays(), longest)
-        self._calls = GrpcChannels(balancer, settings.grpc_upstream, upstream_options(longest), relays)
+        options = upstream_options(longest)
+        self._calls = GrpcChannels(balancer, settings.grpc_upstream, options, relays, gate.long_work)
         # Of all that there may be, so much that what is left serves the others.
         of_address = max(1, int(most_connections * settings.max_address_share))
         self._brought = Brought(settings.max_body_bytes)

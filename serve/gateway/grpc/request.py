@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tritonclient.grpc import service_pb2 as messages
@@ -20,12 +20,15 @@ _FIELDS = {
 }  # fmt: skip
 
 
-def check_message(message: Any, contract: Contract, *, shared_memory: bool) -> None:
+def check_message(
+    message: Any, contract: Contract, *, shared_memory: bool, raws: Sequence[bytes | memoryview] | None = None
+) -> None:
     """Whether a ModelInferRequest fits the model.
 
     Args:
         message: inference.ModelInferRequest.
         contract: of the model.
+        raws: its raw inputs, where they were left aside.
         shared_memory: whether it may name regions of shared memory.
 
     Raises:
@@ -35,7 +38,8 @@ def check_message(message: Any, contract: Contract, *, shared_memory: bool) -> N
     parameters = _values(message.parameters)
     check_parameters(parameters, shared_memory=shared_memory)
     contract.check_sequence(parameters.get(SEQUENCE_ID))
-    raws = list(message.raw_input_contents)
+    if raws is None:
+        raws = list(message.raw_input_contents)
     carried = 0
     for tensor in message.inputs:
         count = contract.elements(tensor.name, tensor.datatype, list(tensor.shape))
@@ -112,7 +116,7 @@ def _write(parameters: Any, sequence: int | str) -> None:
     parameters[SEQUENCE_ID].CopyFrom(messages.InferParameter(**{kind: sequence}))
 
 
-def _raw(name: str, datatype: str, raw: bytes, count: int) -> None:
+def _raw(name: str, datatype: str, raw: bytes | memoryview, count: int) -> None:
     size = ITEM_BYTES.get(datatype)
     if size is None:
         check_framing(name, raw, count)

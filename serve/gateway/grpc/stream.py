@@ -20,7 +20,7 @@ from serve.gateway.access.slots import Turn
 from serve.gateway.errors import BadRequestError, GatewayError, UpstreamBrokenError, bare
 from serve.gateway.grpc.channels import GrpcChannels
 from serve.gateway.grpc.expected import HELD_BYTES, Expected, Expecting
-from serve.gateway.grpc.message import Incoming, SlowMessageError, about, without_contents
+from serve.gateway.grpc.message import Incoming, SlowMessageError, about
 from serve.gateway.grpc.parcel import Parcel
 from serve.gateway.grpc.placed import Placed
 from serve.gateway.grpc.places import Places
@@ -61,7 +61,13 @@ class Streams:
         self._expected: Expected = expected if beside is None else beside._expected
         self._places: Places = Places(gate, settings.timeout_s) if beside is None else beside._places
 
-    async def answer(self, context: Context) -> AsyncGenerator[bytes, None]:
+    async def answer(self, context: Context, *, paid: bool = False) -> AsyncGenerator[bytes, None]:
+        """Answer a stream.
+
+        Args:
+            context: of its call.
+            paid: whether its key was charged for the messages.
+        """
         keys = self._gate.keys
         try:
             key = None if keys.open else keys.key_of(keys_of(context.invocation_metadata()))
@@ -70,6 +76,7 @@ class Streams:
         except GatewayError as err:
             refuse(err)
         share, release = holding.share, holding.hold()
+        work = self._gate.long_work
         failed: list[GatewayError] = []
         coming = Share(self._gate.memory, share.key)
         expected = Expecting(self._expected, share.key)
@@ -93,7 +100,7 @@ class Streams:
             nonlocal scope, kind, read, relayed, room_for_one
             while True:
                 await unanswered.room()
-                body = await context.read()
+                body = await work.steps(share.key, context.read())
                 if not isinstance(body, bytes):
                     return
                 self._incoming.came(context, body)
@@ -103,13 +110,13 @@ class Streams:
                         body = await self._incoming.plain(body, unpacking)
                     unanswered.take(len(body))
                     identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
-                    identity.take()
+                    if not paid:
+                        identity.take()
                     # A stream stays with what Triton serves by itself.
                     lease = self._gate.lease()
                     leases.append(lease)
                     until = time.monotonic() + self._settings.timeout_s
-                    request, body, sequence = await self._incoming.request(identity, body, lease, until)
-                    request = without_contents(request)  # it may wait for long
+                    request, body, sequence = await self._incoming.request(identity, body, share, lease, until)
                     kind, before = await self._incoming.kind(request), kind
                     if before not in (None, kind):  # Triton 24.10 writes both at once, and aborts
                         raise BadRequestError(
@@ -146,6 +153,7 @@ class Streams:
                 unanswered.asks(request)
                 if turn is not None:
                     turn.sends()
+                await work.copy(share.key, 2 * len(body))  # here, and by the library
                 parcel = Parcel(body + FINAL_ASKED)
                 del body, request
                 yield parcel
@@ -201,6 +209,7 @@ class Streams:
                                 except MemoryFullError as err:
                                     failed.append(bare(err))
                                     break
+                                await work.copy(share.key, len(answer))
                                 writing, since = self._incoming.writing(context, len(answer)), time.monotonic()
                                 expected.shown()
                                 try:

@@ -6,6 +6,7 @@ import asyncio
 import zlib
 from dataclasses import dataclass
 
+from serve.gateway.access.long_work import LONG_BYTES, LongWork
 from serve.gateway.access.memory import Share
 from serve.gateway.errors import BadRequestError, BodyTooLargeError, UnsupportedMediaError
 
@@ -44,8 +45,11 @@ def is_long(body: bytes) -> bool:
     return len(body) > LONG_PACKED
 
 
-async def unpack(body: bytes, encoding: bytes, limit: int, share: Share) -> bytes:
+async def unpack(body: bytes, encoding: bytes, limit: int, share: Share, long_work: LongWork) -> bytes:
     """As `unpacked`, away from the event loop where it may take over a millisecond, and within the memory's bound.
+
+    What is long once it is unpacked has its turn: threads that unpack leave the event loop no core, and to put it
+    together holds it.
 
     Raises:
         MemoryFullError: there is no room for what it may unpack to.
@@ -53,8 +57,16 @@ async def unpack(body: bytes, encoding: bytes, limit: int, share: Share) -> byte
     """
     before = share.size
     share.take(min(limit, len(body) * MOST_RATIO) + 1)
-    long = is_long(body)
-    result = await asyncio.to_thread(unpacked, body, encoding, limit) if long else unpacked(body, encoding, limit)
+    if not is_long(body):
+        result = unpacked(body, encoding, limit)
+    else:
+        try:
+            result = await asyncio.to_thread(unpacked, body, encoding, min(limit, LONG_BYTES))
+        except BodyTooLargeError:
+            if limit <= LONG_BYTES:
+                raise
+            async with long_work.alone(share.key, limit):
+                result = await asyncio.to_thread(unpacked, body, encoding, limit)
     share.resize(before - len(body) + len(result))
     return result
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import random
 import re
 import socket
@@ -40,6 +41,7 @@ from serve.http.message import Held
 __all__ = ["MOST_SENT", "STOPPING", "Attempt", "Balancer", "Node", "model_of", "scope_of"]
 
 HEALTHY_PANIC_PERCENT = 50
+CONNECT_S = 1.5  # a little more than until the kernel asks a second time; an address that is gone never answers
 MOST_SENT = 2  # servers that a request may have reached: one that ends a server must not end them all
 LOST_S, MOST_LOST, LOST_BYTES = 600.0, 1024, 256 * 1024  # requests whose connection was lost, by their hash
 ONE_DEATH_S = 1.0  # in which a dead server's connections are all found to be closed
@@ -127,6 +129,9 @@ class Balancer:
         discover: whether each address is a name that stands for a set of servers, which changes.
         hold: makes what counts a long answer's bytes for the key that asked; None to count none.
         max_answer_bytes: longest answer that is accepted.
+
+    Attributes:
+        connect_s: until another server is asked than one that is not reached; infinite where there is one alone.
     """
 
     def __init__(
@@ -143,7 +148,8 @@ class Balancer:
         max_answer_bytes: int = LONGEST,
     ) -> None:
         self._names = list(addresses) if discover else []
-        self._bounds = (max_connections, timeout_s, hold, max_answer_bytes)
+        self.connect_s = CONNECT_S if discover or len(addresses) > 1 else math.inf
+        self._bounds = (max_connections, timeout_s, hold, max_answer_bytes, self.connect_s)
         self.nodes = [Node(address, *self._bounds) for address in addresses]
         self._leaving: list[Node] = []
         self.timeout_s = timeout_s

@@ -4,8 +4,8 @@ A server that answered has died where a request with it is lost, it then refuses
 before goes on. What else ends connections is told from that:
 
 - A Triton that stops in order (24.10) takes connections and closes them at once, while it goes on answering on those
-  that it has, and says there that it is ready. So it is asked over a new connection, too. A pod that is replaced is no
-  longer among the servers.
+  that it has, and says there that it is ready. So it is asked over a new connection, too: one that it refuses says the
+  same. A pod that is replaced is no longer among the servers.
 - A cut network, or an address that is gone, does not refuse: it is silent, or says that there is no way.
 """
 
@@ -76,7 +76,8 @@ class Deaths:
         kind = await self._knock(node)
         if kind is None:
             node.stopping_since = None
-        elif kind == "closed":
+            node.ready = node.says_ready
+        elif kind in ("closed", "refused"):
             self._stops(node)
         if kind is None and node.ready:
             since = self._died.pop(node.name, None)

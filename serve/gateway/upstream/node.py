@@ -29,6 +29,7 @@ class Node:
         in_flight: requests with it, streams included.
         ready: whether its probes say so; True before the first.
         answers: whether its last probes were answered; False before the first.
+        says_ready: whether the last probe that was answered said so; one that stops says it on connections that it has.
         name: of its address.
         refused_at: when it was last seen to refuse connections, on the monotonic clock.
         stopping_since: when it was seen to turn new connections away, on that clock; None while it takes them.
@@ -41,6 +42,7 @@ class Node:
         timeout_s: float,
         hold: Callable[[str], Held] | None = None,
         max_answer_bytes: int = LONGEST,
+        connect_s: float = math.inf,
     ) -> None:
         self.address = address
         self.name = str(address)
@@ -52,13 +54,14 @@ class Node:
             timeout_s=timeout_s,
             max_response_bytes=max_answer_bytes,
             hold=hold,
+            connect_s=connect_s,
         )
         self.control = Pool(address, max_connections=CONTROL_CONNECTIONS, timeout_s=timeout_s)
         self._probes = Pool(address, max_connections=1, timeout_s=PROBE_TIMEOUT_S)
         self._held: deque[float] = deque()
         self._failed_probes = 0
         self.in_flight = 0
-        self.ready = True
+        self.ready = self.says_ready = True
         self.answers = False
 
     def load(self, now: float) -> int:
@@ -93,7 +96,8 @@ class Node:
         else:
             self._failed_probes = 0
             self.answers = True
-            self.ready = answer.status == 200
+            self.says_ready = answer.status == 200
+            self.ready = self.says_ready and self.stopping_since is None
 
     @property
     def silent(self) -> bool:

@@ -159,6 +159,12 @@ async def _of_model(endpoint: Endpoint, options: LoadOptions) -> Target:
             metadata, example = await _ask(pool, path, options)
         finally:
             await pool.close()
+    if metadata.decoupled:
+        raise ServerError(
+            f"can't load-test the model {options.model!r}",
+            why="it gives any number of answers to a request, and load is of requests with one",
+            mend=f"name its stream, http://…/predict/{options.model}/stream, with --body: each is one answer then",
+        )
     label = _judged(options, [each.name for each in metadata.outputs])
     items = items_of_data(metadata, options) if options.data is not None else synthetic(metadata, example, options)
     requests: list[Request] = []

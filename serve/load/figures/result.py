@@ -120,7 +120,8 @@ class LoadResult:
         client_cpu_share: what the generators took of one core. client_memory_bytes: their largest.
         processes: generators. clock_error_ms: by how much the schedules of workers on several machines may have been
             apart; None where one machine sent.
-        server: what the server took of this machine; None where it is on another.
+        server: what the server took of this machine; None where it is on another, or not known to be the server.
+        server_untold: why it is not known; empty where it is, and for another machine.
         breakdown: Triton's own account; None without one.
         invalid: why the figures say more about the generator than about the server; empty where they do not.
         interrupted: stopped before its time.
@@ -155,6 +156,7 @@ class LoadResult:
     client_memory_bytes: int
     processes: int
     server: ServerUse | None = None
+    server_untold: str = ""
     breakdown: Breakdown | None = None
     invalid: tuple[str, ...] = ()
     interrupted: bool = False

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 import orjson
@@ -18,11 +21,8 @@ __all__ = ["Breakdown", "ModelTime", "Observation", "ServerUse", "breakdown", "o
 
 PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 TIMEOUT_S = 5.0
-# They listen for a server that is elsewhere: in a container, or on another machine. By their first 15 letters.
-FORWARDERS = frozenset({
-    "conmon", "docker-proxy", "rootlessport", "slirp4netns", "pasta", "pasta.avx2", "containers-root", "kubectl",
-    "ssh", "sshd", "socat", "gvproxy", "vpnkit",
-})  # fmt: skip
+TRITON = "tritonserver"
+SERVING = ("gateway", "up")  # the commands of `serve` that listen
 DURATIONS = re.compile(rb'^gateway_request_duration_seconds_(sum|count)\{model="([^"]*)"\} (\S+)$', re.MULTILINE)
 
 
@@ -95,6 +95,7 @@ class Observation:
         statistics: Triton's, by (model, version).
         gateway: sum and count of the model's seconds in the gateway.
         cpu_s: of each of the server's processes.
+        untold: why there are none, where the server may be on this machine.
         at_ns: when, of `perf_counter_ns`.
     """
 
@@ -103,6 +104,7 @@ class Observation:
     gateway: tuple[float, float] | None = None
     cpu_s: dict[int, float] = field(default_factory=dict)
     memory_bytes: int = 0
+    untold: str = ""
 
 
 async def observe(target: Target, model: str, at_ns: int) -> Observation:
@@ -110,7 +112,8 @@ async def observe(target: Target, model: str, at_ns: int) -> Observation:
     seen = Observation(at_ns)
     address = target.endpoint.address
     if await is_loopback(address.host):  # first, as a busy server may take its time to answer the rest
-        for process in _processes(address.port):
+        processes, seen.untold = _processes(address.port)
+        for process in processes:
             try:
                 times = process.cpu_times()
                 seen.cpu_s[process.pid] = times.user + times.system
@@ -175,7 +178,7 @@ def breakdown(before: Observation, after: Observation, model: str) -> Breakdown 
 
 
 def use_between(before: Observation, after: Observation) -> ServerUse | None:
-    """What the server's processes took between the two; None where they are not on this machine."""
+    """What the server's processes took between the two; None where none is known to be it (`Observation.untold`)."""
     if not after.cpu_s:
         return None
     cpu_s = sum(now - before.cpu_s.get(pid, 0.0) for pid, now in after.cpu_s.items())
@@ -183,24 +186,38 @@ def use_between(before: Observation, after: Observation) -> ServerUse | None:
     return ServerUse(cpu_s / seconds, max(before.memory_bytes, after.memory_bytes), len(after.cpu_s))
 
 
-def _processes(port: int) -> list[psutil.Process]:
-    """Those that listen at a port, and all that they started; none where one of them only forwards."""
+def _processes(port: int) -> tuple[list[psutil.Process], str]:
+    """The server that listens at a port and all that it started; or none, and why: what else is there may forward."""
     try:
         listening = {
             each.pid
             for each in psutil.net_connections(kind="tcp")
-            if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid
+            if each.status == psutil.CONN_LISTEN and each.laddr.port == port
         }
+        if None in listening or not listening:
+            return [], f"who listens at port {port} can't be seen by this user"
         found: dict[int, psutil.Process] = {}
-        for pid in listening:
-            process = psutil.Process(pid)
-            if process.name()[:15] in FORWARDERS:
-                return []
-            found[pid] = process
+        for process in [psutil.Process(pid) for pid in listening]:
+            if not _is_server(process):
+                return [], f"{process.name()} is at that port"
+            found[process.pid] = process
             found |= {child.pid: child for child in process.children(recursive=True)}
-    except psutil.Error:
-        return []
-    return [process for process in found.values() if not _is_ours(process)]
+    except psutil.Error as err:
+        return [], f"the processes of this machine can't be seen: {err}"
+    return [process for process in found.values() if not _is_ours(process)], ""
+
+
+def _is_server(process: psutil.Process) -> bool:
+    """Whether it answers itself: a Triton, this project's gateway, or this very process.
+
+    Who listens for a server in a container or on another machine may have any other name.
+    """
+    if process.pid == os.getpid() or process.name() == TRITON:
+        return True
+    python, *words = process.cmdline() or [""]
+    words = list(itertools.dropwhile(lambda word: word.startswith("-"), words))  # `-m`, or flags of Python
+    by_us = PurePath(words[0]).name == "serve" and words[1] in SERVING if len(words) > 1 else False
+    return PurePath(python).name.startswith("python") and by_us  # not `ssh -L … serve up`
 
 
 def _is_ours(process: psutil.Process) -> bool:

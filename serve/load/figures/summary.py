@@ -95,6 +95,7 @@ def summarize(
         client_memory_bytes=recorder.memory_bytes,
         processes=processes,
         server=use_between(seen[0], seen[-1]) if len(seen) > 1 else None,
+        server_untold=seen[-1].untold if seen else "",
         breakdown=breakdown(seen[0], seen[-1], options.model) if len(seen) > 1 else None,
         invalid=(*_invalid(options, job, latency, lateness, cpu_share, processes, gone=recorder.gone), *lost),
         interrupted=stopped,

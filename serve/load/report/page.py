@@ -191,6 +191,7 @@ def _machine(report: LoadReport) -> str:
         for run in report.runs[-1:]
         if run.server is not None
     )
+    use += "".join(f"; server's CPU not measured: {run.server_untold}" for run in report.runs[-1:] if run.server_untold)
     client = "".join(f"; this client {run.client_cpu_share:.0%} of a core" for run in report.runs[-1:])
     return f'<p class="soft">{html.escape(", ".join(words) + client + use)}.</p>' if words else ""
 

@@ -135,6 +135,8 @@ def _facts(report: LoadReport, run: LoadResult) -> Iterable[tuple[str, str]]:
     yield "this client's CPU", f"{run.client_cpu_share:.0%} of a core, {run.client_memory_bytes / 1e6:.0f} MB"
     if run.server is not None:
         yield "the server's CPU", f"{run.server.cpu_share:.0%} of a core, {run.server.memory_bytes / 1e6:,.0f} MB"
+    elif run.server_untold:
+        yield "the server's CPU", f"not measured: {run.server_untold}"
     if (cost := report.cost_of_a_million(run)) is not None:
         yield "a million inferences cost", f"{cost:,.4g}"
 

@@ -162,3 +162,16 @@ def test_an_interrupted_run_keeps_what_is_done_and_goes_on(tmp_path: Path) -> No
     again = subprocess.run([*arguments, "--epochs", "1"], capture_output=True, text=True, check=True)
     assert "(kept from before)" in next(line for line in again.stderr.splitlines() if "prune_channels" in line)
     assert (output / "model.onnx").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_can_t_be_shown_is_told_of_stdout_and_of_no_folder(tmp_path: Path, unbuffered: str) -> None:
+    model_in(tmp_path)
+    command = [sys.executable, "-m", "compress", "inspect", str(tmp_path / "model.pt")]
+    with Path("/dev/full").open("w") as full:
+        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    lines = done.stderr.splitlines()
+    assert (done.returncode, len(lines), lines[0]) == (2, 3, "error: can't write to stdout")
+    assert "No space left" in lines[1]

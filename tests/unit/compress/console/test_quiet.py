@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.console.quiet import LOG_FILE, quiet
+from compress.console.quiet import quiet
 from compress.errors import StageError
 
 PROGRAM = """
@@ -27,7 +27,7 @@ def library():
     subprocess.run([sys.executable, "-c", "print('child out')"])
 
 how, work = sys.argv[1], Path(sys.argv[2])
-with quiet(verbose=how == "verbose", work=work) as streams:
+with quiet(verbose=how == "verbose", keep=(work / "log.txt").write_text) as streams:
     print("own err", file=streams.err)
     library()
     print("own out", file=streams.out)
@@ -47,21 +47,21 @@ def run(how: str, work: Path) -> subprocess.CompletedProcess[str]:
 def test_what_libraries_print_is_in_the_log_and_nowhere_else(tmp_path: Path) -> None:
     done = run("plain", tmp_path)
     assert (done.stdout, done.stderr) == ("own out\nafter\n", "own err\n")
-    log = (tmp_path / LOG_FILE).read_text()
+    log = (tmp_path / "log.txt").read_text()
     assert [leak for leak in LEAKS if leak not in log] == []
 
 
 def test_verbose_shows_it(tmp_path: Path) -> None:
     done = run("verbose", tmp_path)
     assert [leak for leak in LEAKS if leak not in done.stdout + done.stderr] == []
-    assert not (tmp_path / LOG_FILE).exists()
+    assert not (tmp_path / "log.txt").exists()
 
 
 def test_a_user_s_mistake_shows_no_more_and_keeps_the_log(tmp_path: Path) -> None:
     done = run("mistake", tmp_path)
     before = done.stderr.partition("Traceback")[0]  # of the test's own program
     assert before == "own err\n"
-    assert "c err" in (tmp_path / LOG_FILE).read_text()
+    assert "c err" in (tmp_path / "log.txt").read_text()
 
 
 def test_a_bug_shows_the_last_lines_before_its_traceback(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_streams_are_what_they_were_afterwards(capfd: pytest.CaptureFixture[str]
     before = sys.stdout, sys.stderr
 
     def failing() -> None:
-        with quiet(work=tmp_path / "missing"):
+        with quiet(keep=(tmp_path / "missing/log.txt").write_text):
             os.write(1, b"lost\n")
             raise StageError("a", why="b", mend="c")
 

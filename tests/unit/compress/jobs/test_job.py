@@ -39,7 +39,7 @@ def test_a_swap_that_fails_leaves_the_old_artifact(exported: Path, monkeypatch: 
     rename = Path.rename
 
     def failing(self: Path, target: Path) -> Path:
-        if self.name == "artifact.part":
+        if self.name.startswith(".artifact.") and self.suffix == ".part":
             raise KeyboardInterrupt
         return rename(self, target)
 
@@ -51,8 +51,8 @@ def test_a_swap_that_fails_leaves_the_old_artifact(exported: Path, monkeypatch: 
 
 def test_an_artifact_left_aside_by_a_kill_is_put_back(exported: Path) -> None:
     first = Artifact.load(exported / "artifact").sha256
-    (exported / "artifact").rename(exported / "artifact.old")
-    (exported / "artifact.part").mkdir()  # which was to take its place
+    (exported / "artifact").rename(exported / ".artifact.01234567.old")
+    (exported / ".artifact.01234567.part").mkdir()  # which was to take its place
     with pytest.raises(ToolkitError):
         compress.export(exported / "nothing.pt", ExportOptions(output=exported / "artifact"))
     assert Artifact.load(exported / "artifact").sha256 == first

@@ -27,7 +27,8 @@ from compress.cli import main
 from compress.errors import ArtifactError, CheckpointError, ResourceError, StageError
 from compress.formats.checkpoint import save
 from compress.jobs.export import Silent, export, optimize
-from compress.jobs.output import check_output, claimed, replacing, write_artifact
+from compress.jobs.output import write_artifact
+from compress.jobs.places import check_output, claimed
 from compress.jobs.sensitivity import sensitivity
 from compress.model import OnnxModel
 from compress.options import OptimizeOptions, SensitivityOptions
@@ -36,6 +37,7 @@ from compress.report.export import Report
 from compress.runtime.footprint import footprint
 from compress.stage import Progress
 from compress.storage.files import locked, write_files
+from compress.storage.folders import replacing
 from compress.storage.shortages import shortages
 from tests.full_disk import full_disk
 from tests.models import build

@@ -193,7 +193,7 @@ def test_what_outputs_feel_of_a_channel_is_the_square_of_what_it_changes_in_them
     module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     model = wrapped(module, "x:float32[batch,4]")
     data = data_for(model, 1024)
-    found = felt(module, ["0"], Samples(data, model.signature), quiet)
+    found = felt(module, ["0"], Samples(data, model.module, model.signature), quiet)
     assert found is not None
     with torch.no_grad():
         size = module(torch.as_tensor(data.inputs["x"])).square().mean()
@@ -221,7 +221,7 @@ def test_what_outputs_feel_of_an_error_counts_each_position_of_a_sample_that_is_
     mask = np.ones((512, 8), np.int64)
     mask[:, 6:] = 0
     x[:, 6:] = 100.0
-    samples = Samples(Dataset("drawn", {"x": x, "attention_mask": mask}, None, "0"), model.signature)
+    samples = Samples(Dataset("drawn", {"x": x, "attention_mask": mask}, None, "0"), model.module, model.signature)
     module: Any = model.module
     found = felt(module, ["each", "one"], samples, quiet)
     assert found is not None
@@ -242,11 +242,11 @@ def test_a_batch_holds_for_derivatives_what_memory_is_meant_for_them(monkeypatch
     module = nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2))
     model = wrapped(module, "x:float32[batch,4]")
     data = data_for(model, 1024)
-    whole = felt(module, ["0"], Samples(data, model.signature), quiet)
+    whole = felt(module, ["0"], Samples(data, model.module, model.signature), quiet)
     seen: list[int] = []
     module.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])) if torch.is_grad_enabled() else None)
     monkeypatch.setattr("compress.prune.repair.felt.HELD", 300)  # bytes: some samples' worth
-    found = felt(module, ["0"], Samples(data, model.signature), quiet)
+    found = felt(module, ["0"], Samples(data, model.module, model.signature), quiet)
     assert found is not None
     assert whole is not None
     assert 1 < max(seen) < 8

@@ -20,7 +20,9 @@ from compress.model import Lost, TorchModel, call
 from compress.model.drawn import drawn_inputs, indices_of
 from compress.prune.prune_channels import PruneChannels
 from compress.prune.repair.columns import columns_of, fits, outputs_of, put_weights, weights_of
+from compress.prune.repair.judge import Judge
 from compress.prune.repair.moments import Moments, solved
+from compress.prune.repair.samples import Samples
 from compress.prune.repair.walk import Shelf, Walk, traced
 from compress.prune.repair_channels import RepairChannels
 from tests.families import FAMILIES, family
@@ -154,20 +156,68 @@ def test_layers_inside_a_step_that_cannot_be_followed_are_left_alone_by_name(tmp
     assert found.details["left_alone"]["both.encoder.layers.0.linear2"] == "it is inside both, which is one step"
 
 
-def test_padding_tells_nothing(tmp_path: Path) -> None:
+class Hidden(nn.Module):
+    """A network as torch's words have it: its mask is True where there is padding."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        return self.inner(tokens, ~padding)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["attention_mask", "src_key_padding_mask", "tokens first"])
+def test_padding_tells_nothing(kind: str, tmp_path: Path) -> None:
     """What stands behind the end of a text may be anything, and the fit is the same."""
     module, (tokens_spec, mask_spec) = family("bert")
-    model = wrapped(module, tokens_spec, mask_spec.replace("mask:", "attention_mask:"))
+    torch_s = kind == "src_key_padding_mask"
+    spec = f"{kind}:bool[batch,seq]" if torch_s else mask_spec.replace("mask:", "attention_mask:")
+    module = Hidden(module) if torch_s else TokensFirst() if kind == "tokens first" else module
+    model = wrapped(module, tokens_spec, spec)
     pruned = PruneChannels(0.38).run(model, tmp_path, quiet).model
     random = np.random.default_rng(0)
     tokens, lengths = random.integers(0, 50, (64, 12)), random.integers(3, 10, (64, 1))
-    mask = (np.arange(12) < lengths).astype(np.int64)
+    mask = np.arange(12) < lengths
     weights = []
     for behind in (0, 7):
-        arrays = {"tokens": np.where(mask == 1, tokens, behind).astype(np.int64), "attention_mask": mask}
+        given = ~mask if torch_s else mask.astype(np.int64)
+        arrays = {"tokens": np.where(mask, tokens, behind).astype(np.int64), spec.partition(":")[0]: given}
         found = RepairChannels(Dataset("made up", arrays, None, str(behind))).run(pruned, tmp_path, quiet)  # type: ignore[arg-type]
-        weights.append(found.model.module.get_parameter("narrow.weight"))  # type: ignore[union-attr]
+        assert isinstance(found.model, TorchModel)
+        names = [name for name, _ in found.model.module.named_parameters() if name.endswith("narrow.weight")]
+        weights.append(found.model.module.get_parameter(names[0]))
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
+
+
+class TokensFirst(nn.Module):
+    """A feed-forward over [tokens, samples, width], whose answers lie so, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.wide, self.narrow = nn.Embedding(50, 16), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens).transpose(0, 1)
+        x = x * mask.t()[:, :, None].to(x.dtype)
+        return self.narrow(self.wide(x).relu()) * mask.t()[:, :, None].to(x.dtype)  # type: ignore[no-any-return]
+
+
+def test_answers_with_tokens_first_are_judged_by_sample(tmp_path: Path) -> None:
+    """33 samples that judge are two batches of unlike sizes; one of the samples is far worse than its tokens are."""
+    model = wrapped(TokensFirst(), "tokens:int64[batch,12]", "attention_mask:int64[batch,12]")
+    random = np.random.default_rng(0)
+    arrays = {"tokens": random.integers(1, 50, (264, 12)), "attention_mask": np.ones((264, 12), np.int64)}
+    samples = Samples(Dataset("made up", arrays, None, "0"), model.module, model.signature)
+    judge = Judge(model, samples)
+    odd: Any = copy.deepcopy(model.module)
+    with torch.no_grad():
+        odd.embed.weight[int(arrays["tokens"][7, 0])] += 5.0
+        tokens, mask = (torch.as_tensor(arrays[name][7::8]) for name in ("tokens", "attention_mask"))
+        want, have = (each(tokens, mask).transpose(0, 1).double().flatten(1) for each in (model.module, odd))
+    errors = (have - want).square().sum(1) / (want - want.mean(0)).square().sum(1).mean()
+    assert judge.apart(odd).mean == pytest.approx(float(errors.mean()), rel=1e-4)
+    assert judge.apart(odd).worst == pytest.approx(float(errors.max()), rel=1e-4)
 
 
 @pytest.mark.parametrize(

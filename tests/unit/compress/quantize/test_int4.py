@@ -430,3 +430,24 @@ def test_lint_tells_the_runtime_that_is_needed(tmp_path: Path) -> None:
     assert found.counts["INT4"] == 2
     assert any("MatMulNBits needs ONNX Runtime 1.17, in Triton 24.03" in each.what for each in found.findings)
     assert not found.refused
+
+
+@pytest.mark.parametrize(
+    ("width", "four"), [(8, False), (17, False), (18, True), (32, True), (33, False), (37, False), (38, True)]
+)
+def test_a_layer_is_4_bit_where_that_is_smaller_than_8(width: int, four: bool, tmp_path: Path) -> None:
+    """Codes are of whole blocks of 32."""
+    nodes = [
+        node("MatMul", ["x", "v"], ["y"], name="narrow"),
+        node("MatMul", ["z", "w"], ["q"], name="wide"),
+    ]
+    inputs: Inputs = {"x": (TensorProto.FLOAT, ["batch", width]), "z": (TensorProto.FLOAT, ["batch", 64])}
+    weights = {"v": normal(width, 1000), "w": normal(64, 64)}
+    model = model_of(tmp_path / "float", nodes, weights, inputs, ("y", "q"))
+    made = quantized(model, tmp_path / "made")
+    assert (nodes_of(made)["narrow"].op_type == LAYER) == four
+    held = map(numpy_helper.to_array, onnx.load(made.path).graph.initializer)
+    assert sum(array.nbytes for array in held) <= 1000 * (width + 4) + 64 * 64
+    x = normal(5, width, seed=3)
+    have, want = (answers(each, x=x, z=normal(5, 64))["y"] for each in (made, model))
+    np.testing.assert_allclose(have, want, atol=0.2 * np.abs(want).max())

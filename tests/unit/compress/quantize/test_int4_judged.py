@@ -244,8 +244,7 @@ def test_padding_has_no_say_whatever_the_order(order: str, tokens: int, tmp_path
 
 
 @pytest.mark.parametrize("name", ["src_key_padding_mask", "padding_mask", "global_attention_mask", "mask"])
-def test_a_mask_of_another_kind_leaves_no_token_out(tmp_path: Path, name: str) -> None:
-    """Of torch's padding masks, 1 is what does not count."""
+def test_a_mask_that_hides_nothing_leaves_no_token_out(tmp_path: Path, name: str) -> None:
     nodes = [node("MatMul", ["x", "w"], ["y"], name="layer")]
     inputs: Inputs = {"x": (TensorProto.FLOAT, ["batch", "seq", 64]), name: (TensorProto.INT64, ["batch", "seq"])}
     model = model_of(tmp_path, nodes, {"w": normal(64, 64)}, inputs)
@@ -305,7 +304,7 @@ def test_rows_that_were_turned_round_all_count(tmp_path: Path, batch: str | int)
     assert counted == {"y_rows": 16 * 12, "z_rows": mask[4::5].sum()}
 
 
-def test_the_mask_of_one_sequence_says_nothing_of_another_of_its_length(tmp_path: Path) -> None:
+def test_of_two_sequences_of_one_length_each_has_the_padding_of_its_own_mask(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     (ids, mask), (others, other_mask) = padded(random), padded(random, left=True)
     nodes = pooled("input_ids", "attention_mask", "y")
@@ -318,4 +317,18 @@ def test_the_mask_of_one_sequence_says_nothing_of_another_of_its_length(tmp_path
     }
     kinds: Inputs = {name: (TensorProto.INT64, ["batch", "seq"]) for name in inputs}
     model = model_of(tmp_path, nodes, WEIGHTS, kinds, ("y", "z"))
-    assert counted_rows(model, ["y_rows", "z_rows"], inputs) == {"y_rows": mask[4::5].sum(), "z_rows": 16 * 12}
+    assert counted_rows(model, ["y_rows", "z_rows"], inputs) == {
+        "y_rows": mask[4::5].sum(),
+        "z_rows": other_mask[4::5].sum(),
+    }
+
+
+def test_a_mask_in_torch_s_words_leaves_out_what_the_model_hides_by_it(tmp_path: Path) -> None:
+    """Of `src_key_padding_mask`, 1 is what does not count."""
+    ids, mask = padded(np.random.default_rng(0))
+    nodes = [node("Sub", ["one", "src_key_padding_mask"], ["counts"], name="counts"), *pooled("ids", "counts", "y")]
+    kinds: Inputs = {name: (TensorProto.INT64, ["batch", "seq"]) for name in ("ids", "src_key_padding_mask")}
+    model = model_of(tmp_path, nodes, WEIGHTS | {"one": np.asarray([1])}, kinds, ("y",))
+    assert counted_rows(model, ["y_rows"], {"ids": ids, "src_key_padding_mask": 1 - mask}) == {
+        "y_rows": mask[4::5].sum()
+    }

@@ -14,8 +14,9 @@ from rich.console import Console
 from compress.artifact import Measured, Signature, StageReport, TensorSpec
 from compress.console.durations import bytes_text
 from compress.console.wording import Note, with_error
-from compress.evaluate.gains import gains_of
-from compress.report.export import Report, stage_table
+from compress.evaluate import gains
+from compress.evaluate.gains import drop_told, gains_of, signed
+from compress.report.export import Report, _change, stage_table
 from compress.report.findings import findings
 from compress.report.plots import axes_of, log_axis, plots
 
@@ -72,10 +73,55 @@ BASE = [row("original", 5.0, value=0.9), row("original_onnx", 2.0, value=0.9)]
             "dynamic INT8 takes its ranges",
         ),
         ([row("prune_channels"), row("fold_onnx", 2.0)], "Pruning removed MACs, but no gain in time"),
+        (
+            [row("fold_onnx", 1.0), row("quantize_within", 1.0, layers={"int8": 2})],
+            "INT8 is used, but no gain in time over the float model can be told from noise",
+        ),
     ],
 )
 def test_what_a_reader_must_not_miss_is_said(rows: list[StageReport], says: str) -> None:
     assert any(says in finding for finding in findings([*BASE, *rows]))
+
+
+def test_int8_that_a_stage_has_left_out_is_not_blamed() -> None:
+    assert findings([*BASE, row("fold_onnx", 1.0), row("quantize_faster", 1.0, layers={"int8": 0})]) == ()
+
+
+@pytest.mark.parametrize(
+    ("metric", "now", "drop", "told"),
+    [
+        ("top1", 0.906, -0.6, "+0.60 points of change in top1 (-0.20 to +1.40 at 95%): may be chance"),
+        ("top1", 0.894, 0.6, "-0.60 points of change in top1"),
+        ("mse", 1.5, 0.6, "+0.60 change in mse"),
+        ("mse", 0.3, -0.6, "-0.60 change in mse"),
+    ],
+)
+def test_a_change_has_the_metric_s_own_sign_and_is_called_one(metric: str, now: float, drop: float, told: str) -> None:
+    spread = {"drop_low": -1.4, "drop_high": 0.2} if "(" in told else {}
+    original = row("original", 5.0, value=0.9, metric=metric).measured
+    change = _change(original, row("fold_onnx", 1.0, value=now, drop=drop, metric=metric, **spread).measured, "95%")
+    assert change is not None
+    assert set(told.replace(": may be chance", "").split()) <= set(str(change).replace(":", " ").split())
+
+
+def test_a_drop_is_named_wherever_it_is_told() -> None:
+    assert drop_told(-0.6) == "drop -0.60 points"
+    assert drop_told(0.6, -0.2, 1.4) == "drop +0.60 points (-0.20 to +1.40)"
+    assert signed(-0.001) == "+0.00"
+
+
+def test_no_text_of_the_package_formats_a_signed_drop_of_its_own() -> None:
+    """Only `compress.evaluate.gains` does: elsewhere a sign would stand without a word that says of what."""
+    root = Path(gains.__file__).parents[1]
+    own = re.compile(r"(drop|points|proof)[\w.\[\]-]*(:\+\.\d|\s*\)?\s*\|\s*format)|%\+\.\d*f")
+    found = [
+        f"{path.relative_to(root)}: {line.strip()}"
+        for path in [*root.rglob("*.py"), *root.rglob("*.html")]
+        if path != Path(gains.__file__)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if own.search(line)
+    ]
+    assert found == []
 
 
 def test_a_good_run_has_no_findings() -> None:
@@ -188,7 +234,7 @@ def test_a_certain_loss_that_is_nothing_is_not_told(metric: str, drop: float, to
 
 def test_a_loss_that_may_be_chance_is_told_with_the_confidence_that_was_asked_for() -> None:
     (found,) = judged("top1", 0.89, 1.0, 0.8, spread=2.0)
-    assert "at 80% confidence between -1.00 and +3.00 points" in found
+    assert "at 80% confidence the drop is between -1.00 and +3.00 points" in found
     assert "95" not in found
 
 

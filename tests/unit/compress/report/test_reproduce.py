@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -19,7 +22,10 @@ from hypothesis import strategies as st
 
 import compress
 from compress.cli import main
+from compress.jobs.evidence import script_of
+from compress.options import ExportOptions
 from compress.report.reproduce import script
+from compress.storage.hashing import loaded_code
 
 SHELLS = [shell for name in ("bash", "dash", "sh") if (shell := shutil.which(name))]
 NASTY = [
@@ -185,3 +191,90 @@ def test_in_its_own_place_it_runs_each_stage_again(tmp_path: Path, monkeypatch: 
     assert "kept from before" not in done.stdout + done.stderr
     assert stages
     assert all(path.stat().st_mtime > 1e9 for path in stages)
+
+
+def again(folder: Path, options: ExportOptions, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[bool, str]]:
+    """Whether reproduce.sh, written now, runs its command when it is called, and what it says."""
+    monkeypatch.setattr("sys.argv", ["compress", "export", "model.pt"])
+    (folder / "reproduce.sh").write_bytes(os.fsencode(script_of(Path("model.pt"), options, None)))
+    (folder / "bin").mkdir()
+    (folder / "bin/compress").write_text("#!/bin/sh\ntouch ran\n")
+    (folder / "bin/compress").chmod(0o755)
+    environment = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+    def run() -> tuple[bool, str]:
+        (folder / "ran").unlink(missing_ok=True)
+        done = subprocess.run([SHELLS[0], "reproduce.sh"], cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == (0 if (folder / "ran").exists() else 1), done.stderr
+        return (folder / "ran").exists(), done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("folder", ["img", "a\nb", "-x", "it's [c]"])
+def test_images_in_a_folder_are_all_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.pt").write_bytes(b"model")
+    images = tmp_path / folder
+    for name in ("cat/1.png", "cat/a\nb.JPG", ".dog/2.webp", ".3.bmp", "..png"):
+        (images / name).parent.mkdir(parents=True, exist_ok=True)
+        (images / name).write_bytes(name.encode())
+    for name in (".png", "cat/readme.txt", "cat/deeper/4.png"):  # are none of them
+        (images / name).parent.mkdir(parents=True, exist_ok=True)
+        (images / name).touch()
+    run = again(tmp_path, ExportOptions(output=Path("out"), eval=folder), monkeypatch)
+    assert run() == (True, "")
+    for name in ("cat/1.png", "cat/a\nb.JPG", ".dog/2.webp", ".3.bmp", "..png"):
+        (images / name).write_bytes(b"other")
+        assert not run()[0], name
+        (images / name).write_bytes(name.encode())
+    for name in ("cat/5.png", "new/1.PNG", ".6.jpeg", "x.npy"):
+        (images / name).parent.mkdir(exist_ok=True)
+        (images / name).touch()
+        assert not run()[0], name
+        (images / name).unlink()
+    (images / "cat/1.png").unlink()
+    assert not run()[0]
+
+
+def test_code_that_went_in_is_looked_at_and_what_it_reads_is_told_to_be_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("model.pt").write_bytes(b"model")
+    files = {"went_in.py": "import went_in_too\ndef make(): ...\n", "went_in_too.py": "VALUE = 1\n", "by_pickle.py": ""}
+    for name, text in files.items():
+        Path(name).write_text(text)
+    command = ModuleType("__mp_main__")  # as multiprocessing calls it
+    command.__file__ = str(tmp_path / "model.pt")
+    monkeypatch.setitem(sys.modules, "__mp_main__", command)
+    assert tmp_path / "model.pt" not in loaded_code()
+    for name in ("went_in", "by_pickle"):  # one is named, another one came with a model
+        importlib.import_module(name)
+    options = ExportOptions(
+        output=Path("out"), eval="went_in:make", metric="went_in:make", timing_cache=Path("t.cache")
+    )
+    run = again(tmp_path, options, monkeypatch)
+    ran, told = run()
+    assert ran
+    assert told.count("went_in:make: its code is compared, not what that reads") == 1
+    assert "t.cache" in told
+    for name, text in files.items():
+        Path(name).write_text("VALUE = 2\n")
+        assert f"{name} is not what it was" in run()[1]
+        Path(name).write_text(text)
+
+
+def test_what_an_earlier_run_wrote_into_a_folder_that_is_read_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.pt").write_bytes(b"model")
+    for name in ("img/1.png", "img/out/plot.png"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    monkeypatch.setattr("sys.argv", ["compress", "export", "model.pt"])
+    text = script_of(Path("model.pt"), ExportOptions(output=Path("img/out"), eval="img"), None)
+    assert "img/1.png" in text
+    assert "plot.png" not in text

@@ -9,13 +9,14 @@ import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from compress.errors import ServerError
 from deploy.containers.build import IMAGES, _epoch, bases
 from deploy.containers.composed import Composed, find_compose
-from deploy.containers.engine import Engine, find_engine
+from deploy.containers.engine import Engine, find_engine, missing
 from deploy.containers.sbom import bill
 from deploy.containers.stack import Stack
 from deploy.containers.volumes import digest, readable
@@ -28,6 +29,32 @@ def test_a_machine_without_an_engine_is_told_what_to_install(monkeypatch: pytest
     with pytest.raises(ServerError, match="neither Podman nor a Docker") as told:
         find_engine({})
     assert "apt-get install" in told.value.mend
+
+
+ENOUGH = {"security": {"rootless": True}, "cgroupVersion": "v2", "cgroupControllers": ["memory", "pids"],
+          "idMappings": {"uidmap": [{"size": 1}, {"size": 65536}]}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        (ENOUGH, []),
+        ({"security": {"rootless": False}, "cgroupVersion": "v1"}, []),
+        (ENOUGH | {"cgroupVersion": "v1", "cgroupControllers": []}, ["bound pods' processes"]),
+        (ENOUGH | {"cgroupControllers": ["memory"]}, ["bound pods' processes"]),
+        (ENOUGH | {"idMappings": {"uidmap": [{"size": 1}]}}, ["no ids"]),
+        (ENOUGH | {"idMappings": {"uidmap": None}, "cgroupVersion": "v1"}, ["no ids", "bound pods' processes"]),
+    ],
+)
+def test_what_podman_without_root_lacks_is_said_before_anything_is_started(
+    tmp_path: Path, host: dict[str, Any], said: list[str]
+) -> None:
+    told = json.dumps({"host": {"networkBackend": "netavark", **host}})
+    podman = program(tmp_path, "podman", f"case $1 in version) echo 4.3.1;; info) echo '{told}';; esac")
+    engine = Engine(str(podman), podman=True)
+    found = [why for why, _ in missing(engine, [], play=True) if "kept to themselves" not in why]
+    assert len(found) == len(said)
+    assert all(each in why for each, why in zip(said, found, strict=True))
 
 
 def test_bases_are_those_of_the_dockerfiles_unless_others_are_named() -> None:

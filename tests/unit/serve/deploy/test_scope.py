@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -14,9 +15,11 @@ import yaml
 
 from serve.deploy.cluster.render import files
 from serve.deploy.cluster.workload import Workload, workload_of
+from serve.deploy.monitoring.dashboards import VARIABLES, dashboard, filled, queries
 from serve.deploy.monitoring.monitoring import MonitoringOptions
 from serve.deploy.monitoring.monitoring import files as monitoring
-from serve.deploy.monitoring.scope import Scope
+from serve.deploy.monitoring.objectives import objectives_of
+from serve.deploy.monitoring.scope import SERIES_LABELS, Scope
 from serve.deploy.options import RenderOptions
 from serve.pack.write import pack
 from tests.serve_models import tiny_artifact
@@ -180,6 +183,46 @@ def test_a_canary_is_judged_by_clients_requests_of_its_application(
                       for name, query in queries.items()}  # fmt: skip
     failing = against_itself["more-errors"].partition(" - ")[0]
     holds(tmp_path, [], scraped, [(against_itself["errors-of-all"], 0.1), (failing, 0.1)])
+
+
+BOARD = dashboard(objectives_of())
+SELECTOR = re.compile(r"([a-z][\w:]*)\{")
+SHOP = {"namespace": "production", "application": "shop"}
+
+
+def every_series(labels: Mapping[str, str]) -> list[dict[str, str]]:
+    """One of each name that the dashboard asks for, recorded ones among them."""
+    told = ",".join(f"{name}={json.dumps(value)}" for name, value in {**labels, "model": "digits"}.items())
+    names = {name for _, query in queries(BOARD) for name in SELECTOR.findall(query)}
+    return [{"series": f"{name}{{{told}}}", "values": "1+15x60"} for name in sorted(names)]
+
+
+@with_promtool
+@pytest.mark.parametrize("scoped", [True, False], ids=["of two applications", "of the one that a Prometheus watches"])
+def test_a_dashboard_shows_the_application_that_was_chosen(tmp_path: Path, *, scoped: bool) -> None:
+    """And all that there are until one is, those without labels, too."""
+    labels = {VARIABLES[name]: value for name, value in SHOP.items()} if scoped else {}
+    wanted: list[tuple[str, float]] = []
+    for _, query in queries(BOARD):
+        there, away = (f"count({query}) or vector(0)" for query in (
+            filled(BOARD, query, SHOP if scoped else {}), filled(BOARD, query, SHOP | {"application": "other"})
+        ))  # fmt: skip
+        wanted += [(there, 1), (f"count({filled(BOARD, query, {})}) or vector(0)", 1), (away, 0)]
+        for name in SHOP:
+            wanted.append((f"count({filled(BOARD, query, SHOP | {name: 'other'})}) or vector(0)", 0))
+    assert len(wanted) > 5 * 20
+    holds(tmp_path, [], every_series(labels), wanted)
+
+
+def test_applications_and_models_are_chosen_from_those_that_are_watched() -> None:
+    """First where it runs, then which one, then its models: each list is of what was chosen before."""
+    asked = {each["name"]: each["query"] for each in BOARD["templating"]["list"] if each["type"] == "query"}
+    assert asked == {
+        "namespace": "label_values(gateway_requests_total, namespace)",
+        "application": f'label_values(gateway_requests_total{{namespace=~"$namespace"}}, {SERIES_LABELS[1]})',
+        "model": f'label_values(gateway_requests_total{{namespace=~"$namespace",{SERIES_LABELS[1]}=~"$application"}}, '
+        "model)",
+    }
 
 
 @with_promtool

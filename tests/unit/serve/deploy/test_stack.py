@@ -49,14 +49,17 @@ unshare*) shift; exec "$@";;
 "pod rm"*) without pods $(last "$@");;
 "pod inspect"*"{{.Id}}"*) echo 0123abcd;;
 "pod inspect"*) echo first;;
+"inspect"*Networks*) echo "serving-front=10.89.1.9 serving-models=10.89.0.$(cat address 2>/dev/null)";;
 "inspect"*) echo 1;;
 "pod start"*) echo $(last "$@") >> ready; [ ! -e interrupt ] || kill -INT $PPID;;
+"exec --interactive serving-gateway-gateway"*) cat > key; head -n 1 told; [ $(wc -l < told) = 1 ] || sed -i 1d told;;
 "exec serving-gateway-gateway"*) grep -qx serving-gateway ready;;
 "exec"*) grep -qx -- "${2%-triton}" ready;;
 "kube play"*) awk '/^kind:/ {pod = $2 == "Pod"} pod && /^  name:/ {print $2; exit}' $(last "$@") >> pods;;
 "volume create"*) echo $(last "$@") >> volumes; shift 2; json=
   while [ "$1" = --label ]; do json="$json,\"${2%%=*}\":\"${2#*=}\""; shift 2; done
   echo "{${json#,}}" > labels-$1;;
+"volume inspect --format"*) pwd;;
 "volume inspect"*) found=$(grep -x -- $3 volumes others || grep -h -m1 -- "^$3" volumes others) || exit 125
   found=${found#*:}; labels='{"app.kubernetes.io/part-of": "serving"}'
   [ ! -e labels-$found ] || labels=$(cat labels-$found); echo "[{\"Name\": \"$found\", \"Labels\": $labels}]";;
@@ -253,6 +256,86 @@ def test_without_its_rules_no_container_starts(stack: Stack, state: Path) -> Non
     assert "no such module" in told.value.why
     assert not any(line.startswith("pod start") for line in said(state))
     assert stack.pods() == ["serving-gateway"]
+
+
+def tell(state: Path, *told: tuple[int, int]) -> None:
+    """What the gateway says of the Triton at 10.89.0.7, one time after the other: whether it asks it, and in flight."""
+    (state / "key").write_text("metrics-key\n")
+    (state / "address").write_text("7")
+    rows = [f'gateway_upstream_up{{upstream="10.89.0.7:8000"}} {up}.0' for up, _ in told]
+    flying = [f'gateway_upstream_in_flight{{upstream="10.89.0.7:8000"}} {count}.0' for _, count in told]
+    other = 'gateway_upstream_up{upstream="10.89.0.8:8000"} 1.0'
+    lines = [f"{up}\\n{count}\\n{other}" for up, count in zip(rows, flying, strict=True)]
+    (state / "told").write_text("".join(f"{line}\n" for line in lines))
+    (state / "podman").write_text(
+        (state / "podman").read_text().replace("head -n 1 told", 'printf "$(head -n 1 told)"')
+    )
+
+
+def test_a_triton_is_taken_away_once_the_gateway_asks_it_no_more_and_has_its_answers(stack: Stack, state: Path) -> None:
+    """Who ends it while it is asked loses what it has, and its clients' requests are suspected of its death."""
+    runs(state, "serving-gateway", "serving-triton-models-0")
+    tell(state, (1, 2), (0, 1), (0, 0))
+    stack.take_away("serving-triton-models-0")
+    order = [line for line in said(state) if line.startswith(("rules", "exec --interactive", "kill", "pod rm"))]
+    assert [line.split()[0] for line in order if line != "rules"] == ["exec", "exec", "exec", "kill", "pod"]
+    assert order[0] == "rules"
+    assert "-p tcp --syn -j REJECT" in (state / "rules").read_text()
+    assert (state / "key").read_text() == "metrics-key\n"
+    assert stack.pods() == ["serving-gateway"]
+
+
+def test_a_triton_goes_whatever_the_gateway_says(stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.containers.stack.LEAVE_S", 0.5)
+    runs(state, "serving-gateway", "serving-triton-models-0", "serving-triton-models-1")
+    stack.take_away("serving-triton-models-0")  # it says nothing
+    tell(state, (1, 1))
+    (state / "nsenter").write_text("#!/bin/sh\nexit 2\n")
+    stack.take_away("serving-triton-models-1")
+    assert stack.pods() == ["serving-gateway"]
+
+
+def test_the_first_version_goes_when_the_gateway_asks_the_second(
+    stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ready before that: the gateway looks for it, and at it, in its own time."""
+    monkeypatch.setattr("deploy.containers.stack.LEAVE_S", 0.1)
+    new = pod_of(MODELS)
+    runs(state, "serving-gateway", "serving-triton-models-0")
+    tell(state, (0, 0), (0, 0), (1, 0))
+    assert stack.roll(MODELS) == new
+    asked = [line.split()[0] for line in said(state) if line.startswith(("exec --interactive", "kill"))]
+    assert asked[:4] == ["exec"] * 4
+    assert asked.index("kill") > 3
+
+
+def test_the_first_version_stays_where_the_gateway_does_not_ask_the_second(
+    stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.containers.stack.READY_S", 0.5)
+    runs(state, "serving-gateway", "serving-triton-models-0")
+    tell(state, (0, 0))
+    with pytest.raises(ServerError, match="can't roll") as caught:
+        stack.roll(MODELS)
+    assert "does not ask it" in caught.value.why
+    assert stack.tritons() == ["serving-triton-models-0"], "which serves on"
+
+
+def test_one_that_was_to_go_and_stays_takes_connections_again(stack: Stack, state: Path) -> None:
+    """As by a roll that was interrupted, and then the one back."""
+    new = pod_of(MODELS)
+    runs(state, "serving-gateway", new)
+    stack.roll(MODELS)
+    assert "-A INPUT -s 10.89.0.0/24 -j ACCEPT" in (state / "rules").read_text()
+    assert "REJECT" not in (state / "rules").read_text()
+
+
+def test_a_pod_that_is_closed_goes_on_with_the_connections_that_it_has() -> None:
+    closed = rules(Fence(("10.89.0.0/24",), ("10.89.0.1",), asks=False, closed=True)).splitlines()
+    refuses = "-A INPUT -s 10.89.0.0/24 -p tcp --syn -j REJECT --reject-with tcp-reset"
+    kept = "-A INPUT -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT"
+    assert closed.index(kept) < closed.index(refuses) < closed.index("-A INPUT -s 10.89.0.0/24 -j ACCEPT")
+    assert "REJECT" not in rules(Fence(("10.89.0.0/24",)))
 
 
 def test_a_pod_is_asked_by_members_of_its_networks_and_triton_asks_nobody() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import uvloop
 
 from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
-from serve.gateway.upstream.balancer import Balancer
+from serve.gateway.upstream.balancer import CONNECT_S, Balancer
 from serve.gateway.upstream.outliers import Verdict
 from serve.gateway.upstream.scopes import BUDGET_MOST
 from serve.gateway.upstream.verdicts import is_leaving, verdict_of
@@ -433,6 +434,64 @@ def discovering(monkeypatch: pytest.MonkeyPatch, check: Callable[[Balancer, Name
 
 def hosts(balancer: Balancer) -> list[str]:
     return [node.address.host for node in balancer.nodes]
+
+
+@contextmanager
+def gone() -> Iterator[Address]:
+    """An address that answers nobody who connects, as that of a pod that is gone: its queue is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, ExitStack() as kept:
+        for _ in range(4):
+            waiting = kept.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        yield Address(*listening.getsockname())
+
+
+def test_an_address_that_is_gone_keeps_nobody_waiting() -> None:
+    """Connecting to it takes as long as there is time, so what is asked of it is asked of another before."""
+
+    async def main() -> None:
+        async with scripted_server(fine) as server:
+            with gone() as away:
+                balancer = Balancer([away, server.address], max_connections=4, timeout_s=20.0)
+                async with asyncio.timeout(15):
+                    answers = await asyncio.gather(*(balancer.exchange(b"POST", INFER, body=b"{}") for _ in range(8)))
+                    assert {each.body for each in answers} == {b"ok"}
+                    assert [each.address for each, _ in balancer.ejected()] == [away]
+                await balancer.close()
+
+    uvloop.run(main())
+
+
+def test_a_loop_that_is_kept_busy_takes_no_server_for_one_that_is_gone() -> None:
+    """Those who answered meanwhile are looked at before the time is told."""
+
+    async def main() -> None:
+        async with scripted_server(fine) as one, scripted_server(fine) as two:
+            balancer = Balancer([one.address, two.address], max_connections=64, timeout_s=20.0)
+            asking = [asyncio.ensure_future(balancer.exchange(b"POST", INFER, body=b"{}")) for _ in range(8)]
+            await asyncio.sleep(0)  # they have begun to connect
+            time.sleep(2 * CONNECT_S)  # noqa: ASYNC251  as work of the gateway's own, or a machine that stands still
+            assert {each.body for each in await asyncio.gather(*asking)} == {b"ok"}
+            assert not balancer.ejected()
+            assert inferences(one) + inferences(two) == 8
+            await balancer.close()
+
+    uvloop.run(main())
+
+
+def test_a_lone_server_is_waited_for() -> None:
+    """There is nobody else to be asked: it may be that too many connect at once."""
+
+    async def main() -> None:
+        with gone() as away:
+            balancer = Balancer([away], max_connections=4, timeout_s=2.5)
+            with pytest.raises(ExchangeError, match="in time") as caught:
+                await balancer.exchange(b"POST", INFER)
+            assert caught.value.kind == "timeout"
+            await balancer.close()
+
+    uvloop.run(main())
 
 
 def test_servers_come_and_go_as_their_name_says(monkeypatch: pytest.MonkeyPatch) -> None:

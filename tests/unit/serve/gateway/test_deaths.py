@@ -180,6 +180,34 @@ async def test_a_server_that_refuses_and_goes_on_with_what_it_has_is_stopping(mo
 
 
 @in_loop
+async def test_one_that_takes_no_more_connections_is_asked_no_more_and_answers_what_it_has() -> None:
+    """As most servers stop: its probes are answered still, on the connection that they have."""
+    async with mortals(2) as (fleet, (leaves, _)):
+        node, _ = fleet.balancer.nodes
+        leaves.held = True
+        asking = [asyncio.create_task(fleet.ask(key)) for key in "abcd"]
+        await until(lambda: len(leaves.asked) == 2)
+        await fleet.balancer._probe(node)
+        assert node.ready
+        assert leaves._server is not None
+        leaves._server.close()
+        for _ in range(3):
+            await fleet.balancer._probe(node)
+            assert not node.ready
+        others = await asyncio.gather(*(fleet.ask("e") for _ in range(6)))
+        assert len(leaves.asked) == 2
+        leaves.go_on()
+        assert {*others, *await asyncio.gather(*asking)} == {b"ok"}
+        assert node.in_flight == 0
+        leaves.die()
+        await fleet.looked()
+        assert fleet.deaths == 0, "nothing was with it"
+        await leaves.live()
+        await fleet.balancer._probe(node)
+        assert node.ready
+
+
+@in_loop
 async def test_keys_that_shared_a_death_take_turns_on_one_server_and_the_others_go_elsewhere() -> None:
     async with mortals(3) as (fleet, servers):
         for server in servers:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from serve.gateway.access.gate import Gate
+from serve.gateway.access.long_work import LongWork
 from serve.gateway.access.memory import Memory, MemoryFullError, Share
 from serve.gateway.grpc.brought import AHEAD_BYTES, CALL_BYTES, SPARE_BYTES, SPARE_EACH_S, Brought, client_of
 from serve.gateway.grpc.clients import Clients, TooManyCallsError, address_of
@@ -165,6 +166,7 @@ class Held:
 
     def __init__(self, bound: int) -> None:
         self.memory = Memory(bound)
+        self.long_work = LongWork()
 
 
 @pytest.mark.parametrize(("bound", "told"), [(16 * MIB, MemoryFullError), (1024 * MIB, SlowMessageError)])

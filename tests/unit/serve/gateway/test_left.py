@@ -99,7 +99,8 @@ async def over_grpc(held: Hourly, left_s: float | None = None) -> None:
             try:
                 return await held.ask()
             except BaseException:
-                given[-1](asyncio.get_running_loop().create_future())  # Triton goes on with it
+                on_left = given[-2]  # before what counts the answer
+                on_left(asyncio.get_running_loop().create_future())  # Triton goes on with it
                 raise
 
     contracts = Contracts(cast("MetadataSource", None), 0, validate=False)

@@ -32,6 +32,26 @@ def test_small_requests_have_room_where_large_ones_have_none() -> None:
     assert memory.refused == 2
 
 
+def test_what_is_there_before_it_could_be_asked_for_leaves_short_requests_their_room() -> None:
+    memory = Memory(8 * MIB)
+    shares = [Share(memory, key) for key in "ab"]
+    for share in shares:  # as what connections have brought, and nobody has read
+        share.hold(6 * MIB)
+    assert memory.used > memory.bound
+    with Share(memory) as small:
+        small.take(SMALL_BYTES)
+        assert memory.try_small(MIB // 2)
+        memory.give_small(MIB // 2)
+        assert not memory.try_small(MIB)
+    shares[0].resize(SMALL_BYTES)
+    with Share(memory, "c") as large:
+        large.take(MIB // 2)
+        assert memory.long == 6 * MIB + MIB // 2
+    for share in shares:
+        share.close()
+    assert (memory.used, memory.long) == (0, 0)
+
+
 def test_no_key_has_more_than_half_of_it() -> None:
     memory = Memory(8 * MIB)
     shares = [Share(memory, "a"), Share(memory, "a"), Share(memory, "b")]

@@ -25,6 +25,7 @@ from serve.gateway.upstream.outliers import Verdict
 from serve.gateway.upstream.sequences import Sequences
 from serve.http.client import Address, Response
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
+from tests.unit.serve.gateway.test_balancer import gone
 from tests.unit.serve.gateway.test_upstream import INFER, ask
 
 pytestmark = pytest.mark.clock
@@ -230,6 +231,20 @@ async def test_servers_that_are_replaced_while_they_are_asked_cut_no_call_and_no
         assert len(calls._channels) < 20, "those that nothing uses any more are closed"
         await calls.close()
         await balancer.close()
+
+
+@in_loop
+async def test_over_grpc_an_address_that_is_gone_keeps_nobody_waiting_either() -> None:
+    async with echo() as port:
+        with gone() as away:
+            balancer = Balancer([away, Address("127.0.0.1", port)], max_connections=4, timeout_s=30.0)
+            calls = GrpcChannels(balancer, [str(away), f"127.0.0.1:{port}"], [])
+            async with asyncio.timeout(15):  # gRPC's own time is 20 s
+                until = asyncio.get_running_loop().time() + 30
+                asked = [calls.infer(b"x", b"/v2/models/m", None, until) for _ in range(8)]
+                assert await asyncio.gather(*asked) == [b"x"] * 8
+            await calls.close()
+            await balancer.close()
 
 
 @in_loop

@@ -89,7 +89,7 @@ def test_a_triton_elsewhere_may_be_too_old_for_4_bit_weights(tmp_path: Path) -> 
     assert lint(tmp_path / "models") == []
     (found,) = lint(tmp_path / "models", container=True)
     assert found.severity == "warning"
-    assert "tables with 4-bit weights, which ONNX Runtime reads since 1.23" in found.what
+    assert "tables with weights of few bits, which ONNX Runtime reads since 1.23" in found.what
     assert "Triton 25.09 or newer" in found.mend
 
 
