@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from compress.artifact import PROCESSOR
-from compress.errors import ArtifactError, RecipeError, ResourceError, ToolkitError
-from compress.jobs.source import files_of
+from compress.errors import ArtifactError, RecipeError, ResourceError
+from compress.jobs.source import DAMAGED, files_of
 from compress.storage.files import LOCK, locked, make_folder, remove_empty
 from compress.storage.folders import put_back
 from compress.storage.shortages import cant_write, shortages
@@ -178,6 +178,6 @@ def _read_of(path: Path, file: Path) -> list[Path]:
         return [path / name for name in HELD]
     if path.is_dir():
         return [file] if file.exists() and _is_in(file, path) else []
-    with suppress(ToolkitError, OSError, ValueError):  # a damaged file: who reads it says so
+    with suppress(*DAMAGED):  # a damaged file: who reads it says so
         return files_of(path)
     return [path]

@@ -12,9 +12,9 @@ from typing import Literal, TypeVar
 from compress.data.dataset import Dataset
 from compress.data.reading import arrays_of
 from compress.data.sizes import sized_by
-from compress.errors import ToolkitError
 from compress.evaluate.metrics import METRICS, Metric
 from compress.formats.onnx.load import beside, is_onnx
+from compress.jobs.source import DAMAGED
 from compress.jobs.together import refuse_together
 from compress.model import OnnxModel, TorchModel
 from compress.model.infer import proven
@@ -116,7 +116,7 @@ def inputs_of(options: SourceOptions, checkpoint: Path, recipe: Path | None = No
     named = [getattr(options, name, None) for name in INPUTS]
     sources = [find_data(str(source), checkpoint) for source in named if source is not None]
     found = [checkpoint, *map(Path, sources), *(path for source in code_of(options) for path in code_files(source))]
-    with suppress(ToolkitError, OSError, ValueError):  # a damaged file: who reads it says so
+    with suppress(*DAMAGED):  # a damaged file: who reads it says so
         found += beside(checkpoint) if is_onnx(checkpoint) else []
     return [path for path in (*found, *([] if recipe is None else [recipe])) if path.exists()]
 

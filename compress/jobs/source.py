@@ -6,9 +6,11 @@ import dataclasses
 import warnings
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
+
 from compress.artifact import Artifact
 from compress.console.wording import AssumedWarning
-from compress.errors import CheckpointError
+from compress.errors import CheckpointError, ToolkitError
 from compress.formats.checkpoint import load
 from compress.formats.hub.folder import is_hub_folder, open_hub_folder
 from compress.formats.onnx import load as onnx_files
@@ -19,7 +21,10 @@ from compress.processor import Columns, Processor
 from compress.signature import parse_sizes
 from compress.tokenizer.type_ids import NAME as TYPES
 
-__all__ = ["files_of", "load_source", "read_by", "refuse_folder", "size_of"]
+__all__ = ["DAMAGED", "files_of", "load_source", "read_by", "refuse_folder", "size_of"]
+
+# What a file that can't be read raises, where others tell of that.
+DAMAGED = (ToolkitError, OSError, ValueError, DecodeError)
 
 # What `compress finetune` writes into its folder, and how each is named to a command.
 HELD = {"model.pt": "", "weights.pt": ", with the factory of its module: --model package.module:factory"}

@@ -75,7 +75,7 @@ def digest_of_code(source: str) -> str:
 def digest_of_files(module: str) -> str:
     """Of the file of a module and of those that it imports, as in `digest_of_code`; of one without a file, of none."""
     digest = hashlib.sha256()
-    for name, path in sorted(_files_of(module).items()):
+    for name, path in sorted(_files_of([module]).items()):
         digest.update(f"\n{name}\n".encode() + path.read_bytes())
     return digest.hexdigest()
 
@@ -83,21 +83,20 @@ def digest_of_files(module: str) -> str:
 def code_files(source: str) -> list[Path]:
     """The user's files behind `package.module:name`, which need not have been imported; none where that fails."""
     with importable(), suppress(Exception):  # packages above it are imported, and may do anything: who uses it says so
-        return sorted(_files_of(source.partition(":")[0]).values())
+        return sorted(_files_of([source.partition(":")[0]]).values())
     return []
 
 
 def loaded_code() -> list[Path]:
     """The user's files of all modules that this process has imported, and of what these import."""
-    found: set[Path] = set()
+    found: dict[str, Path] = {}
     for module in set(sys.modules) - {"__main__", "__mp_main__"}:  # the command itself, in processes of its own too
         with suppress(Exception):  # what stands for a module may be anything
             path = sys.modules[module].__file__
             if path is not None and is_users(module) and Path(path).is_file():
-                found.add(Path(path).resolve())
-                with importable():
-                    found.update(_files_of(module).values())
-    return sorted(found)
+                found[module] = Path(path).resolve()
+    with importable():
+        return sorted({*found.values(), *_files_of(found, failing=True).values()})
 
 
 def is_users(module: str) -> bool:
@@ -111,16 +110,28 @@ def is_users(module: str) -> bool:
     return not INSTALLED.intersection(found.parts) and not OWN.intersection(found.parents)
 
 
-def _files_of(name: str) -> dict[str, Path]:
-    """Python files by module: of the one that is named, and of what it and these import."""
+def _files_of(names: Iterable[str], *, failing: bool = False) -> dict[str, Path]:
+    """Python files by module: of those that are named, and of what they and these import; each is looked at once.
+
+    Args:
+        failing: whether some may fail, and are left out.
+    """
     found: dict[str, Path] = {}
-    waiting = [name]
+    seen: set[str] = set()
+    waiting = [*names]
     while waiting:
         module = waiting.pop()
-        path = None if module in found else _file_of(module)
-        if path is not None and not INSTALLED.intersection(path.parts) and not OWN.intersection(path.parents):
-            found[module] = path
-            waiting += _imported(path, module if path.name == "__init__.py" else module.rpartition(".")[0])
+        if module in seen:
+            continue
+        seen.add(module)
+        try:
+            path = _file_of(module)
+            if path is not None and not INSTALLED.intersection(path.parts) and not OWN.intersection(path.parents):
+                found[module] = path
+                waiting += _imported(path, module if path.name == "__init__.py" else module.rpartition(".")[0])
+        except Exception:
+            if not failing:
+                raise
     return found
 
 

@@ -23,7 +23,7 @@ def test_an_interval_with_one_end_is_left_out(tmp_path: Path) -> None:
     artifact = Artifact(
         tmp_path, "model.onnx", "onnx", "", Signature((), ()), (StageReport("quantize", "did", measured, 1.0),)
     )
-    assert told_of(artifact)["metric"] == "accuracy 90.0000; drop +1.00"
+    assert told_of(artifact)["metric"] == "accuracy 90.0000; drop +1.00 points"
 
 
 def test_a_dimension_fits_64_bits() -> None:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -25,6 +25,7 @@ from compress.cli import main
 from compress.jobs.evidence import script_of
 from compress.options import ExportOptions
 from compress.report.reproduce import script
+from compress.storage import hashing
 from compress.storage.hashing import loaded_code
 
 SHELLS = [shell for name in ("bash", "dash", "sh") if (shell := shutil.which(name))]
@@ -278,3 +279,16 @@ def test_what_an_earlier_run_wrote_into_a_folder_that_is_read_is_not(
     text = script_of(Path("model.pt"), ExportOptions(output=Path("img/out"), eval="img"), None)
     assert "img/1.png" in text
     assert "plot.png" not in text
+
+
+def test_each_file_is_looked_at_once_however_many_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Path] = []
+    imported = hashing._imported
+
+    def look(path: Path, package: str) -> Iterator[str]:
+        looked.append(path)
+        return imported(path, package)
+
+    monkeypatch.setattr(hashing, "_imported", look)
+    hashing.loaded_code()
+    assert len(looked) == len(set(looked))
