@@ -20,9 +20,11 @@ HERE = Path(__file__).parent
 os.environ["COMPRESS_CACHE_GB"] = "0"
 # No test asks for narrow intervals of what it exports; those that measure for a user's eyes say so.
 os.environ["COMPRESS_MEASURE_SECONDS"] = "0"
-# A shell starts what is put into the background (`make test &`) with Ctrl-C ignored, and so all that is started here.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts what is put into the background (`make test &`) with Ctrl-C ignored, nohup with the terminal's end, and so
+# all that is started here.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 WAITING = frozenset(("asyncio", "multiprocessing", "signal", "socket", "subprocess", "threading", "time"))
 
 # No test fails on a time: hypothesis sets each example a deadline, and counts how long it takes to draw one. The gate
