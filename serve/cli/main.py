@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, CycloptsError, CycloptsPanel, Parameter
+from cyclopts import App, CycloptsError, CycloptsPanel, Parameter, UnknownOptionError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -32,6 +32,8 @@ from serve.cli.plan import plan
 from serve.cli.rollout import rollout
 from serve.cli.triton import triton
 from serve.config.merge import Edits
+from serve.gateway.settings import Settings
+from serve.gateway.settings_file import PREFIX
 from serve.pack.file import flags_of_file, read_tables
 from serve.pack.options import PackOptions
 from serve.up.options import UpOptions
@@ -41,13 +43,29 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
+
+def _refusal(err: CycloptsError) -> object:
+    """What is wrong with a flag, or with a file, whose values it quotes; of a setting of the gateway, where `serve up`
+    takes it from.
+    """
+    told = printable(str(err), keep="\n")
+    if isinstance(err, UnknownOptionError) and list(err.command_chain or ())[:1] == ["up"]:
+        name = (err.token.keyword or "").removeprefix("--").removeprefix("no-").replace("-", "_")
+        if name in {each.name for each in dataclasses.fields(Settings)}:
+            told += (
+                f"\nIt is a setting of the gateway: write {name} = … into a TOML file and name that by --gateway, "
+                f"or set {PREFIX}{name.upper()}."
+            )
+    return CycloptsPanel(told)
+
+
 app = App(
     name="serve",
     help="Serve a compressed model with Triton, behind a gateway, and load-test it.",
     version=__version__,
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
-    error_formatter=lambda err: CycloptsPanel(printable(str(err), keep="\n")),  # it quotes files' values, too
+    error_formatter=_refusal,
 )
 app.config = (flags_of_file, settings_of_file)
 app.command(gateway)

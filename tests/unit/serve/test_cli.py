@@ -157,3 +157,15 @@ def test_a_disk_that_takes_no_more_is_told_in_three_lines_and_what_was_there_sta
     assert [line.split(":")[0].strip() for line in told] == ["error", "why", "mend"]
     assert (repository / "model.sig").read_bytes() == before
     assert not list(repository.glob(".*.part"))
+
+
+def test_a_setting_of_the_gateway_that_serve_up_is_given_as_a_flag_is_shown_its_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["up", "repository", "--keys", "keys.json"])
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "write keys = … into a TOML file and name that by --gateway, or set SERVE_GATEWAY_KEYS." in told
+    with pytest.raises(SystemExit):
+        main(["up", "repository", "--nonsense", "1"])
+    assert "setting" not in capsys.readouterr().err
