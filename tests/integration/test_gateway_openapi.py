@@ -40,7 +40,8 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 
 @pytest.fixture(scope="module")
 def gateway(triton: TritonServer) -> Iterator[str]:
-    with gateway_thread(Settings(upstream=(f"http://{triton.http_address}",), port=0)) as url:
+    upstream = (f"http://{triton.http_address}",)
+    with gateway_thread(Settings(upstream=upstream, grpc_upstream=(triton.grpc_address,), port=0)) as url:
         yield url
 
 
