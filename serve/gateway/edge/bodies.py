@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 from starlette.types import Receive, Scope
 
+from serve.gateway.access.long_work import LongWork
 from serve.gateway.access.memory import SMALL_BYTES, MemoryFullError, Share
 from serve.gateway.edge.extensions import BODY, DROP, GROWING, STILL
 from serve.gateway.errors import BodyTooLargeError, ClientGoneError
+from serve.gateway.oip.encoding import Packed, is_long, unpack
 from serve.http.body import GrowingBody
 
-__all__ = ["check_still", "growing_body", "read_body"]
+__all__ = ["check_still", "growing_body", "read_body", "read_unpacked"]
 
 GROWING_BYTES = 128 * 1024
 
@@ -49,6 +51,30 @@ async def read_body(scope: Scope, content_length: bytes | None, receive: Receive
     body = await _whole(scope, content_length, receive, limit, share)
     check_still(scope)
     return body
+
+
+async def read_unpacked(
+    scope: Scope, receive: Receive, limit: int, share: Share, long_work: LongWork, *, as_json: bool
+) -> bytes | Packed:
+    """A request's whole body, unpacked; of a long JSON that is packed, as it came, to be unpacked where it is read.
+
+    Args:
+        limit: bytes at most, unpacked ones, too.
+        share: counts it.
+        long_work: has the turns of what is long once it is unpacked.
+        as_json: whether it is to be read as JSON.
+
+    Raises:
+        GatewayError, ClientGoneError: as `read_body` and `unpack`.
+    """
+    headers = dict(scope["headers"])
+    came = await read_body(scope, headers.get(b"content-length"), receive, limit, share)
+    encoding = headers.get(b"content-encoding")
+    if not encoding:
+        return came
+    if as_json and is_long(came):
+        return Packed(came, encoding, limit)
+    return await unpack(came, encoding, limit, share, long_work)
 
 
 def check_still(scope: Scope) -> None:

@@ -22,9 +22,10 @@ from starlette.types import Receive, Scope, Send
 
 from serve.gateway.access.memory import Share
 from serve.gateway.edge.asking import CLIENT_LEFT, unless_client_leaves, until_loaded
+from serve.gateway.edge.bodies import read_unpacked
 from serve.gateway.edge.event_values import asked_of, event_of, generated_of
 from serve.gateway.edge.openai_errors import refusal
-from serve.gateway.edge.predict import ANSWERS, BODY, LONG_ANSWER, message_asked, read_plain
+from serve.gateway.edge.predict import ANSWERS, BODY, LONG_ANSWER, is_json, message_asked
 from serve.gateway.edge.way import Way
 from serve.gateway.errors import (
     NO_ROOM,
@@ -210,7 +211,9 @@ class _Events(Response):
         gate.incidents.outages.check(self._model)
         share, lease = Share(gate.memory, identity.id), gate.lease()
         try:
-            body = await read_plain(self._settings, self._request, receive, share, gate.long_work)
+            as_json = self._written is generated_of or is_json(self._request)
+            most = self._settings.max_body_bytes
+            body = await read_unpacked(scope, receive, most, share, gate.long_work, as_json=as_json)
             release = None if self._version else self._way.releases.get(self._model)
             models = models_of(self._model, release)
             await until_loaded(gate, lease, models, identity.id, deadline, scope, receive)

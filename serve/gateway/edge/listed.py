@@ -22,7 +22,7 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.access.lists import ListPart, Turns
 from serve.gateway.access.memory import Share
 from serve.gateway.edge.asking import CLIENT_LEFT, unless_client_leaves, until_loaded
-from serve.gateway.edge.bodies import read_body
+from serve.gateway.edge.bodies import read_unpacked
 from serve.gateway.edge.lengths import Part, parts_of
 from serve.gateway.edge.listed_values import TritonAnswer
 from serve.gateway.edge.openai_errors import ParameterError
@@ -39,7 +39,7 @@ from serve.gateway.errors import (
 )
 from serve.gateway.oip.apart import NoRoomError
 from serve.gateway.oip.cost import CHEAP_BYTES
-from serve.gateway.oip.encoding import Packed, is_long, unpack
+from serve.gateway.oip.encoding import Packed
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import BINARY_HEADER, Message
 from serve.gateway.release.answers import ANSWER_ID
@@ -200,14 +200,8 @@ class _Listed(Generic[A, B]):
             why = f"application/json is, and {media[:64] or 'none'} came"
             raise UnsupportedMediaError("the content type is not one that is read", why=why, mend="set Content-Type")
         scope, receive = self._request.scope, self._request.receive
-        length = self._headers.get(b"content-length")
-        came = await read_body(scope, length, receive, self._most_bytes, self._share)
-        body: bytes | Packed = came
-        if encoding := self._headers.get(b"content-encoding"):
-            if is_long(came):
-                body = Packed(came, encoding, self._most_bytes)
-            else:
-                body = await unpack(came, encoding, self._most_bytes, self._share, self._way.gate.long_work)
+        long_work = self._way.gate.long_work
+        body = await read_unpacked(scope, receive, self._most_bytes, self._share, long_work, as_json=True)
         reading = self._way.contracts.read_json(self._identity.digest, self._deadline, self._form.read, body)
         if isinstance(body, Packed) or len(body) > CHEAP_BYTES:  # it may have to wait
             reading = unless_client_leaves(scope, receive, reading)

@@ -12,13 +12,11 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message as ASGIMessage
-from starlette.types import Receive
 
 from serve.gateway.access.identity import Identity
-from serve.gateway.access.long_work import LongWork
 from serve.gateway.access.memory import Share
 from serve.gateway.edge.asking import CLIENT_LEFT, unless_client_leaves, until_loaded
-from serve.gateway.edge.bodies import read_body
+from serve.gateway.edge.bodies import read_unpacked
 from serve.gateway.edge.predict_values import answer_of, message_from, message_of
 from serve.gateway.edge.routes import UPSTREAM
 from serve.gateway.edge.way import Way
@@ -34,7 +32,7 @@ from serve.gateway.errors import (
 from serve.gateway.oip.apart import NoRoomError
 from serve.gateway.oip.contracts import Contracts
 from serve.gateway.oip.cost import CHEAP_BYTES, LONG_JSON
-from serve.gateway.oip.encoding import Packed, is_long, unpack
+from serve.gateway.oip.encoding import Packed
 from serve.gateway.oip.friendly import from_file
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import BINARY_HEADER, Message
@@ -46,7 +44,7 @@ from serve.gateway.upstream.deadline import TIMEOUT_HEADER, patience_s
 from serve.gateway.upstream.upstream import Upstream, triton_error
 from serve.http.client import Response as UpstreamResponse
 
-__all__ = ["ANSWERS", "BODY", "LONG_ANSWER", "message_asked", "predict_router", "read_plain"]
+__all__ = ["ANSWERS", "BODY", "LONG_ANSWER", "is_json", "message_asked", "predict_router"]
 
 JSON = "application/json"
 LONG_ANSWER = 256 * 1024  # of tensors, raw, which takes about a millisecond to write as JSON
@@ -119,7 +117,9 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
         gate.places(model).check(identity.priority, patience, identity.id)
         share, lease = Share(gate.memory, identity.id), gate.lease()
         try:
-            body = await read_plain(settings, request, request.receive, share, gate.long_work)
+            body = await read_unpacked(
+                request.scope, request.receive, settings.max_body_bytes, share, gate.long_work, as_json=is_json(request)
+            )
             release = way.releases.get(model)
             models = models_of(model, release)
             await until_loaded(gate, lease, models, identity.id, deadline, request.scope, request.receive)
@@ -157,20 +157,6 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
     return router
 
 
-async def read_plain(
-    settings: Settings, request: Request, receive: Receive, share: Share, long_work: LongWork
-) -> bytes | Packed:
-    """A request's body; where it is long and packed JSON, as it came. Raises GatewayError, and ClientGoneError."""
-    most, headers = settings.max_body_bytes, dict(request.scope["headers"])
-    came = await read_body(request.scope, headers.get(b"content-length"), receive, most, share)
-    encoding = headers.get(b"content-encoding")
-    if not encoding:
-        return came
-    if is_long(came) and _media(request) == JSON:
-        return Packed(came, encoding, most)
-    return await unpack(came, encoding, most, share, long_work)
-
-
 async def message_asked(
     contracts: Contracts,
     metadata: ModelMetadata,
@@ -194,6 +180,11 @@ async def message_asked(
     raise UnsupportedMediaError(
         "the content type is not one that is read", why=f"it takes {TAKES}; {came} came", mend="set Content-Type"
     )
+
+
+def is_json(request: Request) -> bool:
+    """Whether its content type says so."""
+    return _media(request) == JSON
 
 
 def _media(request: Request) -> str:
