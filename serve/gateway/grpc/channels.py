@@ -13,11 +13,11 @@ import grpc
 from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.access.long_work import LONG_BYTES, LongWork
-from serve.gateway.access.memory import Share
-from serve.gateway.grpc.arriving import Arriving, last_of
+from serve.gateway.access.memory import Memory, Share
+from serve.gateway.grpc.arriving import UNREAD_STAYS, Arriving, last_of
 from serve.gateway.grpc.parcel import Parcel, contents
 from serve.gateway.grpc.relay import OPTIONS as RELAY_OPTIONS
-from serve.gateway.grpc.relay import Relays
+from serve.gateway.grpc.relay import Relays, most_relays
 from serve.gateway.grpc.sending import Sending
 from serve.gateway.grpc.singly import Singly
 from serve.gateway.grpc.way import Way
@@ -30,10 +30,16 @@ from serve.gateway.upstream.outliers import Verdict
 from serve.gateway.upstream.verdicts import was_hurried
 from serve.http.message import Address
 
-__all__ = ["UNREACHED", "GrpcChannels", "chosen_wait"]
+__all__ = ["UNREACHED", "GrpcChannels", "channels_to", "chosen_wait"]
 
 UNREACHED = "failed to connect to all addresses"  # gRPC's own words: the message went nowhere
 SERVICE = "/inference.GRPCInferenceService/"
+LONGEST = 2**31 - 1  # message, as gRPC counts
+OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 64 * 1024),
+    UNREAD_STAYS,
+)
 FAILED = frozenset((grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS))
 
 
@@ -364,6 +370,18 @@ class GrpcChannels:
 def _connecting(seconds: float) -> list[tuple[str, int]]:
     """Options of a channel: it is told after so long that a server is not reached, not after gRPC's 20 s."""
     return [("grpc.min_reconnect_backoff_ms", int(1000 * seconds))] if seconds < math.inf else []
+
+
+def channels_to(balancer: Balancer, addresses: Sequence[str], memory: Memory, long_work: LongWork) -> GrpcChannels:
+    """To a gateway's Tritons, for messages as long as its memory has room for.
+
+    Args:
+        balancer, addresses, long_work: as of `GrpcChannels`.
+        memory: of the gateway.
+    """
+    longest = min(memory.most_of_one // 2, LONGEST)  # there are two of each: gRPC makes its own, to send it
+    options = (*OPTIONS, ("grpc.max_receive_message_length", longest))
+    return GrpcChannels(balancer, addresses, options, Relays(most_relays(), longest), long_work)
 
 
 async def _to_their_end(requests: AsyncIterator[Parcel]) -> AsyncGenerator[Parcel]:

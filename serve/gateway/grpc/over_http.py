@@ -12,11 +12,9 @@ from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.access.gate import Gate
 from serve.gateway.errors import GatewayError, UpstreamBrokenError, UpstreamDownError
-from serve.gateway.grpc.channels import GrpcChannels
+from serve.gateway.grpc.channels import channels_to
 from serve.gateway.grpc.clients import Clients
 from serve.gateway.grpc.message import Incoming
-from serve.gateway.grpc.proxy import longest_message, upstream_options
-from serve.gateway.grpc.relay import Relays, most_relays
 from serve.gateway.grpc.status import STATUSES, EndedCallError
 from serve.gateway.grpc.stream import Streams
 from serve.gateway.oip.contracts import Contracts
@@ -50,10 +48,7 @@ class OverHttp:
         contracts: Contracts,
         beside: Streams | None,
     ) -> None:
-        longest = longest_message(gate.memory)
-        relays = Relays(most_relays(), longest)
-        options = upstream_options(longest)
-        self._calls = GrpcChannels(balancer, settings.grpc_upstream, options, relays, gate.long_work)
+        self._calls = channels_to(balancer, settings.grpc_upstream, gate.memory, gate.long_work)
         clients = _Clients(settings.max_clients, max(1, settings.max_clients // 4))
         incoming = Incoming(settings, gate, releases, contracts, clients)
         self._streams = Streams(settings, gate, self._calls, incoming, beside)

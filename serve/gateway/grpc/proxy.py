@@ -17,17 +17,15 @@ import grpc
 from compress.errors import ServerError
 from serve.gateway.access.ending import by_model
 from serve.gateway.access.gate import Gate
-from serve.gateway.access.memory import Memory
 from serve.gateway.errors import GatewayError
 from serve.gateway.grpc.arriving import UNREAD_STAYS
 from serve.gateway.grpc.brought import Brought
-from serve.gateway.grpc.channels import SERVICE, GrpcChannels
+from serve.gateway.grpc.channels import SERVICE, channels_to
 from serve.gateway.grpc.clients import Clients
 from serve.gateway.grpc.coming import Coming
 from serve.gateway.grpc.infer import Inference
 from serve.gateway.grpc.message import UNPACKED_HERE, Incoming
 from serve.gateway.grpc.questions import ADMIN, COSTS, EMPTY, FREE, OF_MODEL, Questions
-from serve.gateway.grpc.relay import Relays, most_relays
 from serve.gateway.grpc.status import Context, keys_of, refuse, streaming, unary
 from serve.gateway.grpc.stream import Streams
 from serve.gateway.observe.telemetry import GRPC_ROUTE, Telemetry
@@ -37,18 +35,13 @@ from serve.gateway.settings import Settings
 from serve.gateway.upstream.balancer import Balancer
 from serve.gateway.upstream.loading import Loading
 
-__all__ = ["GrpcProxy", "longest_message", "upstream_options"]
+__all__ = ["GrpcProxy"]
 
 MOST_STREAMS = 128  # calls of one connection at a time; its client keeps further ones back
 # Calls that have come and wait to be taken up, one by one. Unless it is told otherwise, the library ends any of them,
 # whosever they are, where there are more than 1000. It holds some 16 KB for each, and up to 64 KiB sent with it.
 MOST_PENDING, LEAST_PENDING, PENDING_BYTES = 4096, 1000, 64 * 1024
 LATER_S = 5.0  # as long as whoever stops it may be late
-LONGEST = 2**31 - 1  # message, as gRPC counts
-UPSTREAM_OPTIONS = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_metadata_size", 64 * 1024),
-)
 logger = logging.getLogger(__name__)
 
 
@@ -83,10 +76,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self._settings = settings
         self._gate = gate
         self._telemetry = telemetry
-        longest = longest_message(gate.memory)
-        relays = Relays(most_relays(), longest)
-        options = upstream_options(longest)
-        self._calls = GrpcChannels(balancer, settings.grpc_upstream, options, relays, gate.long_work)
+        self._calls = channels_to(balancer, settings.grpc_upstream, gate.memory, gate.long_work)
         # Of all that there may be, so much that what is left serves the others.
         of_address = max(1, int(most_connections * settings.max_address_share))
         self._brought = Brought(settings.max_body_bytes)
@@ -193,20 +183,6 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             refuse(err)
 
         return unary(refused, self._taken_up)
-
-
-def longest_message(memory: Memory) -> int:
-    """Bytes of an answer of Triton's at most: there are two of each, as gRPC makes its own, to send it."""
-    return min(memory.most_of_one // 2, LONGEST)
-
-
-def upstream_options(longest: int) -> Sequence[tuple[str, int]]:
-    """Of channels to Triton.
-
-    Args:
-        longest: answer, in bytes.
-    """
-    return (*UPSTREAM_OPTIONS, UNREAD_STAYS, ("grpc.max_receive_message_length", longest))
 
 
 def _options(settings: Settings, most_connections: int) -> Sequence[tuple[str, int]]:

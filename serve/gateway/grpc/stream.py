@@ -57,9 +57,9 @@ class Streams:
         self._calls = calls
         self._incoming = incoming
         # As much as one key may have here, and as many as one model of one gateway has over HTTP.
-        expected = Expected(gate.memory.bound // 2, settings.max_in_flight)
-        self._expected: Expected = expected if beside is None else beside._expected
-        self._places: Places = Places(gate, settings.timeout_s) if beside is None else beside._places
+        room = gate.memory.bound // 2
+        self._expected: Expected = beside._expected if beside else Expected(room, settings.max_in_flight)
+        self._places: Places = beside._places if beside else Places(gate, settings.timeout_s)
 
     async def answer(self, context: Context, *, paid: bool = False) -> AsyncGenerator[bytes, None]:
         """Answer a stream.
