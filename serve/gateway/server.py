@@ -38,6 +38,7 @@ from serve.gateway.release.users_rules import UsersRules
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.loading import Loading
 from serve.gateway.whose import check_whose
+from serve.http.tls import server_context
 
 __all__ = ["check_port", "check_settings", "forwarding_signals", "run_gateway", "serve_gateway"]
 
@@ -215,18 +216,7 @@ def check_settings(settings: Settings) -> int:
     """
     check_whose(settings)
     if settings.tls_certificate is not None:
-        try:
-            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
-                settings.tls_certificate,
-                settings.tls_key,
-                password="",  # or OpenSSL asks for one at the terminal
-            )
-        except (OSError, ssl.SSLError) as err:
-            raise ServerError(
-                f"can't use the certificate {settings.tls_certificate}",
-                why=str(err),
-                mend="name a PEM file with the chain, and one with its unencrypted private key",
-            ) from err
+        server_context(settings.tls_certificate, settings.tls_key)
     if settings.agree_module is not None:
         UsersRules(settings.agree_module).close()
     return len(KeyRing(settings.keys))

@@ -52,15 +52,23 @@ def image_settings(source: Artifact, channels: int, height: int, width: int) -> 
 
     Settings that are missing or of another kind are left out, not guessed: a processor's class may have its own.
     """
+    given = _given(source)
+    return ImageSettings() if isinstance(given, str) else _settings(given, channels, height, width)
+
+
+def _given(source: Artifact) -> dict[str, Any] | str:
+    """What the artifact's image processor says of itself, or why it says nothing."""
     processor = source.processor
     if processor is None or processor.kind != "image" or IMAGE_SETTINGS not in processor.files:
-        return ImageSettings()
+        return "there is no image processor"
     try:
         given = read_json(processor.folder / IMAGE_SETTINGS)
-    except (OSError, ValueError):
-        given = None
-    if not isinstance(given, dict):
-        return ImageSettings()
+    except (OSError, ValueError) as err:
+        return f"its {IMAGE_SETTINGS} can't be read: {err}"
+    return given if isinstance(given, dict) else f"its {IMAGE_SETTINGS} is no object"
+
+
+def _settings(given: dict[str, Any], channels: int, height: int, width: int) -> ImageSettings:
     mean, std = _numbers(given.get("image_mean"), channels), _numbers(given.get("image_std"), channels)
     if given.get("do_normalize") is False:
         mean, std = (0.0,) * channels, (1.0,) * channels
@@ -78,15 +86,9 @@ def unlike(source: Artifact, channels: int, height: int, width: int) -> str:
     """Why hooks of `image_settings` would not make of an image what the artifact's processor makes of it; "" where they
     do. Only what is known is allowed: a class, its keys and their values; a default is no value.
     """
-    processor = source.processor
-    if processor is None:
-        return "there is no image processor"
-    try:
-        given = read_json(processor.folder / IMAGE_SETTINGS)
-    except (OSError, ValueError) as err:
-        return f"its {IMAGE_SETTINGS} can't be read: {err}"
-    if not isinstance(given, dict):
-        return f"its {IMAGE_SETTINGS} is no object"
+    given = _given(source)
+    if isinstance(given, str):
+        return given
     kind = str(given.get("image_processor_type", given.get("feature_extractor_type", "")))
     cuts = CLASSES.get(kind.removesuffix("Fast").removesuffix("Pil"))
     if cuts is None:
@@ -100,7 +102,7 @@ def unlike(source: Artifact, channels: int, height: int, width: int) -> str:
         return f"its processor says {off} {given[off]!a}"
     if bool(given.get("do_center_crop")) != cuts:
         return f"its processor says do_center_crop {given.get('do_center_crop')!a}"
-    size, found = given["size"], image_settings(source, channels, height, width)
+    size, found = given["size"], _settings(given, channels, height, width)
     if not found.mean:
         return "it does not say how values are scaled (image_mean, image_std, rescale_factor)"
     if type(given["resample"]) is not int or not 0 <= given["resample"] < len(FILTERS):

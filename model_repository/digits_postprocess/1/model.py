@@ -25,11 +25,10 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 sys.dont_write_bytecode = True  # nothing is written into the model repository
-from hook_values import Array, Hook, missing_requirements  # noqa: E402 - after that
+from hook_values import BAD_INPUT, Array, Hook, missing_requirements  # noqa: E402 - after that
 
 Tensors = dict[str, Array]
 SHORT = 64  # bytes, below which texts are taken for alike
-BAD_INPUT = "bad input: "  # begins what is the client's fault in a stream, which carries no codes
 
 
 class TritonPythonModel:

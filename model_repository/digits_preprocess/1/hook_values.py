@@ -22,6 +22,7 @@ NUMPY_TYPES: Mapping[str, Any] = {
     "TYPE_STRING": np.object_,
 }  # fmt: skip
 
+BAD_INPUT = "bad input: "  # begins what is the client's fault in a stream, which carries no codes
 YIELDED = 16  # answers that are looked at of a sample: there may be no end of them
 NO_IMAGE = ("UnidentifiedImageError", "DecompressionBombError")  # of Pillow, which need not be installed
 

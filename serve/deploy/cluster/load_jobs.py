@@ -13,6 +13,7 @@ from typing import Any
 
 from compress.errors import ServerError
 from serve.deploy.cluster.manifests import pod_security
+from serve.deploy.cluster.naming import labels, meta
 from serve.deploy.cluster.storage import secured
 from serve.deploy.options import NAME, image_of
 
@@ -109,11 +110,7 @@ def lines_first(options: LoadJobs) -> list[str]:
 
 
 def _meta(options: LoadJobs, part: str) -> Object:
-    return {"name": f"{options.name}-{part}", "namespace": options.namespace, "labels": _labels(options, part)}
-
-
-def _labels(options: LoadJobs, part: str) -> dict[str, str]:
-    return {"app.kubernetes.io/name": part, "app.kubernetes.io/part-of": options.name}
+    return meta(options, part) | {"namespace": options.namespace}
 
 
 def _service(options: LoadJobs) -> Object:
@@ -123,7 +120,7 @@ def _service(options: LoadJobs) -> Object:
         "kind": "Service",
         "metadata": _meta(options, "workers"),
         "spec": {
-            "clusterIP": "None", "publishNotReadyAddresses": True, "selector": _labels(options, "workers"),
+            "clusterIP": "None", "publishNotReadyAddresses": True, "selector": labels(options, "workers"),
             "ports": [{"name": "load", "port": PORT}],
         },
     }  # fmt: skip
@@ -137,7 +134,7 @@ def _workers(options: LoadJobs) -> Object:
     pod = _pod(options, "workers", {"args": arguments}, ("tls.crt", "tls.key"))
     pod["spec"]["subdomain"] = f"{options.name}-workers"
     spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
-    spread |= {"labelSelector": {"matchLabels": _labels(options, "workers")}}
+    spread |= {"labelSelector": {"matchLabels": labels(options, "workers")}}
     pod["spec"]["topologySpreadConstraints"] = [spread]
     indexed = {"completions": options.workers, "parallelism": options.workers, "completionMode": "Indexed"}
     return _job(options, "workers", pod, indexed)
@@ -171,7 +168,7 @@ def _pod(options: LoadJobs, part: str, container: Object, files: Sequence[str]) 
         secrets.append(("SERVE_API_KEY", "key", "key", True))
     memory = {"memory": "1Gi"}
     return {
-        "metadata": {"labels": _labels(options, part)},
+        "metadata": {"labels": labels(options, part)},
         "spec": {
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
@@ -216,13 +213,13 @@ def _pod(options: LoadJobs, part: str, container: Object, files: Sequence[str]) 
 
 def _policy(options: LoadJobs) -> Object:
     """Workers hear the coordinator alone."""
-    coordinator = {"podSelector": {"matchLabels": _labels(options, "coordinator")}}
+    coordinator = {"podSelector": {"matchLabels": labels(options, "coordinator")}}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": _meta(options, "workers"),
         "spec": {
-            "podSelector": {"matchLabels": _labels(options, "workers")},
+            "podSelector": {"matchLabels": labels(options, "workers")},
             "policyTypes": ["Ingress"],
             "ingress": [{"from": [coordinator], "ports": [{"port": PORT, "protocol": "TCP"}]}],
         },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from serve.deploy.monitoring.scope import SERIES_LABELS, Scope
 from serve.deploy.options import RenderOptions
@@ -14,11 +14,19 @@ GATEWAY_PORT = 8080
 PART_OF = "app.kubernetes.io/part-of"
 
 
-def labels(options: RenderOptions, part: str) -> dict[str, str]:
+class Named(Protocol):
+    """What is rendered, by its name."""
+
+    @property
+    def name(self) -> str:
+        """Of all its parts."""
+
+
+def labels(options: Named, part: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": part, PART_OF: options.name}
 
 
-def meta(options: RenderOptions, part: str) -> dict[str, Any]:
+def meta(options: Named, part: str) -> dict[str, Any]:
     return {"name": f"{options.name}-{part}", "labels": labels(options, part)}
 
 

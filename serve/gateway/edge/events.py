@@ -42,11 +42,11 @@ from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.release import models_of
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import TIMEOUT_HEADER, EarlyTimeoutError, patience_s
+from serve.hooks.packed.values import BAD_INPUT
 
 __all__ = ["Streamed", "events_router"]
 
 LONGEST_S = 1e6  # that a client may give a stream
-BAD_INPUT = "bad input: "  # as serve.hooks.packed.model has it, which only Triton can import
 AS_JSON = 3  # times as long as its tensors, an answer is until it is written and told
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -68,6 +68,10 @@ GENERATE = {
         }
     },
 }
+GENERATED = (
+    "As Triton's generate extension has it: the data of each event are the outputs, beside `model_name` and "
+    "`model_version`."
+)
 Written = Callable[[bytes, bytes, ModelMetadata, bool], bytes]
 
 
@@ -132,32 +136,25 @@ def events_router(settings: Settings, way: Way, streamed: Streamed) -> APIRouter
         """
         return _Events(settings, way, streamed, request, model, None, event_of)
 
-    async def generate(model: str, version: str | None, request: Request) -> Response:
+    async def generate_stream(model: str, request: Request) -> Response:
+        return _Events(settings, way, streamed, request, model, None, generated_of)
+
+    async def generate_stream_of_version(model: str, version: str, request: Request) -> Response:
         return _Events(settings, way, streamed, request, model, version, generated_of)
 
-    @router.post(
-        "/v2/models/{model}/generate_stream",
-        responses=EVENTS,
-        openapi_extra={"requestBody": GENERATE},
-        summary="Triton's generate_stream",
-        tags=["Open Inference Protocol v2"],
-    )
-    async def generate_stream(model: str, request: Request) -> Response:
-        """As Triton's generate extension has it: the data of each event are the outputs, beside `model_name` and
-        `model_version`.
-        """
-        return await generate(model, None, request)
-
-    @router.post(
-        "/v2/models/{model}/versions/{version}/generate_stream",
-        responses=EVENTS,
-        openapi_extra={"requestBody": GENERATE},
-        summary="Triton's generate_stream, of a version",
-        tags=["Open Inference Protocol v2"],
-    )
-    async def generate_stream_of_version(model: str, version: str, request: Request) -> Response:
-        return await generate(model, version, request)
-
+    for place, of, answer in (
+        ("{model}", "", generate_stream), ("{model}/versions/{version}", ", of a version", generate_stream_of_version),
+    ):  # fmt: skip
+        router.add_api_route(
+            f"/v2/models/{place}/generate_stream",
+            answer,
+            methods=["POST"],
+            responses=EVENTS,
+            openapi_extra={"requestBody": GENERATE},
+            summary=f"Triton's generate_stream{of}",
+            description=GENERATED,
+            tags=["Open Inference Protocol v2"],
+        )
     return router
 
 

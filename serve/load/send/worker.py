@@ -25,6 +25,7 @@ from pathlib import Path
 import uvloop
 
 from compress.errors import ServerError
+from serve.http.tls import server_context
 from serve.load.ask.target import is_loopback
 from serve.load.send.generator import Generator
 from serve.load.send.job import Job
@@ -124,23 +125,10 @@ def listen(
     Raises:
         ServerError: it may not listen there, or can't.
     """
-    context = None if tls is None else _context(*tls)
+    context = None if tls is None else server_context(*tls)
     uvloop.run(
         _listen(host, port, token=token, allow_remote=allow_remote, on_event=on_event, context=context, once=once)
     )
-
-
-def _context(certificate: Path, key: Path) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(certificate, key, password="")  # or OpenSSL asks for one at the terminal
-    except (OSError, ssl.SSLError) as err:
-        raise ServerError(
-            f"can't use the certificate {certificate}",
-            why=str(err),
-            mend="name a PEM file with the chain, and one with its unencrypted private key",
-        ) from err
-    return context
 
 
 async def _listen(

@@ -17,6 +17,7 @@ import yaml
 
 from compress.errors import ServerError
 from serve.deploy.cluster.load_jobs import LoadJobs, jobs_of, lines_first
+from tests.certificates import self_signed
 from tests.custom_resources import VERSIONS, check
 from tests.load_servers import at_once, served
 
@@ -92,13 +93,9 @@ def test_the_command_writes_them_and_takes_what_serve_load_does(tmp_path: Path) 
 @pytest.mark.clock
 def test_what_the_manifests_start_sends_one_schedule_over_tls(tmp_path: Path) -> None:
     """Their very arguments, but for addresses and the places of files."""
-    subprocess.run(
-        [  # noqa: S607
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=workers", "-addext",
-            "subjectAltName=IP:127.0.0.1", "-keyout", str(tmp_path / "tls.key"), "-out", str(tmp_path / "tls.crt"),
-        ],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    certificate, key = self_signed(tmp_path, "workers")
+    certificate.rename(tmp_path / "tls.crt")
+    key.rename(tmp_path / "tls.key")
     environ = os.environ | {"SERVE_LOAD_TOKEN": "secret", "PYTHONUNBUFFERED": "1"}
 
     def here(words: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ from serve.gateway import server as server_module
 from serve.gateway.access import handshakes
 from serve.gateway.server import check_settings, serve_gateway
 from serve.gateway.settings import Settings
+from tests.certificates import self_signed
 from tests.serve_http import gateway_thread, scripted_server
 from tests.unit.serve.gateway.test_upstream import echo
 
@@ -26,12 +27,7 @@ HEAD = b'{"inputs":[{"name":"x","datatype":"UINT8","shape":[300000],"parameters"
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1, and its key."""
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    return certificate, key
+    return self_signed(tmp_path)
 
 
 def test_requests_are_answered_over_tls_and_over_nothing_less(pair: tuple[Path, Path]) -> None:

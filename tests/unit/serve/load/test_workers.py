@@ -27,6 +27,7 @@ from serve.load.send.arrivals import Arrivals, Leg
 from serve.load.send.job import Job, Request
 from serve.load.send.processes import Processes
 from serve.load.send.worker import listen
+from tests.certificates import self_signed
 from tests.load_servers import at_once, inferences, options, served
 
 pytestmark = pytest.mark.clock
@@ -103,13 +104,7 @@ def test_four_workers_send_one_schedule_and_say_how_far_apart_they_may_be() -> N
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=worker"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    return certificate, key
+    return self_signed(tmp_path_factory.mktemp("tls"), "worker")
 
 
 def test_a_load_goes_to_its_workers_over_tls(pair: tuple[Path, Path]) -> None:
