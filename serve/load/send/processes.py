@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ START_AHEAD_NS = 50_000_000
 PINGS = 9
 STOP_S = 5.0
 JOIN_S = 10.0
+HANG_UP_S = 1.0
 
 
 class Processes:
@@ -152,8 +154,7 @@ class Processes:
 
     async def _close(self) -> None:
         members, self._members = self._members, []
-        for member in members:
-            member.writer.close()
+        await asyncio.gather(*(_hang_up(member.writer) for member in members))
         for member in members:
             if member.process is not None:
                 try:
@@ -260,6 +261,15 @@ async def _start(number: int, cpu: int | None) -> _Member:
     return member
 
 
+async def _hang_up(writer: asyncio.StreamWriter) -> None:
+    """Close a connection, and see to it that it is: TLS says farewell first, which an event loop that ends cuts off."""
+    writer.close()
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(HANG_UP_S):
+            await writer.wait_closed()
+    writer.transport.abort()
+
+
 def _context(options: LoadOptions) -> ssl.SSLContext | None:
     """For TLS to the workers; None without. Raises ServerError."""
     if options.worker_ca is None:
@@ -304,7 +314,7 @@ async def _join(text: str, options: LoadOptions, number: int, context: ssl.SSLCo
         member.tell({"signed": signed(options.token, str(greeting["challenge"]))})
         greeting = await member.hear("welcome")
     if greeting is None:
-        writer.close()
+        await _hang_up(writer)
         mend = "set the same SERVE_LOAD_TOKEN for both"
         if context is None and ("closed" in member.why or "nothing" in member.why):
             mend += "; or give --worker-ca, where it speaks TLS"
