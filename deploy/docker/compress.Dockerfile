@@ -24,7 +24,8 @@ ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="compress-serve compression" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-RUN useradd --uid 1000 --user-group --create-home --shell /usr/sbin/nologin compress
+# Else /etc/shadow has the day of the build.
+RUN SOURCE_DATE_EPOCH=0 useradd --uid 1000 --user-group --create-home --shell /usr/sbin/nologin compress
 COPY --from=build /opt/compress /opt/compress
 ENV PATH=/opt/compress/bin:${PATH} PYTHONUNBUFFERED=1 MPLCONFIGDIR=/tmp/matplotlib
 WORKDIR /data

@@ -21,7 +21,8 @@ ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="compress-serve gateway" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-RUN useradd --uid 1000 --user-group --no-create-home --shell /usr/sbin/nologin serve \
+# Else /etc/shadow has the day of the build.
+RUN SOURCE_DATE_EPOCH=0 useradd --uid 1000 --user-group --no-create-home --shell /usr/sbin/nologin serve \
     && install --directory --owner=1000 --group=1000 /var/lib/gateway
 COPY --from=build /opt/serve /opt/serve
 COPY --chmod=755 deploy/docker/http-ok /usr/local/bin/

@@ -7,9 +7,10 @@ ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="compress-serve Prometheus" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
+# Of no day: what a package's own user is made with stands in /etc/shadow.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends prometheus python3-minimal \
+    && SOURCE_DATE_EPOCH=0 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends prometheus python3-minimal \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/log/* /var/cache/ldconfig/aux-cache /etc/prometheus/* \
     && install --directory --owner=1000 --group=1000 /prometheus

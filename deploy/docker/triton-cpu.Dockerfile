@@ -35,7 +35,8 @@ ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="compress-serve Triton for CPUs" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0 AND BSD-3-Clause"
-RUN useradd --uid 1000 --user-group --no-create-home --shell /usr/sbin/nologin triton-server \
+# Else /etc/shadow has the day of the build.
+RUN SOURCE_DATE_EPOCH=0 useradd --uid 1000 --user-group --no-create-home --shell /usr/sbin/nologin triton-server \
     && mkdir /models
 COPY --from=build /opt/tritonserver /opt/tritonserver
 COPY --from=build /opt/serve /opt/serve

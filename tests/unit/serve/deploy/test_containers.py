@@ -118,3 +118,10 @@ def test_the_scraped_names_are_the_services() -> None:
     targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in config["scrape_configs"]}
     assert targets == {"gateway": ["gateway:8080"], "triton": ["triton:8002"]}
     assert all((DEPLOY / "prometheus" / name).is_file() for name in config["rule_files"])
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_a_user_is_of_no_day_so_that_a_build_of_tomorrow_holds_the_same_bytes(path: Path) -> None:
+    """/etc/shadow has the day on which an account was made; Debian's tools take it from this variable."""
+    steps = re.findall(r"[^&|;\n]*\b(?:useradd|apt-get install)\b", path.read_text().replace("\\\n", " "))
+    assert [step for step in steps if "SOURCE_DATE_EPOCH=0 " not in step] == []
