@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from compress.console.wording import Note, counted
 from compress.data.class_labels import read_labels, with_class_ids
 from compress.data.dataset import Dataset
-from compress.data.overlap import DUPLICATES, Overlap, alike, copies, overlaps
+from compress.data.overlap import Overlap, overlaps
 from compress.data.sources import Fetched
 from compress.errors import RecipeError
+from compress.evaluate.halves import halves, has_ids
 from compress.evaluate.intervals import SUREST, least_samples, paired_interval, percent
 from compress.evaluate.judge import Budget, Judge
+from compress.evaluate.kinder import copies_told, made_with, overlap_told
 from compress.evaluate.labels_told import known_alone, labels_told, squeezed
 from compress.evaluate.metric_choice import by_shape, find_metric
 from compress.evaluate.metrics import BY_LABELS, METRICS, Metric
@@ -29,14 +26,7 @@ from compress.options import CompressOptions
 from compress.runtime.backends import open_model
 from compress.runtime.measure import cores
 
-__all__ = ["Evaluation", "budget_of", "evaluation_of", "halves", "judged", "overlap_words"]
-
-# What is done with the data of an option: it should have no sample of those that judge.
-MADE_WITH = {
-    "finetune": "trained on",
-    "validation": "kept for its best epoch by",
-    "calibration": "calibrated on",
-}
+__all__ = ["Evaluation", "budget_of", "evaluation_of", "judged"]
 
 
 @dataclass(frozen=True)
@@ -152,12 +142,12 @@ def evaluation_of(
         return None
     data = Dataset.open(opened["eval"], model.signature)
     data, metric, notes = judged(data, options.metric, options.judge, model)
-    made_with = _made_with(options, data, opened, model) if proves else {}
-    notes += tuple(_told(name, getattr(options, name), found) for name, found in made_with.items())
+    kinder = made_with(options, data, opened, model) if proves else {}
+    notes += tuple(overlap_told(name, getattr(options, name), found) for name, found in kinder.items())
     before = bool(chosen_before) and chosen_before == data.sha256
     chooses = chooses or before
     if proves:
-        notes += _copies_told(data)
+        notes += copies_told(data)
     if options.selection is not None:
         chosen = Dataset.open(opened["selection"], model.signature)
         if chosen.sha256 == data.sha256:
@@ -176,66 +166,15 @@ def evaluation_of(
         how = f"models are chosen by the {counted(len(chosen), 'samples')} of --selection"
         if before:  # the sensitivity's half has chosen, too
             data = halves(data)[1]
-        return Evaluation(data, metric, options.confidence, chosen, how, notes, made_with)
+        return Evaluation(data, metric, options.confidence, chosen, how, notes, kinder)
     if not chooses:
-        return Evaluation(data, metric, options.confidence, None, "", notes, made_with)
+        return Evaluation(data, metric, options.confidence, None, "", notes, kinder)
     choice, proof = halves(data)
-    by = ", each label alike" if _has_ids(data) else ""
+    by = ", each label alike" if has_ids(data) else ""
     all_of_them = counted(len(data), "evaluation samples")
     how = f"models are chosen by {len(choice):,} of the {all_of_them} and proven on the other "
     how += f"{len(proof):,} (split by seed 0{by}, copies of a sample kept together)"
-    return Evaluation(proof, metric, options.confidence, choice, how, notes, made_with)
-
-
-def halves(data: Dataset) -> tuple[Dataset, Dataset]:
-    """Two halves without a common sample: by seed, with as many of each label in both as there can be.
-
-    Samples of the same inputs go into one of them, whatever their labels: what has chosen proves nothing. The seed is
-    always 0: another one would be another try, and two commands on the same data share the split.
-
-    Raises:
-        RecipeError: there are no two samples that differ.
-    """
-    if len(data) < 2:
-        raise RecipeError(
-            "can't choose and prove on one sample",
-            why="those that choose a model are kind to it: others have to prove it",
-            mend="give a hundred or more evaluation samples",
-        )
-    groups = alike(data)
-    if not groups.any():
-        raise RecipeError(
-            "can't choose and prove on copies of one sample",
-            why=f"the {counted(len(data), 'samples')} of {data.source} have the same inputs",
-            mend="give a hundred or more evaluation samples that differ",
-        )
-    second = _in_second(groups, np.asarray(data.labels) if _has_ids(data) else np.zeros(len(data), np.int64))
-    return data.part(np.flatnonzero(~second)), data.part(np.flatnonzero(second))
-
-
-def _in_second(groups: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Which samples [n] go into the second half: the largest groups first, each to where fewer of its label are."""
-    order = np.random.default_rng(0).permutation(len(groups))
-    order = order[np.argsort(labels[order], kind="stable")]
-    sizes, first = np.bincount(groups), np.zeros(len(groups), np.int64)
-    first[groups[order[::-1]]] = np.arange(len(order))[::-1]
-    order = order[np.lexsort((np.arange(len(order)), first[groups[order]], -sizes[groups[order]]))]
-    second = np.zeros(len(groups), np.bool_)
-    halves_of: dict[int, bool] = {}
-    lead: Counter[int] = Counter()  # of a label, how many more the first half has
-    ahead = 0
-    for at, group, label in zip(order.tolist(), groups[order].tolist(), labels[order].tolist(), strict=True):
-        if group not in halves_of:
-            halves_of[group] = (lead[label] or ahead) > 0
-        second[at] = halves_of[group]
-        step = -1 if second[at] else 1
-        lead[label] += step
-        ahead += step
-    return second
-
-
-def _has_ids(data: Dataset) -> bool:
-    return isinstance(data.labels, np.ndarray) and data.labels.ndim == 1 and data.labels.dtype.kind in "iu"
+    return Evaluation(proof, metric, options.confidence, choice, how, notes, kinder)
 
 
 def judged(
@@ -314,7 +253,7 @@ def _labelled_alike(data: Dataset, metric: Metric, proof: Dataset, model: TorchM
             return data
         raise _unlike(data, metric, proof)
     data, _ = with_class_ids(data)
-    if not _has_ids(data):
+    if not has_ids(data):
         raise RecipeError(
             f"can't choose by {metric.name} on {data.source}",
             why="it has no labels that are one class for each sample",
@@ -330,46 +269,6 @@ def _unlike(data: Dataset, metric: Metric, proof: Dataset) -> RecipeError:
         why="its labels are not of the kind that those of --eval are",
         mend=f"add an array `label` {['n', *shape]} to it".replace("'", ""),
     )
-
-
-def _made_with(
-    options: CompressOptions, data: Dataset, opened: Mapping[str, str], model: TorchModel | OnnxModel
-) -> dict[str, Overlap]:
-    """What of the data that a model is made with stands in the evaluation data, by the option's name."""
-    asked = [name for name in MADE_WITH if getattr(options, name) is not None]
-    same = [name for name in asked if _place(opened[name]) == _place(opened["eval"])]
-    whole = Overlap(len(data), len(data), len(data), len(data))
-    others = {name: Dataset.open(opened[name], model.signature) for name in asked if name not in same}
-    found = dict.fromkeys(same, whole) | (overlaps(data, others) if others else {})
-    return {name: found[name] for name in asked if found[name].counts}
-
-
-def overlap_words(data: Dataset, others: Mapping[str, Dataset]) -> tuple[str, ...]:
-    """A warning for each set that a model is made with, by option, and that shares samples with what judges it."""
-    found = overlaps(data, others) if others else {}
-    return tuple(_told(name, others[name].source, each) for name, each in found.items() if each.counts)
-
-
-def _copies_told(data: Dataset) -> tuple[str, ...]:
-    """A warning where more samples than data has doubles of its own are copies: each counts as one of its own."""
-    count, looked_at = copies(data)
-    if count <= max(1, DUPLICATES * looked_at):
-        return ()
-    found = f"Of {counted(looked_at, 'evaluation samples')} {count:,} have the inputs of another one"
-    return (f"{found}: intervals take each for a sample of its own, and are narrower than they should be.",)
-
-
-def _place(source: str) -> str:
-    return os.path.realpath(source) if Path(source).exists() else source
-
-
-def _told(name: str, source: str, found: Overlap) -> str:
-    if found.shared == found.samples == found.others:
-        where = f"the evaluation data itself (--{name} {source})"
-    else:
-        where = f"samples that judge it ({found.told} --{name} stand in --eval, too)"
-    verb = MADE_WITH.get(name, "trained on")
-    return f"The model is {verb} {where}: its figures are kinder than on data that it has not seen."
 
 
 def _refuse_options(options: CompressOptions) -> None:

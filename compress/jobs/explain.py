@@ -18,7 +18,7 @@ from onnx import ModelProto
 from compress.artifact import Artifact
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
-from compress.evaluate.evaluation import halves
+from compress.evaluate.halves import halves
 from compress.evaluate.judge import Judge, spread
 from compress.evaluate.metrics import METRICS
 from compress.evaluate.scoring import batch_for

@@ -19,8 +19,8 @@ from compress.data.dataset import Dataset
 from compress.errors import CheckpointError, SignatureError
 from compress.evaluate.compare import compare
 from compress.evaluate.evaluation import judged as judged_by
-from compress.evaluate.evaluation import overlap_words
 from compress.evaluate.intervals import difference_interval, mean_interval
+from compress.evaluate.kinder import overlap_words
 from compress.evaluate.metrics import Metric
 from compress.formats.checkpoint import fingerprint, write
 from compress.jobs.places import check_output, claimed

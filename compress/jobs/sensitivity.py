@@ -7,7 +7,8 @@ from pathlib import Path
 
 from compress.console.wording import Note, assumed_of
 from compress.data.dataset import Dataset
-from compress.evaluate.evaluation import halves, judged
+from compress.evaluate.evaluation import judged
+from compress.evaluate.halves import halves
 from compress.jobs.export import Silent
 from compress.jobs.original import known_by, original
 from compress.jobs.places import claimed

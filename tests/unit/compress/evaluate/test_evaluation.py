@@ -23,7 +23,8 @@ from compress.data.dataset import Dataset
 from compress.data.overlap import overlaps
 from compress.data.sources import Fetched, Fetcher
 from compress.errors import BudgetError, RecipeError
-from compress.evaluate.evaluation import budget_of, evaluation_of, halves
+from compress.evaluate.evaluation import budget_of, evaluation_of
+from compress.evaluate.halves import halves
 from compress.evaluate.judge import KEPT_BYTES, Budget, Judge
 from compress.evaluate.metric_choice import find_metric
 from compress.evaluate.metrics import METRICS
