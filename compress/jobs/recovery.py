@@ -16,7 +16,7 @@ import torch
 
 from compress.console.wording import assumed_of, counted
 from compress.data.dataset import Dataset
-from compress.errors import CheckpointError, SignatureError
+from compress.errors import CheckpointError, SignatureError, StageError
 from compress.evaluate.compare import compare
 from compress.evaluate.evaluation import judged as judged_by
 from compress.evaluate.intervals import difference_interval, mean_interval
@@ -41,7 +41,8 @@ from compress.storage.folders import replacing
 from compress.storage.stage_cache import StageCache
 from compress.training.finetune import Finetune
 from compress.training.loop import TRACE_FILE
-from compress.training.machine.setup import distributed, rank
+from compress.training.machine.launch import lost_another
+from compress.training.machine.setup import launched, rank
 
 __all__ = ["Recovery", "Row", "finetune"]
 
@@ -203,6 +204,8 @@ def _finetune(
             findings += doubts
             rows = tuple(_untold(row) for row in rows) if first.doubts else rows
     _write(model, given, outcome.seconds, rows, options, checkpoint, metric.name if metric else None, stage, work)
+    if launched():
+        shutil.rmtree(_folder(stage, source, work), ignore_errors=True)
     name = "model.pt" if (options.output / "model.pt").exists() else "weights.pt"
     flags: tuple[str, ...] = ()
     if name == "weights.pt":
@@ -231,19 +234,34 @@ def _run(
     stage: Finetune, model: TorchModel, work: Path, source: str, watcher: Watcher, *, tidy: bool,
     cache: StageCache | None,
 ) -> Outcome:  # fmt: skip
-    if not distributed():
+    if not launched():
         return run([stage], model, work=work, source=source, watcher=watcher, tidy=tidy, cache=cache)[-1]
-    # All processes train, whatever the folder of the first one holds already.
-    key = hashlib.sha256(json.dumps([source, dict(stage.options)], sort_keys=True).encode()).hexdigest()
-    folder = work / f"training-{key[:12]}"
+    # All processes train, whatever the folder of the first one holds already; of how many there are the key says
+    # nothing, as torchrun goes on with those that are left.
+    folder = _folder(stage, source, work)
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
     progress = watcher.started(stage.name) if rank() == 0 else lambda _done, _total, _note: None
-    given = stage.run(model, folder, progress)
+    try:
+        given = stage.run(model, folder, progress)
+    except RuntimeError as err:
+        if not lost_another(err):
+            raise
+        raise StageError(
+            "the training has lost one of its processes",
+            why=f"what this one waited for from another did not come: {str(err).splitlines()[0][:200]}",
+            mend="with --max-restarts, torchrun goes on with those that are left, from what was kept; else start it again",
+        ) from err
     outcome = with_seen(Outcome(stage, given, given.details["training_seconds"], reused=False, size_bytes=None))
     if rank() == 0:
         watcher.ended(outcome)
     return outcome
+
+
+def _folder(stage: Finetune, source: str, work: Path) -> Path:
+    """Of a training that torchrun started."""
+    key = hashlib.sha256(json.dumps([source, dict(stage.options)], sort_keys=True).encode()).hexdigest()
+    return work / f"training-{key[:12]}"
 
 
 def _taught_by(teacher: TorchModel, model: TorchModel, options: FinetuneOptions, checkpoint: Path) -> str:

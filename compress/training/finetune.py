@@ -29,7 +29,7 @@ from compress.training.batches.augment import augmentation, code_of, refuse_augm
 from compress.training.frozen import frozen_for
 from compress.training.labels import refuse_labels, watched
 from compress.training.loop import train
-from compress.training.machine.setup import device_kind, distributed, fabric_class, local_rank
+from compress.training.machine.setup import device_kind, distributed, fabric_class, launched, local_rank
 from compress.training.task import Among, Task, Trained
 from compress.training.tune.sampling import optuna_of
 from compress.training.tune.search import Search
@@ -138,7 +138,7 @@ class Finetune:
         for wrong, what, why, mend in self._rules():
             if wrong:
                 raise RecipeError(what, why=why, mend=mend)
-        alone = self.training.devices == 1 and not distributed()
+        alone = self.training.devices == 1 and not launched()
         for why, mend in broken(self.training, len(self.data), self.held or None, alone=alone):
             raise RecipeError("can't search for settings of a training", why=why, mend=mend)
         if isinstance(model, TorchModel):

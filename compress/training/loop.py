@@ -127,9 +127,9 @@ class _Training:
         self.device: torch.device = self.fabric.device
         first = self.fabric.is_global_zero
         folder = task.folder if first else None
-        self.kept = KeptState(None if folder is None else folder / STATE_FILE, self.options.checkpoint_seconds)
-        left = self.fabric.broadcast(self.kept.there())
-        found = self.fabric.broadcast(self.kept.load())
+        state = None if task.folder is None else task.folder / STATE_FILE
+        self.kept = KeptState(state, self.options.checkpoint_seconds, writes=first)
+        left, found = self._newest()
         if found is not None and not is_state(found, len(task.data)):
             found = None
         trace = folder / TRACE_FILE if self.options.profile and folder is not None else None
@@ -370,6 +370,14 @@ class _Training:
         module, teacher = found
         assert module is not None  # noqa: S101  that of the task
         return dataclasses.replace(task, module=module, teacher=teacher)
+
+    def _newest(self) -> tuple[bool, dict[str, Any] | None]:
+        """Whether there is a state on the disk of any process, and the newest: of machines, another may be the first."""
+        mine = torch.tensor([self.kept.written()], dtype=torch.float64, device=self.device)
+        times: list[float] = self.fabric.all_gather(mine).flatten().tolist()
+        has = times.index(max(times))
+        found = self.kept.load() if self.fabric.global_rank == has else None
+        return max(times) > 0, self.fabric.broadcast(found, has)
 
     def _parts(self, position: dict[str, Any]) -> dict[str, Any]:
         """A position that was kept, as this process has it."""

@@ -18,7 +18,8 @@ from compress.runtime.measure import cores
 from compress.training.machine.launch import join
 
 __all__ = [
-    "alone", "device_kind", "distributed", "fabric_class", "fabric_for", "local_rank", "on_threads", "rank", "shared",
+    "alone", "device_kind", "distributed", "fabric_class", "fabric_for", "launched", "local_rank", "on_threads", "rank",
+    "shared",
 ]  # fmt: skip
 
 
@@ -37,9 +38,14 @@ def fabric_class() -> Any:
     return Fabric
 
 
+def launched() -> bool:
+    """Whether torchrun or `--devices` started this process, be it with others or, as the only one left, without."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def distributed() -> bool:
-    """Whether this process was started with others, by torchrun or by `--devices`."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    """Whether this process was started with others."""
+    return launched() and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 _alone: ContextVar[bool] = ContextVar("alone", default=False)

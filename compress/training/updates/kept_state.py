@@ -24,10 +24,12 @@ class KeptState:
     Args:
         path: of the file; None keeps nothing.
         seconds: between two states.
+        writes: whether this process keeps states, or only looks for one.
     """
 
-    def __init__(self, path: Path | None, seconds: float) -> None:
+    def __init__(self, path: Path | None, seconds: float, *, writes: bool = True) -> None:
         self._path = path
+        self._writes = writes
         self._seconds = seconds
         self._last = time.monotonic()
         self._took = 0.0
@@ -39,7 +41,7 @@ class KeptState:
     def keep(self, state: dict[str, Any]) -> None:
         """Write beside, then rename; a kill at any moment leaves the old one or the new one."""
         start = time.monotonic()
-        if self._path is not None:
+        if self._path is not None and self._writes:
             for left in self._path.parent.glob(f".{self._path.name}.*.part"):  # by a kill: it is as large as the model
                 left.unlink()
             with replacing_file(self._path) as file:
@@ -47,9 +49,12 @@ class KeptState:
         self._last = time.monotonic()
         self._took = self._last - start
 
-    def there(self) -> bool:
-        """Whether there is a file."""
-        return self._path is not None and self._path.exists()
+    def written(self) -> float:
+        """When the file was written, in seconds since 1970; 0 where there is none."""
+        try:
+            return 0.0 if self._path is None else self._path.stat().st_mtime
+        except OSError:
+            return 0.0
 
     def load(self) -> dict[str, Any] | None:
         """The last one, or None if there is none that is whole, runs no code and is of this format.
@@ -69,5 +74,5 @@ class KeptState:
 
     def drop(self) -> None:
         """The training is through."""
-        if self._path is not None:
+        if self._path is not None and self._writes:
             self._path.unlink(missing_ok=True)
