@@ -250,7 +250,7 @@ def _run(
         raise StageError(
             "the training has lost one of its processes",
             why=f"what this one waited for from another did not come: {str(err).splitlines()[0][:200]}",
-            mend="with --max-restarts, torchrun goes on with those that are left, from what was kept; else start it again",
+            mend="start it again: it goes on from what was kept; torchrun does so by itself with --max-restarts",
         ) from err
     outcome = with_seen(Outcome(stage, given, given.details["training_seconds"], reused=False, size_bytes=None))
     if rank() == 0:

@@ -18,8 +18,8 @@ from compress.evaluate.runtime_choice import BATCHED, Choice, RuntimeFigures, ch
 from compress.evaluate.scoring import batch_for
 from compress.formats.onnx.outline import outline
 from compress.jobs.prove import Found, judged_fields, loss_between
-from compress.jobs.recipe import find_data
-from compress.model import Arrays, Model, OnnxModel, sample_inputs
+from compress.jobs.recipe import data_at
+from compress.model import Arrays, Model, OnnxModel, TorchModel, sample_inputs
 from compress.model.inputs import example_inputs
 from compress.options import ExportOptions
 from compress.quantize.precision import FOUR_BIT
@@ -174,7 +174,7 @@ def _apart(
     before = next((model for model in reversed(list(rows.values())) if _exact(model)), final)
     compared = {"last": final, "other": other} | ({} if before is final else {"before": before})
     opened = {name: open_model(model, threads=cores()) for name, model in compared.items()}
-    found = distances(opened, "last", _batches(options, final, opened["last"], judged, checkpoint))
+    found = distances(opened, "last", _batches(options, rows, opened["last"], judged, checkpoint))
     return found["other"], found.get("before", 0.0)
 
 
@@ -190,14 +190,16 @@ def _exact(model: Model) -> bool:
 
 
 def _batches(
-    options: ExportOptions, final: Model, backend: Backend, judged: Evaluation | None, checkpoint: Path
+    options: ExportOptions, rows: Mapping[str, Model], backend: Backend, judged: Evaluation | None, checkpoint: Path
 ) -> Sequence[Arrays]:
     """Samples of the evaluation data, else of the calibration data, else random ones."""
     data = judged.proof if judged is not None else None
+    original, signature = rows["original"], list(rows.values())[-1].signature
+    assert isinstance(original, TorchModel | OnnxModel)  # noqa: S101  engines come last
     if data is None and options.calibration is not None:
-        data = Dataset.open(find_data(options.calibration, checkpoint), final.signature)
+        data = Dataset.open(data_at(options.calibration, checkpoint, original), signature)
     if data is None:
-        return [typical_inputs(final.signature, None, 1)]
+        return [typical_inputs(signature, None, 1)]
     some = spread(data, COMPARED)
     return [inputs for inputs, _ in some.batches(batch_for(backend, some))]
 

@@ -372,7 +372,7 @@ class _Training:
         return dataclasses.replace(task, module=module, teacher=teacher)
 
     def _newest(self) -> tuple[bool, dict[str, Any] | None]:
-        """Whether there is a state on the disk of any process, and the newest: of machines, another may be the first."""
+        """Whether any process finds a state on its disk, and the newest: another machine may be the first now."""
         mine = torch.tensor([self.kept.written()], dtype=torch.float64, device=self.device)
         times: list[float] = self.fabric.all_gather(mine).flatten().tolist()
         has = times.index(max(times))

@@ -214,6 +214,19 @@ def test_a_folder_and_texts_become_an_artifact_with_its_tokenizer_that_serve_pac
         Artifact.load(tmp_path / "artifact")
 
 
+@pytest.mark.usefixtures("openvino")
+def test_two_runtimes_are_compared_on_the_texts_that_calibrate_where_none_judge(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text(
+        "\n".join(json.dumps({"text": f"word{n} word{n * 7 % 50}"}) for n in range(12))
+    )
+    calibration = str(tmp_path / "texts.jsonl")
+    export(
+        folder,
+        ExportOptions(output=tmp_path / "artifact", int8="static", calibration=calibration, runtime="openvino"),
+    )
+    assert Artifact.load(tmp_path / "artifact").processor is not None
+
+
 KILLED = """
 import os, signal, sys
 from tests.unit.compress.data.test_reading import Columns, Processor, Path, arrays_of
