@@ -7,7 +7,8 @@ import hashlib
 import json
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from compress.storage.folders import replacing
 from compress.storage.stage_cache import StageCache
 from compress.training.finetune import Finetune
 from compress.training.loop import TRACE_FILE
-from compress.training.machine.launch import lost_another
+from compress.training.machine.launch import all_here, lost_another
 from compress.training.machine.setup import launched, rank
 
 __all__ = ["Recovery", "Row", "finetune"]
@@ -165,7 +166,9 @@ def _finetune(
     source = fingerprint(model) + ("" if teacher is None else fingerprint(teacher)) + json.dumps(versions())
     work = _work(options)
     outcome = _run(stage, model, work, source, watcher, tidy=options.work is None, cache=cache)
-    if rank() > 0:
+    if rank() > 0:  # a machine that was let go is made anew, or ends the first one, too
+        with _loss_told():
+            all_here()
         return None
     profile = profile_told(outcome)
     if "profile" not in outcome.given.details:  # which the page tells by itself
@@ -206,6 +209,8 @@ def _finetune(
     _write(model, given, outcome.seconds, rows, options, checkpoint, metric.name if metric else None, stage, work)
     if launched():
         shutil.rmtree(_folder(stage, source, work), ignore_errors=True)
+        with suppress(RuntimeError):  # what is written is written, whoever is gone
+            all_here()
     name = "model.pt" if (options.output / "model.pt").exists() else "weights.pt"
     flags: tuple[str, ...] = ()
     if name == "weights.pt":
@@ -242,8 +247,23 @@ def _run(
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
     progress = watcher.started(stage.name) if rank() == 0 else lambda _done, _total, _note: None
-    try:
+    with _loss_told():
         given = stage.run(model, folder, progress)
+    outcome = with_seen(Outcome(stage, given, given.details["training_seconds"], reused=False, size_bytes=None))
+    if rank() == 0:
+        watcher.ended(outcome)
+    return outcome
+
+
+@contextmanager
+def _loss_told() -> Iterator[None]:
+    """Of another process, in words.
+
+    Raises:
+        StageError: one is gone.
+    """
+    try:
+        yield
     except RuntimeError as err:
         if not lost_another(err):
             raise
@@ -252,10 +272,6 @@ def _run(
             why=f"what this one waited for from another did not come: {str(err).splitlines()[0][:200]}",
             mend="start it again: it goes on from what was kept; torchrun does so by itself with --max-restarts",
         ) from err
-    outcome = with_seen(Outcome(stage, given, given.details["training_seconds"], reused=False, size_bytes=None))
-    if rank() == 0:
-        watcher.ended(outcome)
-    return outcome
 
 
 def _folder(stage: Finetune, source: str, work: Path) -> Path:

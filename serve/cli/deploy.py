@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from serve.deploy.cluster.load_jobs import LoadJobs
+from serve.deploy.cluster.train_jobs import TrainJob
 from serve.deploy.monitoring.monitoring import MonitoringOptions
 from serve.deploy.options import RenderOptions
 
@@ -82,10 +83,35 @@ def load(
     from serve.deploy.cluster.load_jobs import jobs_of, lines_first
     from serve.deploy.cluster.yaml_text import several
 
-    replace_file(output, several(jobs_of(options, arguments)))
+    replace_file(output, several(jobs_of(options, arguments), "load"))
     for text in lines_first(options):
         out.print(f"! {text}", markup=False)
     out.print(f"wrote {output}; send the load with: kubectl apply -f {output}", markup=False)
+
+
+@deploy.command
+def train(
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("train.yaml"),
+    options: Annotated[TrainJob, Parameter(name="*")],
+) -> None:
+    """Write a Kubernetes Job that trains on several machines, and goes on when one dies or comes back.
+
+    Parameters
+    ----------
+    arguments
+        Behind --, the training as it would be typed: -- finetune pruned.pt --data train.npz -o recovered.
+    output
+        The file.
+    """
+    from compress.vetting.replace import replace_file
+    from serve.deploy.cluster.train_jobs import lines_first, training_of
+    from serve.deploy.cluster.yaml_text import several
+
+    replace_file(output, several(training_of(options, arguments), "train"))
+    for text in lines_first(options):
+        out.print(f"! {text}", markup=False)
+    out.print(f"wrote {output}; train with: kubectl apply -f {output}", markup=False)
 
 
 @deploy.command

@@ -24,12 +24,13 @@ from torch import distributed as dist
 
 from compress.runtime.measure import cores
 
-__all__ = ["STORE", "end_with_parent", "ended_as", "join", "launch", "lost_another"]
+__all__ = ["STORE", "all_here", "end_with_parent", "ended_as", "join", "launch", "lost_another"]
 
 STORE = "COMPRESS_TRAINING_STORE"  # path of the file; set in the processes that were launched
 GRACE = 10.0  # seconds that the others have to end by themselves when one has failed
 EVERY = 0.1
 PATIENCE = timedelta(minutes=30)  # of one for another
+END = timedelta(days=1)  # of all for the first, which judges and writes at the end
 
 
 def launch(command: Sequence[str], count: int, log: TextIO, told: Callable[[str], None]) -> list[int]:
@@ -124,6 +125,12 @@ def lost_another(err: BaseException | None) -> bool:
     gloo has no error of its own: what it raises names its sources.
     """
     return isinstance(err, dist.DistError) or (isinstance(err, RuntimeError) and "gloo/transport" in str(err))
+
+
+def all_here() -> None:
+    """Wait for all processes that train together; where there are no others, do nothing."""
+    if dist.is_initialized():
+        dist.barrier(dist.new_group(timeout=END, backend="gloo"))
 
 
 def end_with_parent() -> None:

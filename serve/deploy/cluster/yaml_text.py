@@ -9,7 +9,8 @@ from compress.errors import MissingExtraError
 
 __all__ = ["HEAD", "several", "yaml_text"]
 
-HEAD = "# Written by `serve deploy render`; another run replaces it.\n"
+WRITTEN = "# Written by `serve deploy {}`; another run replaces it.\n"
+HEAD = WRITTEN.format("render")
 
 
 def yaml_text(data: Any, head: str = HEAD) -> str:
@@ -21,9 +22,14 @@ def yaml_text(data: Any, head: str = HEAD) -> str:
     return head + _dump([data])
 
 
-def several(documents: Sequence[Any]) -> str:
-    """Several, in one file."""
-    return HEAD + _dump(documents)
+def several(documents: Sequence[Any], command: str = "render") -> str:
+    """Several, in one file.
+
+    Args:
+        documents: each as Python's values.
+        command: of `serve deploy`, that writes it.
+    """
+    return WRITTEN.format(command) + _dump(documents)
 
 
 def _dump(documents: Sequence[Any]) -> str:
