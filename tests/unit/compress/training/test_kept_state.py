@@ -155,7 +155,7 @@ def usable(path: Path, good: Path) -> bool:
     samples, kept = 256, KeptState(path, 0.0)
     wanted = KeptState(good, 0.0).load()
     assert wanted is not None
-    assert kept.there()
+    assert kept.written()
     found = kept.load()
     return (
         found is not None and is_state(found, samples) and fits(found["position"], wanted["position"], 12, judged=True)
