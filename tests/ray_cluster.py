@@ -1,0 +1,115 @@
+"""A real Ray cluster on this machine, of some raylets with a core each, in processes of its own.
+
+`python -m tests.ray_cluster 3` starts it, and is told by lines: `kill N` ends node N at once, `mute N PATH` starts one
+that sees an empty folder there, and the end of its input ends all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+STORE = 80_000_000  # bytes, about the least that Ray takes
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
+
+
+class Running:
+    """A cluster that runs.
+
+    Attributes:
+        address: of its head.
+        process: that holds it.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.address = self._line()
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
+            if line.startswith("> "):
+                return line[2:].strip()
+        raise RuntimeError(f"the cluster ended with {self.process.wait(10)}")
+
+    def _tell(self, line: str) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self._line()
+
+    def kill(self, node: int) -> None:
+        """End a node and all that runs there, as when its machine loses power."""
+        self._tell(f"kill {node}")
+
+    def add(self, **environ: str) -> int:
+        """One node more; gives its number."""
+        return int(self._tell("add " + " ".join(f"{name}={value}" for name, value in environ.items())))
+
+
+@contextmanager
+def ray_cluster(nodes: int = 3, *, ray_version: str = "") -> Iterator[Running]:
+    """A cluster for as long as the block runs.
+
+    Args:
+        nodes: how many.
+        ray_version: that it says it is of; its own by default.
+    """
+    command = [sys.executable, "-m", "tests.ray_cluster", str(nodes), ray_version]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
+        env=os.environ | QUIET, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield Running(process)
+    finally:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        try:
+            process.wait(20)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.stdout.close()
+
+
+def _serve(count: int, version: str) -> None:
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # noqa: S108  sockets of Ray's lie deep in it: it has to be short
+    os.environ["RAY_TMPDIR"] = folder
+    (Path(folder) / "ray").mkdir()
+    import ray
+    from ray.cluster_utils import Cluster
+
+    if version:
+        ray.__version__ = version
+    own: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": STORE}
+    cluster = Cluster(initialize_head=True, head_node_args={**own, "include_dashboard": False})
+    try:
+        nodes = [cluster.head_node, *(cluster.add_node(**own) for _ in range(count - 1))]
+        print(f"> {cluster.address}", flush=True)
+        for line in sys.stdin:
+            word, *rest = line.split()
+            if word == "kill":
+                cluster.remove_node(nodes[int(rest[0])], allow_graceful=False)
+                print("> done", flush=True)
+            elif word == "add":
+                environ: Mapping[str, str] = dict(each.split("=", 1) for each in rest)
+                nodes.append(cluster.add_node(**own, env_vars=environ))
+                print(f"> {len(nodes) - 1}", flush=True)
+    finally:
+        cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "")
