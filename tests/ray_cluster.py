@@ -1,7 +1,7 @@
 """A real Ray cluster on this machine, of some raylets with a core each, in processes of its own.
 
-`python -m tests.ray_cluster 3` starts it, and is told by lines: `kill N` ends node N at once, `mute N PATH` starts one
-that sees an empty folder there, and the end of its input ends all.
+`python -m tests.ray_cluster 3` starts it, and is told by lines: `kill N` ends node N at once, `add NAME=VALUE` starts one
+more with that in its environment, `blind FOLDER` one that has an empty folder there; the end of its input ends all.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).parents[1]
 STORE = 80_000_000  # bytes, about the least that Ray takes
@@ -55,6 +58,19 @@ class Running:
         """One node more; gives its number."""
         return int(self._tell("add " + " ".join(f"{name}={value}" for name, value in environ.items())))
 
+    def add_blind(self, folder: Path) -> None:
+        """One node more, to which an empty folder stands in place of this one."""
+        self._tell(f"blind {folder}")
+
+    def tasks(self) -> list[int]:
+        """Processes that work at a task of this project's."""
+        found = []
+        for each in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if each.cmdline()[:1] in (["ray::_branch"], ["ray::_thinned"]):
+                    found.append(each.pid)
+        return found
+
 
 @contextmanager
 def ray_cluster(nodes: int = 3, *, ray_version: str = "") -> Iterator[Running]:
@@ -84,7 +100,7 @@ def ray_cluster(nodes: int = 3, *, ray_version: str = "") -> Iterator[Running]:
 
 
 def _serve(count: int, version: str) -> None:
-    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # noqa: S108  sockets of Ray's lie deep in it: it has to be short
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # sockets of Ray lie deep in it: it has to be short
     os.environ["RAY_TMPDIR"] = folder
     (Path(folder) / "ray").mkdir()
     import ray
@@ -94,6 +110,8 @@ def _serve(count: int, version: str) -> None:
         ray.__version__ = version
     own: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": STORE}
     cluster = Cluster(initialize_head=True, head_node_args={**own, "include_dashboard": False})
+    others: list[subprocess.Popen[bytes]] = []
+    gone = 0
     try:
         nodes = [cluster.head_node, *(cluster.add_node(**own) for _ in range(count - 1))]
         print(f"> {cluster.address}", flush=True)
@@ -101,12 +119,26 @@ def _serve(count: int, version: str) -> None:
             word, *rest = line.split()
             if word == "kill":
                 cluster.remove_node(nodes[int(rest[0])], allow_graceful=False)
+                gone += 1
+                print("> done", flush=True)
+            elif word == "blind":
+                apart = f'mount -t tmpfs none "$0" && exec "$@" --address={cluster.address} --num-cpus=1 --block'
+                ray_start = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--object-store-memory={STORE}"]
+                others.append(
+                    subprocess.Popen(["/usr/bin/unshare", "-m", "sh", "-c", apart, *rest, *ray_start], stdout=2)
+                )
+                cluster.connect()
+                while sum(node["Alive"] for node in ray.nodes()) <= len(nodes) - gone:
+                    time.sleep(0.1)
+                ray.shutdown()
                 print("> done", flush=True)
             elif word == "add":
                 environ: Mapping[str, str] = dict(each.split("=", 1) for each in rest)
                 nodes.append(cluster.add_node(**own, env_vars=environ))
                 print(f"> {len(nodes) - 1}", flush=True)
     finally:
+        for each in others:
+            each.terminate()
         cluster.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
