@@ -22,7 +22,8 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 STORE = 80_000_000  # bytes, about the least that Ray takes
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
+# Ray starts its workers at a low priority, where a machine with other work to do hardly gets to them.
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1", "RAY_worker_niceness": "0"}
 
 
 class Running:

@@ -113,14 +113,18 @@ def _slots(node: Mapping[str, Any], needs: Needs) -> int:
 
 
 def _nowhere(nodes: Sequence[Mapping[str, Any]], needs: Needs) -> RecipeError:
-    asked = counted(needs.cpus, "CPUs") + (f" and {counted(needs.gpus, 'GPUs')}" if needs.gpus else "")
+    asked = _of(needs.cpus, "CPU") + (f" and {_of(needs.gpus, 'GPU')}" if needs.gpus else "")
     most = [int(max((node["Resources"].get(kind, 0) for node in nodes), default=0)) for kind in ("CPU", "GPU")]
-    has = f"{counted(most[0], 'CPUs')} and {counted(most[1], 'GPUs')}"
+    has = f"{_of(most[0], 'CPU')} and {_of(most[1], 'GPU')}"
     return RecipeError(
         "no node of the cluster can make a candidate",
         why=f"a task asks for {asked} of one node; of {counted(len(nodes), 'nodes')}, none has more than {has}",
         mend="ask for less (--train-threads, --threads, --devices, --accelerator), or start a node that has it",
     )
+
+
+def _of(number: int, kind: str) -> str:
+    return f"{number} {kind}{'s' * (number != 1)}"
 
 
 def _looked(

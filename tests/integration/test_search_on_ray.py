@@ -20,11 +20,12 @@ import torch
 from torch import nn
 
 import compress
-from compress import OptimizeOptions, SensitivityOptions
+from compress import OptimizeOptions
 from compress.cluster import connect
 from compress.errors import RecipeError, ResourceError, ServerError, ToolkitError
 from compress.evaluate.search_result import SearchResult
 from compress.jobs.sensitivity import sensitivity
+from compress.options import SensitivityOptions
 from tests.ray_cluster import Running, ray_cluster
 
 pytestmark = [

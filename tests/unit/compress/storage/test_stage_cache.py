@@ -79,11 +79,11 @@ def test_what_another_toolkit_made_is_not_taken(
     (tmp_path / "changed").mkdir()
     (tmp_path / "changed/prune.py").write_text("another algorithm")
     monkeypatch.setattr(stage_cache, "PACKAGE", tmp_path / "changed")
-    stage_cache._code.cache_clear()
+    stage_cache.code_digest.cache_clear()
     try:
         assert go(stages, tmp_path / "second", cache) == [False, False]
     finally:
-        stage_cache._code.cache_clear()
+        stage_cache.code_digest.cache_clear()
 
 
 @pytest.mark.parametrize(
