@@ -1,7 +1,7 @@
 """A real Ray cluster on this machine, of some raylets with a core each, in processes of its own.
 
-`python -m tests.ray_cluster 3` starts it, and is told by lines: `kill N` ends node N at once, `add NAME=VALUE` starts one
-more with that in its environment, `blind FOLDER` one that has an empty folder there; the end of its input ends all.
+`python -m tests.ray_cluster 3` starts it, and is told by lines: `kill N` ends node N at once, `busy` one that has a task,
+`add NAME=VALUE` starts one more with that in its environment, `blind FOLDER` one that has an empty folder there; the end of its input ends all.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ class Running:
         """End a node and all that runs there, as when its machine loses power."""
         self._tell(f"kill {node}")
 
+    def kill_busy(self) -> int:
+        """End a node, not the head, in the middle of a task; gives its number, or -1 where none has one."""
+        return int(self._tell("busy"))
+
     def add(self, **environ: str) -> int:
         """One node more; gives its number."""
         return int(self._tell("add " + " ".join(f"{name}={value}" for name, value in environ.items())))
@@ -65,12 +69,16 @@ class Running:
 
     def tasks(self) -> list[int]:
         """Processes that work at a task of this project's."""
-        found = []
-        for each in psutil.Process(self.process.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                if each.cmdline()[:1] in (["ray::_branch"], ["ray::_thinned"]):
-                    found.append(each.pid)
-        return found
+        return _tasks(self.process.pid)
+
+
+def _tasks(parent: int) -> list[int]:
+    found = []
+    for each in psutil.Process(parent).children(recursive=True):
+        with suppress(psutil.Error):
+            if each.cmdline()[:1] in (["ray::_branch"], ["ray::_thinned"]):
+                found.append(each.pid)
+    return found
 
 
 @contextmanager
@@ -122,6 +130,13 @@ def _serve(count: int, version: str) -> None:
                 cluster.remove_node(nodes[int(rest[0])], allow_graceful=False)
                 gone += 1
                 print("> done", flush=True)
+            elif word == "busy":
+                raylets = [node.all_processes["raylet"][0].process for node in nodes]
+                at = [n for n, each in enumerate(raylets) if n and each.poll() is None and _tasks(each.pid)]
+                if at:
+                    cluster.remove_node(nodes[at[0]], allow_graceful=False)
+                    gone += 1
+                print(f"> {at[0] if at else -1}", flush=True)
             elif word == "blind":
                 apart = f'mount -t tmpfs none "$0" && exec "$@" --address={cluster.address} --num-cpus=1 --block'
                 ray_start = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--object-store-memory={STORE}"]

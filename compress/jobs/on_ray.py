@@ -146,10 +146,10 @@ def _needs(options: OptimizeOptions | SensitivityOptions) -> Needs:
     """Of one task: the cores that it trains and answers on, and GPUs where it was asked to train on some."""
     if isinstance(options, SensitivityOptions):
         return Needs()
+    if options.finetune is None:
+        return Needs(options.threads)
     each = options.train_threads or options.threads
-    if options.accelerator == "cuda":
-        return Needs(each, options.devices)
-    return Needs(each * (options.devices if options.finetune is not None else 1))
+    return Needs(each, options.devices) if options.accelerator == "cuda" else Needs(each * options.devices)
 
 
 def _branch(task: Task, shared: Shared, setting: Setting, group: Sequence[Candidate]) -> list[Trial] | ToolkitError:
