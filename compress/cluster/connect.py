@@ -19,7 +19,7 @@ from compress.errors import MissingExtraError, RecipeError, ServerError
 __all__ = ["connected", "ray_of", "split_address"]
 
 ANSWERS = 3.0  # seconds that a port may take to take a connection
-JOINS = 20.0  # and Ray to let this process in; where nothing of Ray answers, it would try for over a minute
+JOINS = 30.0  # and Ray to let this process in; where nothing of Ray answers, it would try for over a minute
 VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
 MEND = "start one with `ray start --head`, and name what it prints: --ray HOST:PORT"
 # Tried in a process of its own: Ray ends the process that it can't connect.
