@@ -19,6 +19,8 @@ Each carries three parts: what failed, why, and how to mend it. A bug is never w
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 __all__ = [
     "ArtifactError",
     "BudgetError",
@@ -68,6 +70,16 @@ class ToolkitError(Exception):
     def __str__(self) -> str:
         what, why, mend = map(printable, (self.what, self.why, self.mend))
         return f"{what}\n  why:  {why}\n  mend: {mend}"
+
+    def __reduce__(self) -> tuple[Callable[..., ToolkitError], tuple[type[ToolkitError], str, str, str]]:
+        """A process that works for another may raise one: it arrives there as it is."""
+        return _again, (type(self), self.what, self.why, self.mend)
+
+
+def _again(kind: type[ToolkitError], what: str, why: str, mend: str) -> ToolkitError:
+    error = kind.__new__(kind)
+    ToolkitError.__init__(error, what, why=why, mend=mend)
+    return error
 
 
 class CheckpointError(ToolkitError):

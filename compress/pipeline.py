@@ -32,11 +32,11 @@ from compress.storage.shortages import shortages
 from compress.storage.stage_cache import StageCache
 from compress.vetting.texts import read_json
 
-__all__ = ["Outcome", "Watcher", "check", "hashing_shown", "kept_from_before", "run", "with_seen"]
+__all__ = ["Outcome", "Watcher", "check", "hashing_shown", "kept_from_before", "key_of", "run", "with_seen"]
 
 SHORT_SECONDS = 1.0  # what takes no longer is not shown
-CACHED_SECONDS = 1.0  # what took no longer is done again as fast
 AFRESH = "COMPRESS_AFRESH"  # seconds since 1970
+CACHED_SECONDS = 1.0  # what took no longer is done again as fast
 SAID = "stage.json"  # in the folder of an output: what the stage did
 BEGUN = ".stage"  # in it from the first: a run has made it
 KEPT = re.compile(r"\d\d-\w+-[0-9a-f]{12}(\.part|\.fetched)?")  # its name: see _folders
@@ -144,7 +144,8 @@ def run(
             if outcome is None:
                 outcome = _run(stage, model, folder, progress)
                 outcome = _with_words(outcome, (Note(OTHER),)) if found else outcome
-                if cache is not None and outcome.seconds >= CACHED_SECONDS and (folder / SAID).exists():
+                worth = cache is not None and (cache.whole or outcome.seconds >= CACHED_SECONDS)
+                if cache is not None and worth and (folder / SAID).exists():
                     cache.keep(stage.name, key, folder)
             outcome = with_seen(outcome)
             outcomes.append(outcome)
@@ -200,6 +201,11 @@ def kept_from_before(
         found.append((outcome, folder))
         model = None if outcome is None else outcome.given.model
     return found
+
+
+def key_of(stages: Sequence[Stage], source: str) -> str:
+    """By which a cache keeps the output of the last."""
+    return [key for _, _, key in _folders(stages, Path(), source)][-1]
 
 
 def _folders(stages: Sequence[Stage], work: Path, source: str) -> Iterator[tuple[Stage, Path, str]]:

@@ -1,8 +1,9 @@
 """How many cores this process may use, and what says so: everything that starts threads by the machine asks here.
 
-Three things bound it, and the tightest holds: the CPUs that it may run on (affinity and cpusets), the time that its
-control groups give it (a quota, as of `docker run --cpus`), and, for what computes, the physical cores: two threads of
-one core share its units. Source: Linux, Documentation/scheduler/sched-bwc.rst and admin-guide/cgroup-v2.rst.
+Four things bound it, and the tightest holds: the CPUs that it may run on (affinity and cpusets), the time that its
+control groups give it (a quota, as of `docker run --cpus`), what somebody who starts several such processes gives each
+(COMPRESS_CORES), and, for what computes, the physical cores: two threads of one core share its units. Source: Linux,
+Documentation/scheduler/sched-bwc.rst and admin-guide/cgroup-v2.rst.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from pathlib import Path
 
 from compress.host.groups import CGROUPS, PROC, folders
 
-__all__ = ["Cores", "bound_pools", "cores_here", "cpu_list"]
+__all__ = ["SHARE", "Cores", "bound_pools", "cores_here", "cpu_list"]
 
 SYSTEM = Path("/sys/devices/system")
+SHARE = "COMPRESS_CORES"
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 MOST_CPUS = 1 << 16  # no kernel has more: a list of numbers is no reason to fill memory
 
@@ -99,7 +101,7 @@ def cores_here(
             cpus, source = mine, str(path)
     if among and cpus - {*among} and cpus & {*among}:
         cpus, source = cpus & {*among}, "--cpus"
-    quotas = list(_quotas(cgroups, proc))
+    quotas = [*_quotas(cgroups, proc), *_share()]
     quota, path = min(quotas, key=lambda each: each[0], default=(None, Path()))
     if quota is not None and quota < (len(cpus) or machine):
         source = f"{path}: {quota:.4g} at a time"
@@ -145,6 +147,12 @@ def _quotas(cgroups: Path, proc: Path) -> Iterator[tuple[float, Path]]:
             most, period = map(int, words)
             if most > 0 and period > 0:
                 yield most / period, path
+
+
+def _share() -> Iterator[tuple[float, Path]]:
+    with suppress(KeyError, ValueError):  # not said, or no number
+        if (most := int(os.environ[SHARE])) > 0:
+            yield float(most), Path(SHARE)
 
 
 def _cpusets(cgroups: Path, proc: Path) -> Iterator[tuple[frozenset[int], Path]]:

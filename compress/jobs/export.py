@@ -19,6 +19,7 @@ from compress.evaluate.judge import Budget
 from compress.evaluate.search_result import Proof, SearchResult, Trial
 from compress.formats.checkpoint import signed
 from compress.jobs.evidence import missed_budgets, named, report_of, script_of
+from compress.jobs.on_ray import on_ray
 from compress.jobs.original import Original, fingerprint_of, original, tried
 from compress.jobs.output import write_artifact
 from compress.jobs.places import check_output, claimed
@@ -273,10 +274,12 @@ def _optimize(
     again = script_of(checkpoint, asked_for, recipe)
     options = dataclasses.replace(tried(options, model), size=tuple(f"{dim}={size}" for dim, size in said.items()))
     work = _work(options)
-    found = search(
-        checkpoint, options, model, source=_source(model, fingerprint_of(model)), work=work, watcher=watcher,
-        cache=cache,
-    )  # fmt: skip
+    with on_ray(options, work) as cluster:
+        cache = cache if cluster is None else cluster.cache
+        found = search(
+            checkpoint, options, model, source=_source(model, fingerprint_of(model)), work=work, watcher=watcher,
+            cache=cache, cluster=cluster,
+        )  # fmt: skip
     folder = searched_of(options)
     write_search(found, folder)
     tell(found)

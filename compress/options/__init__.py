@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
+from compress.options.cluster import ClusterOptions
 from compress.options.training import DATA, MACHINE, TrainingOptions
 
 __all__ = [
@@ -250,7 +251,7 @@ class ExportOptions(CompressOptions, EngineOptions):
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class OptimizeOptions(CompressOptions):
+class OptimizeOptions(ClusterOptions, CompressOptions):
     """What `compress optimize` is asked for."""
 
     max_drop: Annotated[float, Parameter(group=_SEARCH)] = 0.5
@@ -284,7 +285,7 @@ class OptimizeOptions(CompressOptions):
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class SensitivityOptions(SourceOptions):
+class SensitivityOptions(ClusterOptions, SourceOptions):
     """What `compress sensitivity` is asked for."""
 
     output: Annotated[Path, Parameter(name=["--output", "-o"], group=RUN)]

@@ -13,6 +13,7 @@ from compress.options import (
     FinetuneOptions,
     MeasureOptions,
     OptimizeOptions,
+    SensitivityOptions,
     SourceOptions,
 )
 from compress.options.asked import is_static, prunes
@@ -56,6 +57,8 @@ SHARED: tuple[Rule, ...] = (
     (("metric", "confidence"), lambda o: o.eval is not None, "nothing is judged without --eval"),
 )
 
+CLUSTER: Rule = (("shared",), lambda o: o.ray is not None, "it is what machines share with --ray, and there is none")
+
 RULES: dict[type, tuple[Rule, ...]] = {
     ExportOptions: (
         *SHARED,
@@ -77,6 +80,8 @@ RULES: dict[type, tuple[Rule, ...]] = {
     OptimizeOptions: (
         *SHARED,
         *TRAINING,
+        CLUSTER,
+        (("workers",), lambda o: o.ray is None, "with --ray, the cluster says how many candidates are made at a time"),
         (("sensitivity",), prunes, "nothing is pruned"),
         (
             ("calibrators",),
@@ -90,6 +95,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
         ),
         (("smooth",), lambda o: o.calibration is not None, "smoothing looks at --calibration data, and there is none"),
     ),
+    SensitivityOptions: (CLUSTER,),
     FinetuneOptions: (
         *TRAINING,
         (

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
+
+from torch import nn
 
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
@@ -21,7 +23,9 @@ from compress.evaluate.gains import drop_told
 from compress.evaluate.metrics import Metric
 from compress.model import TorchModel
 from compress.prune.channels import Channels
+from compress.prune.follow_channels import ChannelGroup
 from compress.prune.importance import importance_of
+from compress.prune.known_channels import Known
 from compress.prune.prune_channels import bearable
 from compress.runtime.backends import TorchBackend
 from compress.runtime.measure import cores
@@ -29,7 +33,7 @@ from compress.stage import Progress
 from compress.storage.files import write_files
 from compress.vetting.texts import read_json
 
-__all__ = ["GroupSensitivity", "Sensitivity", "layer_sensitivity"]
+__all__ = ["GroupSensitivity", "Sensitivity", "Thinning", "layer_sensitivity"]
 
 SCHEMA_VERSION = 1
 
@@ -151,6 +155,97 @@ def _group(data: Any) -> GroupSensitivity:
     return GroupSensitivity(layers, data["width"], ratios, drops, removed)
 
 
+class Thinning:
+    """A model whose groups of layers are thinned, each alone, and which is judged each time.
+
+    Args:
+        model: layered; left as it is.
+        data: to judge on.
+        metric: what is judged by.
+        ratios: shares of the channels to take away, each above 0 and below 1; of a group, the nearest that there is.
+        samples: how many of the data to use, spread over it.
+        importance: which channels go.
+        progress: is told of what is looked at before.
+        known: of the same model's channels, as another process has found them.
+
+    Raises:
+        RecipeError: ratios or samples out of range, or a file without layers.
+        StageError: no layer could lose a channel.
+    """
+
+    def __init__(
+        self,
+        model: TorchModel,
+        data: Dataset,
+        metric: Metric,
+        *,
+        ratios: Sequence[float],
+        samples: int,
+        importance: Literal["magnitude", "random"],
+        progress: Progress = lambda _done, _total, _note: None,
+        known: Known | None = None,
+    ) -> None:
+        self.ratios = sorted(set(ratios))
+        _refuse(self.ratios, samples, model)
+        inputs, labels = data.take(spread_over(len(data), samples))
+        self._part = dataclasses.replace(data, inputs=inputs, labels=labels, starts=(), fetcher=None)
+        self._metric, self._signature = metric, model.signature
+        self._channels = Channels(model, progress, self._part, known=known)
+        if not self._channels.groups:
+            left = list(self._channels.left_alone.items())[:3]
+            why = "; ".join(f"{name}: {reason}" for name, reason in left)
+            raise StageError("no layer could lose a channel", why=why, mend="this model can't be pruned")
+        self._scores = importance_of(self._channels, importance)
+        self._original = TorchBackend(model, cores())
+        self._whole = compare("original", {"original": self._original}, self._part, metric)["original"]
+        self._macs = self._channels.macs({})
+
+    @property
+    def groups(self) -> Sequence[ChannelGroup]:
+        """In the network's order."""
+        return self._channels.groups
+
+    @property
+    def known(self) -> Known:
+        """For another process."""
+        return self._channels.known
+
+    def thinned(self, group: ChannelGroup, told: Callable[[str], None] = lambda _words: None) -> GroupSensitivity:
+        """What a group's ratios cost; `told` of each that was judged."""
+        counts = [min(max(1, round(ratio * group.units)), group.units - 1) for ratio in self.ratios]
+        drops: list[float] = []
+        gone: list[float] = []
+        for at, count in enumerate(counts):
+            if at and count == counts[at - 1]:
+                gone.append(gone[-1])
+                drops.append(drops[-1])
+            else:
+                weakest = self._scores[group.root].argsort(stable=True)[:count].tolist()
+                with self._channels.without({group.root: weakest}) as module:
+                    backends = {"original": self._original, "thinned": self._backend(module)}
+                    compared = compare("original", backends, self._part, self._metric)
+                gone.append(1 - self._channels.macs({group.root: weakest}) / self._macs)
+                drops.append(self._metric.drop(self._whole.value, compared["thinned"].value))
+            told(f"{group.root} −{count / group.units:.0%}: {drop_told(drops[-1])}")
+        taken = tuple(count / group.units for count in counts)
+        return GroupSensitivity(group.layers, group.width, taken, tuple(drops), tuple(gone))
+
+    def _backend(self, module: nn.Module) -> TorchBackend:
+        return TorchBackend(TorchModel(module, self._signature), cores())
+
+    def result(self, found: Sequence[GroupSensitivity]) -> Sensitivity:
+        """Of all groups, in their order."""
+        warnings = [f"{doubt} The drops tell nothing of what a layer costs then." for doubt in self._whole.doubts]
+        if self._whole.not_numbers:
+            of = counted(len(self._part), "samples")
+            lost = self._whole.not_numbers
+            warnings.append(f"The original's outputs for {lost} of {of} hold NaN: the worst score counts.")
+        return Sensitivity(
+            self._metric.name, self._whole.value, len(self._part), tuple(found), self._channels.left_alone,
+            asked=tuple(map(float, self.ratios)), warnings=tuple(warnings),
+        )  # fmt: skip
+
+
 def layer_sensitivity(
     model: TorchModel,
     data: Dataset,
@@ -160,23 +255,29 @@ def layer_sensitivity(
     samples: int = 1000,
     importance: Literal["magnitude", "random"] = "magnitude",
     progress: Progress = lambda _done, _total, _note: None,
+    elsewhere: Callable[[Thinning], Sequence[GroupSensitivity]] | None = None,
 ) -> Sensitivity:
     """Thin each group of channels alone by each ratio, without any recovery, and judge the model.
 
     Args:
-        model: layered; left as it is.
-        data: to judge on.
-        metric: what is judged by.
-        ratios: shares of the channels to take away, each above 0 and below 1; of a group, the nearest that there is.
-        samples: how many of the data to use, spread over it.
-        importance: which channels go.
+        model, data, metric, ratios, samples, importance: as of `Thinning`, and what it raises.
         progress: is told of models judged.
-
-    Raises:
-        RecipeError: ratios or samples out of range, or a file without layers.
-        StageError: no layer could lose a channel.
+        elsewhere: thins all groups in other processes; by default this one does.
     """
-    ratios = sorted(set(ratios))
+    thinning = Thinning(model, data, metric, ratios=ratios, samples=samples, importance=importance, progress=progress)
+    if elsewhere is not None:
+        return thinning.result(elsewhere(thinning))
+    total, done = len(thinning.groups) * len(thinning.ratios), 0
+
+    def told(words: str) -> None:
+        nonlocal done
+        done += 1
+        progress(done, total, words if done < total else "layers and ratios tried")
+
+    return thinning.result([thinning.thinned(group, told) for group in thinning.groups])
+
+
+def _refuse(ratios: Sequence[float], samples: int, model: TorchModel) -> None:
     if not ratios or not all(0 < ratio < 1 for ratio in ratios) or samples < 1:
         why = f"the ratios are {', '.join(f'{ratio:g}' for ratio in ratios)}, the samples {samples}"
         raise RecipeError(
@@ -187,46 +288,3 @@ def layer_sensitivity(
         raise RecipeError(
             "can't look into this file", why=why, mend="give the model from before, saved by compress.save"
         )
-    index = spread_over(len(data), samples)
-    inputs, labels = data.take(index)
-    part = dataclasses.replace(data, inputs=inputs, labels=labels, starts=(), fetcher=None)
-    channels = Channels(model, progress, part)
-    if not channels.groups:
-        why = "; ".join(f"{name}: {reason}" for name, reason in list(channels.left_alone.items())[:3])
-        raise StageError("no layer could lose a channel", why=why, mend="this model can't be pruned")
-    scores = importance_of(channels, importance)
-    original = TorchBackend(model, cores())
-    judged = compare("original", {"original": original}, part, metric)["original"]
-    whole = judged.value
-    warnings = [f"{doubt} The drops tell nothing of what a layer costs then." for doubt in judged.doubts]
-    if judged.not_numbers:
-        of = counted(len(part), "samples")
-        warnings.append(f"The original's outputs for {judged.not_numbers} of {of} hold NaN: the worst score counts.")
-    macs = channels.macs({})
-    found: list[GroupSensitivity] = []
-    total = len(channels.groups) * len(ratios)
-    for group in channels.groups:
-        counts = [min(max(1, round(ratio * group.units)), group.units - 1) for ratio in ratios]
-        drops: list[float] = []
-        gone: list[float] = []
-        for at, count in enumerate(counts):
-            share = count / group.units
-            if at and count == counts[at - 1]:
-                gone.append(gone[-1])
-                drops.append(drops[-1])
-            else:
-                weakest = scores[group.root].argsort(stable=True)[:count].tolist()
-                with channels.without({group.root: weakest}) as module:
-                    thinned = TorchBackend(TorchModel(module, model.signature), cores())
-                    compared = compare("original", {"original": original, "thinned": thinned}, part, metric)
-                gone.append(1 - channels.macs({group.root: weakest}) / macs)
-                drops.append(metric.drop(whole, compared["thinned"].value))
-            done = len(found) * len(ratios) + len(drops)
-            said = f"{group.root} −{share:.0%}: {drop_told(drops[-1])}" if done < total else "layers and ratios tried"
-            progress(done, total, said)
-        taken = tuple(count / group.units for count in counts)
-        found.append(GroupSensitivity(group.layers, group.width, taken, tuple(drops), tuple(gone)))
-    return Sensitivity(
-        metric.name, whole, len(part), tuple(found), channels.left_alone, asked=tuple(map(float, ratios)),
-        warnings=tuple(warnings),
-    )  # fmt: skip

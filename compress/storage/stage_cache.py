@@ -26,7 +26,7 @@ from compress.errors import RecipeError, ResourceError
 from compress.storage.files import locked
 from compress.vetting.texts import read_json
 
-__all__ = ["Entry", "StageCache"]
+__all__ = ["Entry", "StageCache", "code_digest"]
 
 PACKAGE = Path(__file__).parent.parent
 SETTING = "COMPRESS_CACHE_GB"
@@ -62,10 +62,12 @@ class StageCache:
     Attributes:
         folder: made when something is kept.
         most_bytes: of all; what was not used for longest goes.
+        whole: all is kept, what took no time, too; nobody looks for what is beyond the bound.
     """
 
     folder: Path
     most_bytes: int
+    whole: bool = False
 
     @classmethod
     def of(cls, environ: Mapping[str, str] = os.environ) -> Self:
@@ -95,7 +97,7 @@ class StageCache:
             key: of what went in, and all that decides what comes out.
             target: a new folder; it is not there where nothing was copied. What is in it is to be looked through.
         """
-        entry = self._entry(stage, key)
+        entry = self.entry(stage, key)
         if not self._ours() or not entry.is_dir():
             return False
         try:
@@ -120,7 +122,7 @@ class StageCache:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not self._ours() or shutil.disk_usage(self.folder).free < ROOM * size:
                 return
-            entry = self._entry(stage, key)
+            entry = self.entry(stage, key)
             if entry.is_dir():
                 os.utime(entry)
                 return
@@ -130,12 +132,13 @@ class StageCache:
                 (beside / entry.name).rename(entry)  # another process may have been faster: then this fails
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
-            self._bound()
+            if not self.whole:  # or each output kept would have all of them counted
+                self._bound()
 
     def drop(self, stage: str, key: str) -> None:
         """Remove an output that is not as it was written."""
         if self._ours():
-            _remove(self._entry(stage, key))
+            _remove(self.entry(stage, key))
 
     def entries(self) -> list[Entry]:
         """What is there, the last used first."""
@@ -149,8 +152,9 @@ class StageCache:
         self._tidy(0.0)
         return len(found), sum(entry.size_bytes for entry in found)
 
-    def _entry(self, stage: str, key: str) -> Path:
-        whole = hashlib.sha256(f"{key} {_code()}".encode()).hexdigest()
+    def entry(self, stage: str, key: str) -> Path:
+        """Where an output is, or would be."""
+        whole = hashlib.sha256(f"{key} {code_digest()}".encode()).hexdigest()
         return self.folder / f"{stage}-{whole}"
 
     def _ours(self) -> bool:
@@ -192,7 +196,7 @@ class StageCache:
 
 
 @functools.cache
-def _code() -> str:
+def code_digest() -> str:
     """Of the toolkit itself: who changes it, between two releases, is not given what it was before."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -201,11 +205,12 @@ def _code() -> str:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """The files in a folder: no folders in it, and nothing that only leads to a file."""
+    """The files in a folder, as old as they are: no folders in it, and nothing that only leads to a file."""
     target.mkdir()
     for path in source.iterdir():
         if stat.S_ISREG(path.lstat().st_mode):
             shutil.copyfile(path, target / path.name, follow_symlinks=False)
+            os.utime(target / path.name, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
 
 
 def _size(folder: Path) -> int:

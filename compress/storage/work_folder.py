@@ -25,7 +25,7 @@ LOG_FILE = "log.txt"
 # What runs put there; an earlier release wrote no mark.
 OURS = re.compile(
     rf"\.?((\d\d-\w+|training)-[0-9a-f]{{12}}|channels-[0-9a-f]+-[0-9a-f]+\.json)(\.\w+)*"
-    rf"|original|{re.escape(LOG_FILE)}|{re.escape(LOCK)}"
+    rf"|original|ray|{re.escape(LOG_FILE)}|{re.escape(LOCK)}"
 )
 
 

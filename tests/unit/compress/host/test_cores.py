@@ -179,3 +179,14 @@ def test_pools_keep_to_a_quota_and_to_what_somebody_set(monkeypatch: pytest.Monk
 
     assert asked(None) == {"OMP_NUM_THREADS": "3"}
     assert asked(2.0) == {"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+
+
+@pytest.mark.parametrize(("share", "cores"), [("2", 2), ("64", 64), ("100", 64), ("0", 64), ("many", 64), ("", 64)])
+def test_who_starts_several_says_what_each_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: str, cores: int
+) -> None:
+    machine(tmp_path, {})
+    monkeypatch.setenv("COMPRESS_CORES", share)
+    found = here(tmp_path)
+    assert found.count == found.computing == cores
+    assert found.source == ("COMPRESS_CORES: 2 at a time" if cores == 2 else "the machine")

@@ -70,6 +70,29 @@ def test_what_takes_no_time_is_not_kept(tmp_path: Path, cache: StageCache, monke
     assert cache.entries() == []
 
 
+def test_what_machines_share_is_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, however fast it was made and however much there is: it is how another machine gets it."""
+    monkeypatch.setattr(pipeline, "CACHED_SECONDS", 3600.0)
+    shared = StageCache(tmp_path / "cache", 10**9, whole=True)
+    stages = [Scale(2.0), Scale(3.0)]
+    assert go(stages, tmp_path / "first", shared) == [False, False]
+    last = shared.entry(stages[-1].name, pipeline.key_of(stages, "s"))
+    assert (last / "stage.json").is_file()
+    assert go(stages, tmp_path / "second", shared) == [True, True]
+
+
+def test_what_was_kept_before_a_time_is_not_taken_after_it(
+    tmp_path: Path, cache: StageCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As reproduce.sh asks: a copy is as old as what it is of."""
+    stages = [Scale(2.0), Scale(3.0)]
+    go(stages, tmp_path / "first", cache)
+    for path in cache.folder.glob("*/*"):
+        os.utime(path, (1000, 1000))
+    monkeypatch.setenv(pipeline.AFRESH, "2000")
+    assert go(stages, tmp_path / "second", cache) == [False, False]
+
+
 def test_what_another_toolkit_made_is_not_taken(
     tmp_path: Path, cache: StageCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,11 +102,11 @@ def test_what_another_toolkit_made_is_not_taken(
     (tmp_path / "changed").mkdir()
     (tmp_path / "changed/prune.py").write_text("another algorithm")
     monkeypatch.setattr(stage_cache, "PACKAGE", tmp_path / "changed")
-    stage_cache._code.cache_clear()
+    stage_cache.code_digest.cache_clear()
     try:
         assert go(stages, tmp_path / "second", cache) == [False, False]
     finally:
-        stage_cache._code.cache_clear()
+        stage_cache.code_digest.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,176 @@
+"""A search on a Ray cluster of this machine: three nodes of one core beside one, one that dies, what goes to and fro.
+
+Two cores bear no more than twice the work of one: that is what three nodes are held against. The last line is JSON.
+Usage: search_on_ray.py [ROUNDS]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ |= {"COMPRESS_CACHE_GB": "0", "COMPRESS_MEASURE_SECONDS": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
+import numpy as np
+import torch
+from torch import nn
+
+import compress
+from compress import OptimizeOptions
+from compress.cluster.connect import connected
+from compress.cluster.nodes import Needs, facts
+from compress.cluster.shared import Shared
+from compress.cluster.tasks import answers
+from compress.evaluate.search_result import SearchResult, candidates
+from compress.jobs.branch import Setting
+from compress.jobs.export import Silent
+from compress.jobs.on_ray import Task
+from compress.stage import Progress
+from tests.ray_cluster import Running, ray_cluster
+
+PRUNE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+EPOCHS = 60
+NOTHING = 100  # tasks that do nothing
+
+
+class Phases(Silent):
+    """Remembers when each part of a run began."""
+
+    def __init__(self) -> None:
+        self.begun: dict[str, float] = {}
+
+    def started(self, stage: str) -> Progress:
+        self.begun.setdefault(stage, time.perf_counter())
+        return super().started(stage)
+
+
+def task(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((5000, 32)).astype(np.float32)
+    y = (np.tanh(x) @ rng.standard_normal((32, 8))).argmax(1)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8))
+    optimizer = torch.optim.Adam(module.parameters(), 3e-3)
+    for _ in range(60):
+        loss = nn.functional.cross_entropy(module(torch.from_numpy(x[:4000])), torch.from_numpy(y[:4000]))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    compress.save(module, folder / "model.pt", inputs="x:float32[batch,32]", outputs=["logits"])
+    np.savez(folder / "train.npz", x=x[:4000], label=y[:4000])
+    np.savez(folder / "eval.npz", x=x[4000:], label=y[4000:])
+
+
+def asked(output: Path, address: str) -> OptimizeOptions:
+    return OptimizeOptions(
+        output=output, eval="eval.npz", finetune="train.npz", epochs=EPOCHS, prune=PRUNE, int8=("none", "dynamic"),
+        goal="size", max_drop=100.0, train_threads=1, compile="off", ray=address,
+    )  # fmt: skip
+
+
+def search(folder: Path, output: Path, address: str) -> tuple[SearchResult, float]:
+    """The result, and how long the candidates took, from the first task to the last."""
+    phases = Phases()
+    found = compress.optimize(folder / "model.pt", asked(output, address), watcher=phases)
+    return found, phases.begun["compare"] - phases.begun["candidates"]
+
+
+def told(found: SearchResult) -> list[Any]:
+    """What hangs on no clock."""
+    return [[(t.candidate, t.status, t.drop, t.size_bytes) for t in found.trials], [t.candidate for t in found.line]]
+
+
+@contextmanager
+def killing(cluster: Running, output: Path, node: int) -> Iterator[list[float]]:
+    """Within it, the node dies as soon as the first stages are kept."""
+    at: list[float] = []
+
+    def kill() -> None:
+        while not any(output.parent.glob(f"{output.name}.work/ray/stages/[a-z]*/stage.json")):
+            time.sleep(0.05)
+        at.append(time.perf_counter())
+        cluster.kill(node)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    yield at
+    thread.join()
+
+
+def overhead(address: str) -> float:
+    """Seconds that a task takes of the driver and the cluster, where it does nothing."""
+    with connected(address) as ray:
+        list(answers(ray, abs, [(1,)] * 3, Needs(), lambda: range(3)))  # processes have begun
+        begun = time.perf_counter()
+        list(answers(ray, abs, [(at,) for at in range(NOTHING)], Needs(), lambda: range(NOTHING)))
+        return (time.perf_counter() - begun) / NOTHING
+
+
+def sizes(folder: Path, output: Path, found: SearchResult) -> dict[str, float]:
+    """Bytes for each candidate: what goes with a task, what comes back, what is kept in the shared folder."""
+    options = asked(output, "127.0.0.1:6379")
+    shared = Shared.at(output.with_name(f"{output.name}.work"))
+    setting = Setting(folder / "model.pt", options, "0" * 300, Path(), shared.stages)
+    group = [each for each in candidates(options) if each.prune == PRUNE[0]]
+    there = len(pickle.dumps((Task(Needs(), {}, facts(), ()), shared, setting, group)))
+    back = len(pickle.dumps([t for t in found.trials if t.candidate.prune == PRUNE[0]]))
+    kept = sum(path.stat().st_size for path in (shared.root / "stages").rglob("*") if path.is_file())
+    count = len(found.trials)
+    return {"task": there / len(group), "answer": back / len(group), "shared folder": kept / count}
+
+
+def main(rounds: int) -> None:
+    torch.set_num_threads(1)
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        task(folder)
+        seconds: dict[str, list[float]] = {"one": [], "three": []}
+        results = []
+        with ray_cluster(1) as one, ray_cluster(3) as three:
+            for turn in range(rounds):
+                for kind, cluster in (("one", one), ("three", three)):
+                    found, took = search(folder, folder / f"{kind}{turn}", cluster.address)
+                    seconds[kind].append(took)
+                    results.append(told(found))
+                    print(f"{kind:6} {took:6.1f} s, load {os.getloadavg()[0]:.1f}", flush=True)
+            each = overhead(three.address)
+            node = three.add()
+            with killing(three, folder / "killed", node):
+                killed, took = search(folder, folder / "killed", three.address)
+        results.append(told(killed))
+        same = all(result == results[0] for result in results)
+        goes = sizes(folder, folder / "one0", found)
+        count = len(found.trials)
+    ratio = median(a / b for a, b in zip(seconds["one"], seconds["three"], strict=True))
+    cost = took - median(seconds["three"])
+    print(f"three nodes {ratio:.2f} times as fast as one: {ratio / 2:.2f} of what two cores can")
+    print(f"with a fourth node that dies after the first stages: {took:.1f} s, {cost:+.1f} s; the same result: {same}")
+    print("bytes for each candidate: " + ", ".join(f"{name} {size:,.0f}" for name, size in goes.items()))
+    alone = median(seconds["one"]) / count
+    slots = 100
+    paper = 1000 * alone / slots + 1000 / count * len(PRUNE) * each
+    print(
+        f"on paper, 1,000 such candidates on {slots} nodes of one core: {1000 * alone:,.0f} s of work, {paper:,.0f} s "
+        f"where all is even, {1000 * sum(goes.values()) / 1e6:,.1f} MB; {each * 1000:.1f} ms of overhead for a task"
+    )
+    print(json.dumps({
+        "load_before": load, "load_after": os.getloadavg()[0], "seconds": seconds, "efficiency": ratio / 2,
+        "killed_seconds": took, "same": same, "bytes_per_candidate": goes, "task_overhead_s": each,
+        "paper_1000_on_100_s": paper,
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)

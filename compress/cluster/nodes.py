@@ -1,0 +1,166 @@
+"""Nodes are looked at before any work: what they run, whether they have the folder, whether they have the cores."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compress import __version__
+from compress.cluster.shared import Shared
+from compress.console.wording import counted
+from compress.errors import RecipeError, ResourceError, ServerError, first_line
+from compress.runtime.machine import int8_saturates, versions
+from compress.storage.hashing import digest_of_code
+from compress.storage.stage_cache import code_digest
+
+__all__ = ["Needs", "check_nodes", "differing", "facts"]
+
+LOOKS = 90.0  # seconds: a node imports torch for the first time
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a task asks for.
+
+    Attributes:
+        cpus: cores.
+        gpus: of a node.
+    """
+
+    cpus: int = 1
+    gpus: int = 0
+
+
+def facts(code: Sequence[str] = ()) -> dict[str, str]:
+    """What has to be alike on all nodes, or the same work would give another result there.
+
+    Args:
+        code: of the user, as `package.module:name`.
+    """
+    found = {"Python": platform.python_version(), "compress": __version__, **versions()}
+    found["compress's code"] = code_digest()[:12]
+    found["INT8 that saturates (a CPU without VNNI)"] = "yes" if int8_saturates() else "no"
+    for source in code:
+        try:
+            found[source] = digest_of_code(source)[:12]
+        except Exception as err:  # whatever the import raises
+            found[source] = f"not to be had: {first_line(err)}"
+    return found
+
+
+def differing(here: Mapping[str, str], there: Mapping[str, str]) -> str:
+    """The first fact that is another one; empty where all are alike."""
+    for name in {**here, **there}:
+        if here.get(name) != there.get(name):
+            return f"{name} is {there.get(name, 'not installed')} there and {here.get(name, 'not installed')} here"
+    return ""
+
+
+def check_nodes(ray: Any, shared: Shared, needs: Needs, code: Sequence[str] = ()) -> int:
+    """Look at every node; gives how many tasks run at the same time.
+
+    Args:
+        ray: connected.
+        shared: the folder that each has to have.
+        needs: of one task.
+        code: of the user, which each has to have.
+
+    Raises:
+        RecipeError: no node has what a task needs.
+        ResourceError: one does not see the folder.
+        ServerError: one runs something else, or does not answer.
+    """
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    slots = sum(_slots(node, needs) for node in nodes)
+    if not slots:
+        raise _nowhere(nodes, needs)
+    here, word = facts(code), shared.write_probe()
+    answered = 0
+    try:
+        for name, found in _looked(ray, nodes, shared, word, code):
+            if isinstance(found, Exception):
+                raise _silent(name, found) from found
+            wrong, there = found
+            if wrong:
+                raise ResourceError(
+                    f"{name} does not see {shared.given}",
+                    why=wrong,
+                    mend="mount one folder under the same path on each machine, for the same user, and name it with "
+                    "--shared (by default it is the work folder)",
+                )
+            if other := differing(here, there):
+                raise ServerError(
+                    f"{name} would give other results",
+                    why=other,
+                    mend="install the same on each node and start Ray there anew; or take that node out of the cluster",
+                )
+            answered += 1
+    finally:
+        seen = shared.remove_probe(word)
+    if seen < answered:
+        why = f"{counted(answered, 'nodes')} wrote into it, and {seen} of their files can be seen here"
+        mend = "mount one folder that all machines share at that path"
+        raise ResourceError(f"{shared.given} is not one folder", why=why, mend=mend)
+    return slots
+
+
+def _slots(node: Mapping[str, Any], needs: Needs) -> int:
+    has = node["Resources"]
+    by_cpu = int(has.get("CPU", 0) // needs.cpus)
+    return min(by_cpu, int(has.get("GPU", 0) // needs.gpus)) if needs.gpus else by_cpu
+
+
+def _nowhere(nodes: Sequence[Mapping[str, Any]], needs: Needs) -> RecipeError:
+    asked = _of(needs.cpus, "CPU") + (f" and {_of(needs.gpus, 'GPU')}" if needs.gpus else "")
+    most = [int(max((node["Resources"].get(kind, 0) for node in nodes), default=0)) for kind in ("CPU", "GPU")]
+    has = f"{_of(most[0], 'CPU')} and {_of(most[1], 'GPU')}"
+    return RecipeError(
+        "no node of the cluster can make a candidate",
+        why=f"a task asks for {asked} of one node; of {counted(len(nodes), 'nodes')}, none has more than {has}",
+        mend="ask for less (--train-threads, --threads, --devices, --accelerator), or start a node that has it",
+    )
+
+
+def _of(number: int, kind: str) -> str:
+    return f"{number} {kind}{'s' * (number != 1)}"
+
+
+def _looked(
+    ray: Any, nodes: Sequence[Mapping[str, Any]], shared: Shared, word: str, code: Sequence[str]
+) -> Iterator[tuple[str, Any]]:
+    """For each node its name, and what it found of the folder and of itself, or why it did not."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    look = ray.remote(num_cpus=0, max_retries=1)(_look)
+    sent = {}
+    for node in nodes:
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        name = f"the node {node['NodeManagerAddress']} ({node['NodeID'][:8]})"
+        sent[look.options(scheduling_strategy=there).remote(shared, word, tuple(code))] = name
+    done, late = ray.wait(list(sent), num_returns=len(sent), timeout=LOOKS)
+    for each in done:
+        try:
+            yield sent[each], ray.get(each)
+        except ray.exceptions.RayError as err:
+            yield sent[each], err
+    for each in late:
+        yield sent[each], TimeoutError(f"it did not answer within {LOOKS:g} s")
+
+
+def _look(shared: Shared, word: str, code: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """On a node."""
+    wrong = shared.see_probe(word)
+    return wrong, {} if wrong else facts(code)
+
+
+def _silent(name: str, err: Exception) -> ServerError:
+    """Of an error of Ray's, what is behind it: a module that is missing there, mostly."""
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    why = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else type(err).__name__)
+    return ServerError(
+        f"{name} can't work",
+        why=why[:400],
+        mend="install this project there, as here (pip install -c constraints.txt -e '.[ray]'), and start Ray anew",
+    )

@@ -1,0 +1,175 @@
+"""The folder that every node has under one path: inputs by their content, stages by their keys, and a probe.
+
+Tasks work in folders of their own node, and copy what is whole into this one. So a task that is begun again elsewhere,
+while a node that was given up still writes, can't spoil what the other does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress.artifact import sha256_of
+from compress.errors import RecipeError, ResourceError
+from compress.storage.shortages import shortages
+from compress.storage.stage_cache import StageCache
+from compress.storage.work_folder import refuse_others
+from compress.vetting.replace import replace_file
+
+__all__ = ["FOLDER", "Shared"]
+
+FOLDER = "ray"
+PARTS = ("stages", "inputs", "known")
+CHANNELS = "channels-*.json"  # what was found out of a model's channels
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Where a search keeps what goes between machines.
+
+    Attributes:
+        root: of this user alone.
+        given: the folder that the user names; what lies in it is read where it is.
+    """
+
+    root: Path
+    given: Path
+
+    @classmethod
+    def at(cls, named: str | Path) -> Shared:
+        """In a folder that the user names.
+
+        Raises:
+            RecipeError: it is no path.
+            ArtifactError, ResourceError: others may write there, or this process may not.
+        """
+        text = str(named)
+        if "://" in text or ":/" in text:  # a Path has lost one of the slashes
+            raise RecipeError(
+                f"--shared can't be {text}",
+                why="models and data are read as files, so it has to be a folder of each machine's file system",
+                mend="mount the bucket or the share under one path on each machine, and name that",
+            )
+        given = Path(os.path.realpath(named))
+        root = given / FOLDER
+        with shortages(root):
+            given.mkdir(parents=True, exist_ok=True)
+            refuse_others(given)
+            root.mkdir(mode=0o700, exist_ok=True)
+            refuse_others(root)
+            for name in PARTS:
+                (root / name).mkdir(mode=0o700, exist_ok=True)
+        return cls(root, given)
+
+    @property
+    def stages(self) -> StageCache:
+        """What is through, whoever made it; without a bound, as a work folder is."""
+        return StageCache(self.root / "stages", sys.maxsize, whole=True)
+
+    def place(self, path: Path, files: Sequence[Path] = ()) -> Path:
+        """Where each node finds a file or a folder of this machine; copied there, unless it is there already.
+
+        Args:
+            path: to read.
+            files: what belongs to it, and lies in its folder; by default itself, or all in it.
+
+        Raises:
+            ResourceError: it can't be copied.
+        """
+        real = Path(os.path.realpath(path))
+        if self.given in real.parents:
+            return real
+        base = real if real.is_dir() else real.parent
+        listed = {Path(os.path.relpath(each, base)): each for each in files or _in(real)}
+        if any(".." in name.parts for name in listed):  # a link that leads out of the folder
+            listed = {Path(each.name): each for each in files}
+        digest = hashlib.sha256()
+        for name, each in sorted(listed.items()):
+            digest.update(f"{name}\n{sha256_of(each)}\n".encode("utf-8", "surrogateescape"))
+        target = self.root / "inputs" / digest.hexdigest()[:32]
+        if not target.is_dir():
+            beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+            try:
+                with shortages(beside):
+                    for name, each in listed.items():
+                        copy = beside / "it" / name if real.is_dir() else beside / name
+                        copy.parent.mkdir(parents=True, exist_ok=True)
+                        shutil.copyfile(each, copy)
+                    with contextlib.suppress(FileExistsError, OSError):  # another run was faster
+                        beside.rename(target)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
+        return target / ("it" if real.is_dir() else real.name)
+
+    def lend(self, work: Path) -> None:
+        """What earlier tasks found out about channels, for a work folder: it takes long, and hangs on no candidate."""
+        for path in (self.root / "known").glob(CHANNELS):
+            with contextlib.suppress(OSError):
+                shutil.copyfile(path, work / path.name)
+
+    def keep(self, work: Path) -> None:
+        """The same from a work folder, for later tasks."""
+        for path in work.glob(CHANNELS):
+            if not (self.root / "known" / path.name).exists():
+                with contextlib.suppress(OSError):
+                    replace_file(self.root / "known" / path.name, path.read_bytes())
+
+    def remove_empty(self) -> None:
+        """What nothing came to be kept in."""
+        for folder in (*(self.root / name for name in PARTS), self.root, self.given):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def clear(self) -> None:
+        """Remove all of it, where nobody is to go on with it."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.remove_empty()
+
+    def write_probe(self) -> str:
+        """A word in a file, for each node to read; gives the word."""
+        word = secrets.token_hex(16)
+        try:
+            replace_file(self.root / f"probe-{word}", word, mode=0o600)
+        except OSError as err:
+            why = err.strerror or str(err)
+            raise ResourceError(f"can't write {self.root}", why=why, mend="name another folder with --shared") from err
+        return word
+
+    def see_probe(self, word: str) -> str:
+        """On a node: read it and write an answer; gives what is wrong, or nothing."""
+        if not self.root.is_dir():
+            return "it has no such folder"
+        if not (self.root / f"probe-{word}").is_file():
+            return "a file that was written into it here is not in the folder of that name there"
+        told = self.root.lstat()
+        if told.st_uid != os.geteuid() or not stat.S_ISDIR(told.st_mode):
+            return f"it belongs to user {told.st_uid} there, and Ray runs as user {os.geteuid()}"
+        try:
+            replace_file(self.root / f"probe-{word}-{secrets.token_hex(4)}", word, mode=0o600)
+        except OSError as err:
+            return f"it can't write there: {err.strerror or err}"
+        return ""
+
+    def remove_probe(self, word: str) -> int:
+        """Remove it and its answers; gives how many of these there are, as seen from here."""
+        answers = 0
+        for path in self.root.glob(f"probe-{word}*"):
+            answers += path.name != f"probe-{word}"
+            path.unlink(missing_ok=True)
+        return answers
+
+
+def _in(path: Path) -> list[Path]:
+    """The file itself, or all files of a folder."""
+    if not path.is_dir():
+        return [path]
+    found = [Path(folder) / name for folder, _, names in os.walk(path, followlinks=True) for name in names]
+    return sorted(each for each in found if each.is_file())

@@ -1,0 +1,102 @@
+"""The pruning ratios of a search, each with its candidates: one after the other, in processes, or on a cluster.
+
+However they are made, what comes of them is the same: a ratio above one whose float model is out counts as not tried,
+whether it was made meanwhile or not.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+
+from compress.console.wording import counted
+from compress.evaluate.search_result import Candidate, Trial
+from compress.jobs.branch import Setting, Silent, lost, made, skipped
+from compress.jobs.on_ray import OnRay
+from compress.pipeline import Watcher
+from compress.runtime.measure import cores
+
+__all__ = ["branches"]
+
+Group = Sequence[Candidate]
+
+
+def branches(setting: Setting, plan: Group, watcher: Watcher, cluster: OnRay | None = None) -> list[Trial]:
+    """All trials, those of lightly pruned candidates first.
+
+    Args:
+        setting: of the search.
+        plan: its candidates.
+        watcher: is told of stages, or, where several ratios are made at the same time, of ratios.
+        cluster: where they are made; on this machine by default.
+    """
+    ratios = sorted({candidate.prune for candidate in plan})
+    found = _Found([[candidate for candidate in plan if candidate.prune == ratio] for ratio in ratios])
+    workers = min(setting.options.workers, len(found.groups))
+    if cluster is None and workers == 1:
+        for place, group in enumerate(found.groups):
+            if place in found.wanted():
+                found.add(place, made(setting, group, watcher))
+        return found.trials()
+    tick = watcher.started("candidates")
+    total = len(found.groups)
+    tick(0, total, "pruning ratios")
+    coming = (
+        _in_processes(setting, found, workers) if cluster is None else cluster.made(setting, found.groups, found.wanted)
+    )
+    for place, trials in coming:
+        found.add(place, trials)
+        last = counted(len(found.groups[place]), "candidates")
+        tick(total - len(found.wanted()), total, f"pruning ratios, {last} in the last")
+    return found.trials()
+
+
+class _Found:
+    """Trials by ratio, in whatever order they come."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.groups = groups
+        self._by_place: dict[int, list[Trial]] = {}
+
+    def add(self, place: int, trials: list[Trial]) -> None:
+        self._by_place[place] = trials
+
+    def wanted(self) -> frozenset[int]:
+        """Places that are still to be made: none above one that is out."""
+        end = min((place for place in self._by_place if lost(self._by_place[place])), default=len(self.groups))
+        return frozenset(range(end)) - self._by_place.keys()
+
+    def trials(self) -> list[Trial]:
+        found: list[Trial] = []
+        out: Trial | None = None
+        for place, group in enumerate(self.groups):
+            found += skipped(group, out) if out else self._by_place[place]
+            out = out or lost(self._by_place[place])
+        return found
+
+
+def _in_processes(setting: Setting, found: _Found, workers: int) -> Iterator[tuple[int, list[Trial]]]:
+    share = max(1, cores() // workers)
+    places = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=places) as pool:
+        waiting = {
+            pool.submit(_alone, setting, group, place % workers, share): place
+            for place, group in enumerate(found.groups)
+        }
+        for future in concurrent.futures.as_completed(waiting):
+            if future.cancelled() or waiting[future] not in found.wanted():
+                continue
+            yield waiting[future], future.result()
+            for each, place in waiting.items():
+                if place not in found.wanted():
+                    each.cancel()
+
+
+def _alone(setting: Setting, group: Group, place: int, share: int) -> list[Trial]:
+    """A ratio in a process of its own, on its own cores."""
+    if hasattr(os, "sched_setaffinity"):
+        mine = sorted(os.sched_getaffinity(0))[place * share : (place + 1) * share]
+        os.sched_setaffinity(0, mine or os.sched_getaffinity(0))
+    return made(setting, group, Silent())

@@ -1,0 +1,165 @@
+"""A search's candidates made on a Ray cluster: what is read and made goes through a folder that all machines share.
+
+Nothing is measured there: clocks of unlike machines don't compare. The machine that the command runs on measures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from compress.cluster.connect import connected
+from compress.cluster.nodes import Needs, check_nodes, differing, facts
+from compress.cluster.shared import Shared
+from compress.cluster.tasks import answers, as_task, settings_here
+from compress.errors import ServerError, ToolkitError
+from compress.evaluate.search_result import Candidate, Trial
+from compress.jobs.branch import Setting, Silent, made
+from compress.jobs.recipe import INPUTS, code_of, find_data
+from compress.jobs.source import files_of
+from compress.options import OptimizeOptions, SensitivityOptions
+from compress.options.user_code import is_code
+from compress.storage.stage_cache import StageCache
+
+__all__ = ["OnRay", "Task", "on_ray"]
+
+Options = TypeVar("Options", OptimizeOptions, SensitivityOptions)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What goes to a node besides the work itself.
+
+    Attributes:
+        needs: cores and GPUs that Ray gives it.
+        settings: variables of this project's.
+        facts: of the machine that the command runs on; a node that has joined since was not looked at before.
+        code: of the user.
+    """
+
+    needs: Needs
+    settings: dict[str, str]
+    facts: dict[str, str]
+    code: tuple[str, ...]
+
+    @contextmanager
+    def begun(self) -> Iterator[Path]:
+        """On a node, a folder to work in.
+
+        Raises:
+            ServerError: the node would give another result.
+        """
+        with as_task(self.needs, self.settings) as work:
+            if other := differing(self.facts, facts(self.code)):
+                mend = "install the same on each node and start Ray there anew; or take that node out of the cluster"
+                raise ServerError("a node of the cluster would give other results", why=other, mend=mend)
+            yield work
+
+
+class OnRay:
+    """A cluster that has been looked at.
+
+    Args:
+        ray: connected.
+        shared: the folder that all nodes have.
+        task: what goes to each.
+        slots: tasks that run at the same time.
+    """
+
+    def __init__(self, ray: Any, shared: Shared, task: Task, slots: int) -> None:
+        self.ray, self.shared, self.task, self.slots = ray, shared, task, slots
+
+    @property
+    def cache(self) -> StageCache:
+        """What tasks keep, for the machine that measures it, and for the same command given again."""
+        return self.shared.stages
+
+    def placed(self, checkpoint: Path, options: Options) -> tuple[Path, Options]:
+        """The model file and the options as nodes take them: what is read lies where each finds it."""
+        given: dict[str, Any] = {}
+        for name in INPUTS:
+            source = getattr(options, name, None)
+            if source is not None and not is_code(str(source)):
+                path = Path(find_data(str(source), checkpoint))
+                if path.exists():  # else who reads it says so
+                    given[name] = type(source)(self.shared.place(path))
+        there = self.shared.place(checkpoint, files_of(checkpoint) if checkpoint.exists() else ())
+        return there, dataclasses.replace(options, **given)
+
+    def made(
+        self, setting: Setting, groups: Sequence[Sequence[Candidate]], wanted: Callable[[], Collection[int]]
+    ) -> Iterator[tuple[int, list[Trial]]]:
+        """Trials of groups of candidates, a task each, by place and in the order in which they end.
+
+        Raises:
+            ToolkitError: what a task ended with.
+        """
+        checkpoint, options = self.placed(setting.checkpoint, setting.options)
+        there = dataclasses.replace(setting, checkpoint=checkpoint, options=options, cache=self.cache)
+        given = [(self.task, self.shared, there, group) for group in groups]
+        yield from self.answers(_branch, given, wanted)
+
+    def answers(
+        self, work: Callable[..., Any], given: Sequence[tuple[Any, ...]], wanted: Callable[[], Collection[int]]
+    ) -> Iterator[tuple[int, Any]]:
+        """What tasks give, by place, as they come.
+
+        Raises:
+            ToolkitError: what a task gave in place of an answer.
+        """
+        with closing(answers(self.ray, work, given, self.task.needs, wanted)) as coming:
+            for place, answer in coming:
+                if isinstance(answer, ToolkitError):
+                    raise answer
+                yield place, answer
+
+
+@contextmanager
+def on_ray(options: OptimizeOptions | SensitivityOptions, default: Path) -> Iterator[OnRay | None]:
+    """The cluster that options name, looked at before any work; None where they name none.
+
+    Args:
+        options: of a command.
+        default: the folder to share, where the options name none.
+
+    Raises:
+        ToolkitError: it can't be had, or could not do the work.
+    """
+    if options.ray is None:
+        yield None
+        return
+    needs, code = _needs(options), tuple(code_of(options))
+    with connected(options.ray) as ray:
+        shared = Shared.at(options.shared or default)
+        try:
+            slots = check_nodes(ray, shared, needs, code)
+            yield OnRay(ray, shared, Task(needs, settings_here(), facts(code), code), slots)
+        finally:
+            shared.remove_empty()
+
+
+def _needs(options: OptimizeOptions | SensitivityOptions) -> Needs:
+    """Of one task: the cores that it trains and answers on, and GPUs where it was asked to train on some."""
+    if isinstance(options, SensitivityOptions):
+        return Needs()
+    if options.finetune is None:
+        return Needs(options.threads)
+    each = options.train_threads or options.threads
+    return Needs(each, options.devices) if options.accelerator == "cuda" else Needs(each * options.devices)
+
+
+def _branch(task: Task, shared: Shared, setting: Setting, group: Sequence[Candidate]) -> list[Trial] | ToolkitError:
+    """On a node: the candidates of one ratio. An error of the user's goes back as what it is, not as one of Ray's."""
+    try:
+        with task.begun() as work:
+            shared.lend(work)
+            try:
+                return made(dataclasses.replace(setting, work=work), group, Silent())
+            finally:
+                shared.keep(work)
+    except ToolkitError as err:
+        return err

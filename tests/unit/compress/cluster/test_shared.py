@@ -1,0 +1,79 @@
+"""The folder that machines share: what is put there is found by its content, and others may not write there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compress.cluster.shared import Shared
+from compress.errors import ArtifactError, RecipeError
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Shared:
+    return Shared.at(tmp_path / "shared")
+
+
+@pytest.mark.parametrize("named", ["s3://bucket/work", "gs://bucket", "file:///tmp/x"])
+@pytest.mark.parametrize("as_path", [False, True])
+def test_an_address_is_no_folder(named: str, as_path: bool) -> None:
+    with pytest.raises(RecipeError, match="--shared can't be"):
+        Shared.at(Path(named) if as_path else named)
+
+
+def test_a_file_is_found_under_its_name_and_by_its_content(shared: Shared, tmp_path: Path) -> None:
+    file = tmp_path / "eval.npz"
+    file.write_bytes(b"one")
+    first = shared.place(file)
+    assert (first.name, first.read_bytes()) == ("eval.npz", b"one")
+    assert shared.place(file) == first
+    file.write_bytes(b"two")
+    assert shared.place(file) != first
+    assert first.read_bytes() == b"one"
+
+
+def test_a_folder_keeps_its_files_where_they_were(shared: Shared, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    (folder / "a").mkdir(parents=True)
+    (folder / "a/1.png").write_bytes(b"1")
+    (folder / "link.png").symlink_to(folder / "a/1.png")
+    placed = shared.place(folder)
+    assert placed.is_dir()
+    assert {path.relative_to(placed).as_posix() for path in placed.rglob("*.png")} == {"a/1.png", "link.png"}
+    assert not (placed / "link.png").is_symlink()
+
+
+def test_a_model_has_its_weights_beside_it_and_nothing_else(shared: Shared, tmp_path: Path) -> None:
+    for name in ("model.onnx", "model.data", "private"):
+        (tmp_path / name).write_text(name)
+    placed = shared.place(tmp_path / "model.onnx", [tmp_path / "model.onnx", tmp_path / "model.data"])
+    assert sorted(path.name for path in placed.parent.iterdir()) == ["model.data", "model.onnx"]
+
+
+def test_what_lies_in_the_folder_is_read_where_it_is(shared: Shared) -> None:
+    file = shared.given / "eval.npz"
+    file.write_bytes(b"one")
+    assert shared.place(file) == file
+
+
+def test_a_folder_that_others_write_to_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(ArtifactError, match="won't keep stages"):
+        Shared.at(folder)
+
+
+def test_where_nothing_was_kept_nothing_is_left(shared: Shared, tmp_path: Path) -> None:
+    shared.remove_empty()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_probe_that_is_not_seen_is_told(shared: Shared, tmp_path: Path) -> None:
+    word = shared.write_probe()
+    assert shared.see_probe(word) == ""
+    assert shared.remove_probe(word) == 1
+    assert "is not in the folder of that name there" in shared.see_probe(word)
+    shared.remove_empty()
+    assert shared.see_probe(word) == "it has no such folder"
