@@ -78,8 +78,8 @@ def test_a_token_beyond_the_embedding(words: Path, asked: dict[str, Any]) -> Non
     options = ExportOptions(output=words / "artifact", **named)
     with pytest.raises(StageError, match="does not run on the inputs") as told:
         compress.export(words / "words.pt", options)
-    asked = f"a table of {VOCABULARY} rows was asked for row {VOCABULARY}, which ids holds: the tokenizer"
-    assert f"to {VOCABULARY}: {asked}" in told.value.why
+    table = f"a table of {VOCABULARY} rows was asked for row {VOCABULARY}, which ids holds: the tokenizer"
+    assert f"to {VOCABULARY}: {table}" in told.value.why
     assert not (words / "artifact").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ from tests.serve_models import artifact_of, lookup_artifact, tiny_artifact
 TABLE = np.zeros((10, 3), np.float32)
 
 
-def rows_of(folder: Path, nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray]) -> dict[str, int]:  # type: ignore[type-arg]
+def rows_of(folder: Path, nodes: list[onnx.NodeProto], weights: dict[str, Any]) -> dict[str, int]:
     made = artifact_of(folder, nodes, ["ids:int64[batch,2]"], ["y:float32[batch,2,3]"], weights)
     return table_rows(made / "model.onnx")
 
