@@ -88,7 +88,8 @@ step "end to end: the embedded Triton answers as the artifact did"
 up "$FOLDER/candidate" --public-key "$FOLDER/public.pem"
 candidate=$URL
 python examples/digits/images.py "$FOLDER/proof.npz" "$FOLDER/images"
-serve verify digits --eval "$FOLDER/images" --artifact "$FOLDER/artifact" --output label --url "$candidate"
+serve verify digits --eval "$FOLDER/images" --artifact "$FOLDER/artifact" --output label --tolerance 0 \
+  --url "$candidate"
 
 step "under load, beside what is in production"
 up "$FOLDER/released"

@@ -34,13 +34,16 @@ SIZES: dict[str, Any] = {
 
 
 def bert_folder(
-    folder: Path, *, kind: str = "BertForSequenceClassification", shard: str = "50GB", labels: Sequence[str] = LABELS
-) -> Path:
-    """A BERT with a tokenizer of 56 words, `word0` to `word55`; with one label, a cross-encoder."""
+    folder: Path, *, kind: str = "BertForSequenceClassification", shard: str = "50GB", labels: Sequence[str] = LABELS,
+    rows: int = SIZES["vocab_size"],
+) -> Path:  # fmt: skip
+    """A BERT with a tokenizer of 56 words, `word0` to `word55`, which are its ids 4 to 59; with one label, a
+    cross-encoder; its table of tokens has these rows.
+    """
     with offline() as transformers:
         torch.manual_seed(0)
         named = {"id2label": dict(enumerate(labels)), "label2id": {name: at for at, name in enumerate(labels)}}
-        config = transformers.BertConfig(**SIZES, **(named if "Classification" in kind else {}))
+        config = transformers.BertConfig(**SIZES | {"vocab_size": rows}, **(named if "Classification" in kind else {}))
         getattr(transformers, kind)(config).save_pretrained(folder, max_shard_size=shard)
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -63,9 +66,9 @@ def with_config(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def sentence_folder(folder: Path) -> Path:
+def sentence_folder(folder: Path, rows: int = SIZES["vocab_size"]) -> Path:
     """A sentence encoder: mean of the tokens, of length 1."""
-    bert_folder(folder, kind="BertModel")
+    bert_folder(folder, kind="BertModel", rows=rows)
     kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
     modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
     (folder / "modules.json").write_text(json.dumps(modules))

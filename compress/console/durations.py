@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "duration", "ms_text"]
+__all__ = ["bytes_text", "duration", "left", "ms_text"]
+
+PACE_SECONDS = 2.0  # that work has to go on before its pace says anything of what is left
 
 
 def duration(seconds: float) -> str:
@@ -11,6 +13,18 @@ def duration(seconds: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60}:{minutes % 60:02d} h"
     return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
+
+
+def left(seconds: float, done: float, total: float) -> str | None:
+    """How long the rest takes at the pace so far, never 0; None where there is no rest, or no pace yet.
+
+    Args:
+        seconds: that it has gone on.
+        done: of `total`, in that time.
+    """
+    if seconds < PACE_SECONDS or not 0 < done < total:
+        return None
+    return duration(max(1.0, seconds * (total - done) / done))
 
 
 def ms_text(milliseconds: float) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from compress.errors import CheckpointError, SignatureError, StageError, ToolkitError, first_line
+from compress.model.lookups import beyond_table
 from compress.signature import Signature, TensorSpec
 from compress.storage.shortages import lacks_memory
 from compress.vetting.memory import memory_left
@@ -141,9 +142,10 @@ def run_on(inputs: Mapping[str, Any], run: Callable[[], _Answer]) -> _Answer:
     except Exception as err:  # the user's forward and ONNX Runtime: anything may come out of them
         if lacks_memory(err) or isinstance(err, torch.OutOfMemoryError):
             raise  # no other inputs mend it: `compress.storage.shortages` tells it
+        described = ", ".join(_described(name, values) for name, values in inputs.items())
         raise StageError(
             "the model does not run on the inputs that it is given",
-            why=f"{', '.join(_described(name, values) for name, values in inputs.items())}: {first_line(err)[:300]}",
+            why=f"{described}: {beyond_table(err, inputs) or first_line(err)[:300]}",
             mend="give data of sizes and, where they are integers, of values that the model takes, as in its training",
         ) from err
 

@@ -9,9 +9,10 @@ from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
-from compress.console.durations import duration
+from compress.console.durations import left
 from compress.console.interrupts import heed
 from compress.console.wording import Note, counted
 from compress.pipeline import Outcome
@@ -23,6 +24,18 @@ __all__ = ["Terminal"]
 MEASURING = ("data", "candidates", "compare", "measure", "memory", "grid", "roofline", "sensitivity")
 COUNTED = re.compile(r"[a-z ]+s\b[a-z ]*")  # a note that names what there is so much of; others are sentences
 LINE_SECONDS = 15.0  # between two lines where there is no bar
+
+
+class TimeLeft(ProgressColumn):
+    """What the rest takes by the time since the part at work began, up to now: a step that goes on for long counts
+    while it does, where rich's own column says 0 s after some that were quick.
+    """
+
+    def render(self, task: Task) -> Text:
+        """Empty before there is a pace."""
+        since, first = task.fields["since"], task.fields["first"]
+        told = left(time.perf_counter() - since, task.completed - first, (task.total or 0) - first)
+        return Text(f"{told} left" if told else "")
 
 
 class Terminal:
@@ -40,8 +53,7 @@ class Terminal:
             BarColumn(30),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TimeLeft(),
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
             transient=True,
@@ -63,21 +75,21 @@ class Terminal:
         heed()
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
-        task = self._bar.add_task(stage, total=None, note="")
         begun = told = since = time.perf_counter()
+        task = self._bar.add_task(stage, total=None, note="", since=since, first=0)
         first, part = 0, -1
 
         def progress(done: int, total: int, note: str) -> None:
             nonlocal told, since, first, part
             heed()
-            self._bar.update(task, completed=done, total=total, note=note)
             now = time.perf_counter()
             if total != part:  # something else begins; what was there from before has taken no time in this run
                 since, first, part = now, done, total
+            self._bar.update(task, completed=done, total=total, note=note, since=since, first=first)
             if not self._console.is_terminal and now - told >= LINE_SECONDS and first < done < total:
                 told = now
-                left = (now - since) * (total - done) / (done - first)
-                line = f"  … {stage:<26} {done / total:.0%}, {note}, {duration(left)} left"
+                rest = left(now - since, done - first, total - first)
+                line = f"  … {stage:<26} {done / total:.0%}, {note}{f', {rest} left' if rest else ''}"
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             if stage in MEASURING and done == total:
                 seconds = time.perf_counter() - begun

@@ -206,8 +206,8 @@ def _keyed(serving: Serving) -> dict[str, str]:
 def _verify(serving: Serving, name: str) -> str:
     """Each evaluation image through the gateway; fails unless the artifact's own accuracy comes out."""
     data = serving.folder / "digits"
-    words = ["--eval", str(data / "images"), "--artifact", str(data / name), "--output", "label", "--url", serving.url]
-    said = _python("-m", "serve", "verify", "digits", *words, environ=_keyed(serving))
+    words = ["--eval", str(data / "images"), "--artifact", str(data / name), "--output", "label", "--tolerance", "0"]
+    said = _python("-m", "serve", "verify", "digits", *words, "--url", serving.url, environ=_keyed(serving))
     print(said.strip(), flush=True)
     return said.splitlines()[0]
 

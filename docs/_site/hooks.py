@@ -83,7 +83,9 @@ def _target(link: str, name: str) -> str:
 
 def _moved(link: re.Match[str], name: str) -> str:
     path, anchor = _target(link[1], name), link[2] or ""
-    if path.startswith("docs/"):
+    if path == "docs/decisions":
+        page = "decisions/index.md"  # of which a folder on disk has none
+    elif path.startswith("docs/"):
         page = path.removeprefix("docs/")
     elif path == "README.md":
         page, anchor = "index.md", ""

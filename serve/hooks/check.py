@@ -17,12 +17,14 @@ import numpy as np
 
 from compress.artifact import Artifact
 from compress.errors import MissingExtraError, RepositoryError
+from compress.tokenizer.vocabulary import MEND
 from compress.vetting.loops import SETTING, loop_seconds
 from compress.vetting.texts import read_bytes
 from serve.config.named import LARGEST_DATA
 from serve.hooks.load import Hooks
 from serve.hooks.module import Guarded
 from serve.hooks.packed.values import Array, named, to_array
+from serve.hooks.tables import beyond_table
 from serve.hooks.types import HookTensor, of_spec
 
 __all__ = ["Step", "UnprovenError", "check_hooks", "nans", "run_network", "sample_of", "shown"]
@@ -209,6 +211,8 @@ def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
                     why=_end_of(lines[-1]),
                     mend="see whether this machine's ONNX Runtime has all of its operators",
                 )
+            if why := beyond_table(source, arrays):
+                raise RepositoryError(f"can't run {source.model_path}", why=why, mend=MEND)
             given_shapes = ", ".join(
                 f"{spec.name} {spec.dtype}{list(array.shape)}"
                 for spec, array in zip(source.signature.inputs, arrays.values(), strict=True)

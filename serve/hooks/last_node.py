@@ -8,7 +8,7 @@ from pathlib import Path
 
 from compress.vetting.wire import fields
 
-__all__ = ["gives_probabilities"]
+__all__ = ["GRAPH", "INPUT", "NODE", "OPERATOR", "OUTPUT", "gives_probabilities", "parts"]
 
 MAKES = {"Softmax", "Sigmoid", "HardSigmoid", "Hardmax"}
 PASSES = {
@@ -59,17 +59,17 @@ def gives_probabilities(path: Path, output: str) -> bool:
 def _nodes(data: memoryview) -> Nodes:
     """Of the graph: by what each makes, its operator and what it takes."""
     found: Nodes = {}
-    for graph, end in _parts(data, 0, len(data), GRAPH):
-        for node, until in _parts(data, graph, end, NODE):
+    for graph, end in parts(data, 0, len(data), GRAPH):
+        for node, until in parts(data, graph, end, NODE):
             inputs, outputs, kinds = (
-                [str(data[slice(*part)], "utf-8") for part in _parts(data, node, until, number)]
+                [str(data[slice(*part)], "utf-8") for part in parts(data, node, until, number)]
                 for number in (INPUT, OUTPUT, OPERATOR)
             )
             found |= dict.fromkeys(outputs, (kinds[0] if kinds else "", inputs))
     return found
 
 
-def _parts(data: memoryview, at: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
+def parts(data: memoryview, at: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
     """Where the values of a message's field lie, of those that have a length."""
     return (
         (inside, stop) for number, _, inside, stop in fields(data, at, end) if number == wanted and inside is not None

@@ -12,7 +12,9 @@ from compress.errors import HookError
 from compress.processor import PAIR, Columns
 from compress.tokenizer.open import LONGEST_TEXT, Tokens, open_tokenizer
 from compress.tokenizer.type_ids import NAME as TYPES
+from compress.tokenizer.vocabulary import MEND, too_many
 from serve.hooks.halves import list_of
+from serve.hooks.tables import table_rows, tokenizer_ids
 from serve.hooks.types import item_shape, outputs_of
 
 __all__ = ["ARRAYS", "EMBEDDINGS", "NAME", "NoTextsError", "served_texts"]
@@ -26,6 +28,11 @@ MULTIPLE = 8  # of a batch's length, as `compress` fills up
 MOST_LETTERS = 200_000  # of a text: 800 times what a model of 256 tokens reads of it
 MOST_CLASSES = 10_000
 FLOATS = ("float16", "float32", "float64")
+BEYOND = """\
+    if max(made.ids) >= ROWS:
+        word = TOKENIZER.id_to_token(max(made.ids))
+        raise ValueError(f"text {at} has the token {word!r} ({max(made.ids)}), and the model has rows for {ROWS}")
+"""
 ARRAYS = "or serve its tokens as arrays, with --no-text"
 
 
@@ -42,6 +49,7 @@ class _Front:
         names: of the network's inputs; `dtype` is that of all.
         length: tokens of a text at most; `fixed` is how many each has to have, None for as many as there are.
         pair: whether two texts make one sample.
+        rows: of the network's table of tokens, where the tokenizer makes more ids than that; else None.
     """
 
     tokens: Tokens
@@ -51,6 +59,7 @@ class _Front:
     fixed: int | None
     pair: bool
     sha256: str
+    rows: int | None = None
 
 
 def served_texts(source: Artifact, *, pair: bool | None = None) -> tuple[str, tuple[str, ...]]:
@@ -87,7 +96,7 @@ from tokenizers import Tokenizer
 REQUIREMENTS = ["numpy", "tokenizers>=0.22"]
 FILES = ["{TOKENIZER}"]
 '''
-    notes = (*front.tokens.notes, *_told_of_types(source, front))
+    notes = (*front.tokens.notes, *_told_of_types(source, front), *_told_of_rows(source, front))
     return head + "\n" + "\n\n\n".join(part.strip("\n") for part in parts) + "\n", notes
 
 
@@ -123,7 +132,16 @@ def _front(source: Artifact, pair: bool | None) -> _Front:
     if tokens.tokenizer.num_special_tokens_to_add(pair) >= longest:
         why = f"it takes {longest} tokens, and the special ones alone are as many"
         raise _refused(source, why, "export it with a free length, or a larger one")
-    return _Front(tokens, names, dtypes.pop(), longest, fixed, pair, processor.files[TOKENIZER])
+    rows = table_rows(source.model_path).get(IDS)
+    short = rows if rows is not None and tokenizer_ids(source) > rows else None
+    return _Front(tokens, names, dtypes.pop(), longest, fixed, pair, processor.files[TOKENIZER], short)
+
+
+def _told_of_rows(source: Artifact, front: _Front) -> tuple[str, ...]:
+    """What to know of a tokenizer that makes ids that the network's table lacks."""
+    if front.rows is None:
+        return ()
+    return (f"{too_many(tokenizer_ids(source), front.rows)}, and is refused (400): {MEND}",)
 
 
 def _told_of_types(source: Artifact, front: _Front) -> tuple[str, ...]:
@@ -178,13 +196,17 @@ def _preprocess(front: _Front) -> str:
         if front.tokens.drops
         else ""
     )
+    told = (
+        f"ROWS = {front.rows}  # of the network's table, of which the tokenizer makes more ids\n" if front.rows else ""
+    )
+    beyond = BEYOND if front.rows else ""
     letters = min(MOST_LETTERS, int(LONGEST_TEXT / front.tokens.growth))
     return f'''
 # As `compress` makes tokens of the same texts: what is longer is cut off on the {front.tokens.side}.
 LENGTH = {front.length}
 PAD = {front.tokens.pad}
 MOST_LETTERS = {letters:_}  # of a text, which is read whole before it is cut
-SHA256 = "{front.sha256}"
+{told}SHA256 = "{front.sha256}"
 CONTENT = Path(__file__).with_name("{TOKENIZER}").read_bytes()
 if hashlib.sha256(CONTENT).hexdigest() != SHA256:
     raise ValueError("{TOKENIZER} is not the file that the model was packed with (its sha256 differs)")
@@ -231,7 +253,7 @@ def encoded(at: int, *texts: str) -> Any:
         raise ValueError(f"the tokenizer fails at text {{at}}") from err
     if not len(made):
         raise ValueError(f"text {{at}} holds nothing that the model has a token for")
-    return made
+{beyond}    return made
 
 
 def example() -> dict[str, str]:

@@ -14,7 +14,7 @@ from serve.config.named import LARGEST_DATA
 from serve.http.message import Address
 from serve.http.once import ask_once
 
-__all__ = ["config_of", "infer_content", "infer_file"]
+__all__ = ["config_of", "infer_content", "infer_file", "rollouts_of"]
 
 
 def infer_file(url: str, model: str, path: Path, *, timeout_s: float = 30.0, key: str = "") -> dict[str, Any]:
@@ -52,9 +52,28 @@ def infer_content(
     return _read(*_ask(url, "POST", f"/predict/{quote(model, safe='')}", content, headers, timeout_s, key), model)
 
 
-def config_of(url: str, model: str, *, timeout_s: float = 30.0, key: str = "") -> dict[str, Any]:
+def config_of(
+    url: str, model: str, version: str | None = None, *, timeout_s: float = 30.0, key: str = ""
+) -> dict[str, Any]:
     """A model's configuration as Triton has it, through a gateway; arguments and errors as `infer_file`."""
-    return _read(*_ask(url, "GET", f"/v2/models/{quote(model, safe='')}/config", b"", {}, timeout_s, key), model)
+    path = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
+    return _read(*_ask(url, "GET", f"{path}/config", b"", {}, timeout_s, key), model)
+
+
+def rollouts_of(url: str, *, timeout_s: float = 30.0, key: str = "") -> list[dict[str, Any]]:
+    """The rollouts that decide what a gateway serves; arguments and errors as `infer_file`."""
+    status, body = _ask(url, "GET", "/rollouts", b"", {}, timeout_s, key)
+    try:
+        rows = json.loads(body) if status == 200 else None
+    except ValueError:
+        rows = None
+    if not isinstance(rows, list):
+        raise ServerError(
+            f"the gateway at {url} tells of no rollouts",
+            why=f"it answered with status {status}",
+            mend="is it a gateway of `serve` that listens there?",
+        )
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def _ask(

@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from compress.artifact import Artifact
-from compress.errors import ArtifactError, ServerError
+from compress.errors import ArtifactError
 from compress.vetting.texts import read_json
-from serve.http.ask import config_of, infer_content
+from serve.http.ask import infer_content
+from serve.verify.chance import difference
+from serve.verify.labels import label_of, numbers_of
 from serve.verify.samples import Sample, samples_of
+from serve.verify.who import Served
 
-__all__ = ["Verified", "label_of", "verify"]
+__all__ = ["Verified", "VerifiedPart", "verify"]
 
 IN_FLIGHT = 8
+SHOWN = 5  # wrong answers
 
 
 @dataclass(frozen=True)
-class Verified:
-    """What came of it.
+class VerifiedPart:
+    """What came of the answers of one model, or of one version of it.
 
     Attributes:
-        count: samples asked.
+        by: who answered, as model/version; "" where nothing is released under the name.
+        count: samples that it answered.
         right: answers that name the label.
-        expected: the artifact's own accuracy; None when nothing says it.
-        tolerance: how far the two may be apart, as a share.
+        expected: the artifact's own accuracy; None where it is not to be held against it.
+        tolerance: how far the two may be apart, as a share; None leaves to chance what it explains.
         wrong: a few of the wrong answers, as (number of the sample, label, answer).
-        proven: whether the server said that it serves the artifact's own file; None where it does not say.
+        proven: whether the server said that this one serves the artifact's own file; None where it does not say, or
+            no artifact was given.
         measured_on: samples that the artifact's accuracy is of, where its report says so.
     """
 
+    by: str
     count: int
     right: int
     expected: float | None
-    tolerance: float
+    tolerance: float | None
     wrong: tuple[tuple[int, str, str], ...]
     proven: bool | None = None
     measured_on: int | None = None
@@ -47,9 +54,47 @@ class Verified:
         return self.right / self.count
 
     @property
+    def difference(self) -> tuple[float, float]:
+        """Interval of the accuracy less the one that was expected."""
+        return difference(self.accuracy, self.count, self.expected or 0.0, self.measured_on)
+
+    @property
     def holds(self) -> bool:
         """Whether the server answers as well as the artifact does; true when nothing was expected."""
-        return self.expected is None or abs(self.accuracy - self.expected) <= self.tolerance + 1e-12
+        if self.expected is None or abs(self.accuracy - self.expected) <= (self.tolerance or 0.0) + 1e-12:
+            return True
+        low, high = self.difference
+        return self.tolerance is None and low <= 0.0 <= high
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What came of it.
+
+    Attributes:
+        parts: one for each model or version that answered, who answered most first.
+        release: of the name, in words; "" where nothing is released under it.
+    """
+
+    parts: tuple[VerifiedPart, ...]
+    release: str = ""
+
+    @property
+    def count(self) -> int:
+        """Samples asked."""
+        return sum(part.count for part in self.parts)
+
+    @property
+    def holds(self) -> bool:
+        """Whether each that serves the artifact's file answers as well as the artifact does."""
+        return all(part.holds for part in self.parts)
+
+
+@dataclass
+class _Tally:
+    count: int = 0
+    right: int = 0
+    wrong: list[tuple[int, str, str]] = field(default_factory=list)
 
 
 def verify(
@@ -58,13 +103,13 @@ def verify(
     evaluation: Path,
     *,
     artifact: Path | None = None,
-    tolerance: float = 0.0,
+    tolerance: float | None = None,
     output: str | None = None,
     timeout_s: float = 30.0,
     key: str = "",
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Verified:
-    """Ask the served model for each sample, and count the right answers.
+    """Ask the served model for each sample, and count the right answers, by who gave them.
 
     An answer is right when the output is the label itself, as hooks give it, or when its largest element stands at the
     label's place. Where the artifact names its classes, a label may be its name or its number.
@@ -73,9 +118,9 @@ def verify(
         url: of the gateway.
         name: of the model.
         evaluation: samples, see `samples_of`.
-        artifact: the folder that was packed; its last stage's accuracy is what is expected. Whether its file is the
-            one that is served is looked at first.
-        tolerance: how far the two may be apart, as a share (0.002 is 0.2 points).
+        artifact: the folder that was packed; its last stage's accuracy is what is expected of who serves its file.
+            Whether anybody does is looked at first.
+        tolerance: how far the two may be apart, as a share (0.002 is 0.2 points); None allows what chance explains.
         output: which output to look at; the first by default.
         timeout_s: for one answer.
         key: where the gateway asks for one.
@@ -84,124 +129,41 @@ def verify(
     Raises:
         RepositoryError: the samples can't be read.
         ServerError: the server refuses one.
-        ArtifactError: the artifact can't be read, is another one than is served, or has no accuracy to compare with.
+        ArtifactError: the artifact can't be read, is another one than is served, or has no accuracy to compare with;
+            or none of the answers came from who serves it.
     """
-    expected, proven, measured_on = None, None, None
+    served = Served(url, name, timeout_s, key)
+    loaded = None if artifact is None else Artifact.load(artifact)
     numbers: dict[str, str] = {}
-    if artifact is not None:
-        loaded = Artifact.load(artifact)
-        proven = _same_file(url, name, loaded, timeout_s, key)
-        expected, measured_on = _accuracy(loaded), _samples_of(loaded)
-        numbers = _numbers(loaded)
-    inputs = [str(each.get("name", "")) for each in _config(url, name, timeout_s, key).get("input") or ()]
-    samples = list(samples_of(evaluation, inputs))
-    right = 0
-    wrong: list[tuple[int, str, str]] = []
+    expected: tuple[float, int | None] | None = None
+    if loaded is not None:
+        served.check(loaded)
+        expected, numbers = (_accuracy(loaded), _samples_of(loaded)), numbers_of(loaded)
+    samples = list(samples_of(evaluation, served.inputs))
+    tallies: dict[str, _Tally] = {}
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
 
         def ask(sample: Sample) -> dict[str, Any]:
             return infer_content(url, name, sample.content, sample.content_type, timeout_s=timeout_s, key=key)
 
         for number, (sample, answer) in enumerate(zip(samples, pool.map(ask, samples), strict=True)):
+            tally = tallies.setdefault(str(answer.get("served_by") or ""), _Tally())
+            tally.count += 1
             found = label_of(answer, output)
             if numbers.get(found, found) == numbers.get(sample.label, sample.label):
-                right += 1
-            elif len(wrong) < 5:
-                wrong.append((number, sample.label, found))
+                tally.right += 1
+            elif len(tally.wrong) < SHOWN:
+                tally.wrong.append((number, sample.label, found))
             on_progress(number + 1, len(samples))
-    return Verified(len(samples), right, expected, tolerance, tuple(wrong), proven, measured_on)
-
-
-def _numbers(artifact: Artifact) -> dict[str, str]:
-    """The number of each class by its name, where no name is a number itself."""
-    names = artifact.processor.labels if artifact.processor else ()
-    return {} if any(map(str.isdecimal, names)) else {name: str(number) for number, name in enumerate(names)}
-
-
-def _same_file(url: str, name: str, artifact: Artifact, timeout_s: float, key: str) -> bool | None:
-    """Whether the served network is the artifact's own file; None where the server does not say.
-
-    Raises:
-        ArtifactError: it is another one: then their accuracies have nothing to do with each other.
-    """
-    served = _served_sha256(url, name, timeout_s, key)
-    if served is None:
-        return None
-    if served == artifact.sha256:
-        return True
-    raise ArtifactError(
-        f"can't verify against {artifact.folder}",
-        why=f"{name} serves another file: sha256 {served[:12]}…, where {artifact.model_file} of the artifact has "
-        f"{artifact.sha256[:12]}…",
-        mend=f"name the artifact that {name} was packed from, or pack this one and serve it, or leave --artifact out",
-    )
-
-
-def _served_sha256(url: str, name: str, timeout_s: float, key: str) -> str | None:
-    """What `serve pack` wrote into the configuration of the network: the model itself, or one that it asks."""
-    config = _config(url, name, timeout_s, key)
-    own = _parameter(config, "model_sha256")
-    if own:
-        return own
-    steps = (config.get("ensemble_scheduling") or {}).get("step") or ()
-    behind = [_parameter(config, "network"), *(str(step.get("model_name", "")) for step in steps)]
-    found = (_parameter(_config(url, part, timeout_s, key), "model_sha256") for part in behind if part)
-    return next(filter(None, found), None)
-
-
-def _config(url: str, name: str, timeout_s: float, key: str) -> dict[str, Any]:
-    try:
-        return config_of(url, name, timeout_s=timeout_s, key=key)
-    except ServerError:  # it does not tell; whether it answers at all is seen with the samples
-        return {}
-
-
-def _parameter(config: dict[str, Any], key: str) -> str:
-    value = (config.get("parameters") or {}).get(key) or {}
-    return str(value.get("string_value", "")) if isinstance(value, dict) else ""
-
-
-def _word(value: object) -> str:
-    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
-
-
-def label_of(answer: dict[str, Any], output: str | None) -> str:
-    """The label that an answer names."""
-    outputs = answer.get("outputs", {})
-    if output is None:
-        output = next(iter(outputs), "")
-    if output not in outputs:
-        raise ServerError(
-            f"there is no output {output!r}", why=f"the model gives {', '.join(outputs)}", mend="name one with --output"
-        )
-    value = outputs[output]
-    while isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if not isinstance(value, list):
-        return _word(value)
-    flat = list(_flat(value))
-    if flat and all(isinstance(each, str) for each in flat):
-        return str(flat[0])  # labels come best first
-    if not flat or not all(isinstance(each, int | float) for each in flat):
-        raise ServerError(
-            f"the output {output!r} names no label",
-            why="it is neither a text, nor texts, nor a score for each class",
-            mend="name an output that does with --output",
-        )
-    scores: Sequence[float] = [float(each) for each in flat]
-    return str(max(range(len(scores)), key=scores.__getitem__))
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    """The elements of a tensor in JSON, an item's; None for what is no tensor."""
-    if len({len(each) if isinstance(each, list) else -1 for each in value}) > 1:
-        yield None
-        return
-    for each in value:
-        if isinstance(each, list):
-            yield from _flat(each)
-        else:
-            yield each
+    parts = []
+    for by, tally in sorted(tallies.items(), key=lambda each: -each[1].count):
+        proven = None if loaded is None else served.serves(by or name, loaded)
+        wanted = (None, None) if expected is None or proven is False else expected
+        wrong = tuple(tally.wrong)
+        parts.append(VerifiedPart(by, tally.count, tally.right, wanted[0], tolerance, wrong, proven, wanted[1]))
+    if loaded is not None and all(part.proven is False for part in parts):
+        raise served.none_of(loaded, len(samples))
+    return Verified(tuple(parts), "" if served.release is None else str(served.release))
 
 
 def _accuracy(artifact: Artifact) -> float:

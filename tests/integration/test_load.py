@@ -200,7 +200,7 @@ def test_the_output_that_is_judged_is_the_one_that_verify_judges(
     """It is the model's first, in whatever order Triton writes them into an answer."""
     found = {}
     for model, wanted in (("hooked", 0.9), ("turned", 0.0)):
-        assert verify(gateway, model, texts / "data.npz").accuracy == wanted
+        assert verify(gateway, model, texts / "data.npz").parts[0].accuracy == wanted
         asked = labelled(form, model, texts, request).with_(processes=processes)
         found[model] = [run_load(asked.with_(label_output=name)).accuracy for name in ("", "label", "score")]
     assert found == {"hooked": [0.9, 0.9, 0.0], "turned": [0.0, 0.9, 0.0]}

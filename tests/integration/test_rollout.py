@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import onnx
 import pytest
@@ -62,7 +63,7 @@ INFER = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4]
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """ "tiny" and "hooked" with two versions; "worse" that confuses two classes, "near" whose scores are a bit larger,
+    """ "tiny" and "hooked" with two versions, "hooked_next" and "piped" with hooks of their own; "worse" that confuses two classes, "near" whose scores are a bit larger,
     "blank" whose scores are NaN;
     "trained" whose versions 1, 2 and 3 are these; `RANKED`, and "doubled" whose two versions are the first."""
     folder = tmp_path_factory.mktemp("rollout")
@@ -72,6 +73,8 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     for _ in range(2):
         pack(artifact, repository=repository, name="tiny", options=both)
         pack(artifact, repository=repository, name="hooked", hooks=hook_file(folder), options=both)
+    pack(artifact, repository=repository, name="hooked_next", hooks=hook_file(folder))
+    pack(artifact, repository=repository, name="piped", hooks=hook_file(folder), options=PackOptions(pipeline="bls"))
     pack(changed(artifact, folder / "worse.onnx", WEIGHT[:, [0, 2, 1]]), repository=repository, name="worse")
     pack(changed(artifact, folder / "near.onnx", WEIGHT * np.float32(1.001)), repository=repository, name="near")
     pack(changed(artifact, folder / "blank.onnx", WEIGHT * np.float32("nan")), repository=repository, name="blank")
@@ -313,6 +316,30 @@ def test_the_friendly_route_tells_an_answer_s_id_too(url: str, state: Path) -> N
     assert told == (200, {"model": "tiny", "served_by": "worse", "counted": True, "correct": False})
 
 
+def test_a_body_says_who_answered_and_never_a_version_that_did_not(triton: TritonServer, state: Path) -> None:
+    settings = Settings(
+        upstream=(f"http://{triton.http_address}",), port=0, grpc_port=free_port(),
+        grpc_upstream=(triton.grpc_address,), state=state,
+    )  # fmt: skip
+    with gateway_thread(settings) as url:
+        asked = json.dumps({"x": X[0]}).encode()
+        before = fetch(f"{url}/predict/tiny", asked, content_type="application/json")[1]
+        assert (before["model"], before["version"], before.get("served_by")) == ("tiny", "2", None)
+        assert rollout(state, "start", "tiny", "--candidate", "worse").returncode == 0
+        assert rollout(state, "promote", "tiny").returncode == 0
+        plain = fetch(f"{url}/predict/tiny", asked, content_type="application/json")[1]
+        assert (plain["model"], plain["version"], plain["served_by"]) == ("tiny", "1", "worse/1")
+        schema = fetch(f"{url}/openapi.json")[1]["paths"]["/predict/tiny"]["post"]["responses"]["200"]
+        jsonschema.validate(plain, schema["content"]["application/json"]["schema"])
+        raw = fetch(f"{url}/v2/models/tiny/infer", INFER)[1]
+        assert (raw["model_name"], raw["model_version"]) == ("worse", "1")
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{settings.grpc_port}") as client:
+            given = tritonclient.grpc.InferInput("x", [1, 4], "FP32")
+            given.set_data_from_numpy(np.array(X, np.float32))
+            told = client.infer("tiny", [given]).get_response()
+            assert (told.model_name, told.model_version) == ("worse", "1")
+
+
 def test_the_friendly_route_and_grpc_go_the_same_way(triton: TritonServer, state: Path) -> None:
     settings = Settings(
         upstream=(f"http://{triton.http_address}",),
@@ -399,10 +426,30 @@ def test_who_asks_the_candidate_by_its_own_name_does_not_make_it_look_slow(
             client.stop_stream()
 
 
-def test_versions_that_share_their_steps_are_no_release(url: str, state: Path) -> None:
-    done = rollout(state, "start", "hooked", "--candidate", "2", "--wait")
-    assert done.returncode == 1
-    assert "pack the candidate under a name of its own" in done.stdout
+@pytest.mark.parametrize("candidate", ["2", "3"], ids=["loaded", "not loaded yet"])
+def test_versions_that_share_their_steps_are_no_release(url: str, state: Path, candidate: str) -> None:
+    done = rollout(state, "start", "hooked", "--candidate", candidate)
+    assert done.returncode == 2
+    why, mend = done.stderr.strip().splitlines()[1:]
+    assert "at whatever version is their newest" in why
+    assert "serve rollout start hooked --candidate hooked_next" in mend
+
+
+@pytest.mark.parametrize("candidate", ["hooked_next", "piped"])
+def test_a_model_with_hooks_is_released_under_another_name(url: str, state: Path, candidate: str) -> None:
+    body = json.dumps({"text": "0,2,1,0"}).encode()
+    answers: set[tuple[str, str]] = set()
+
+    def ask() -> None:
+        status, told = fetch(f"{url}/predict/hooked", body, content_type="application/json")
+        answers.add((told.get("served_by", ""), told["outputs"]["label"]) if status == 200 else (str(status), ""))
+
+    with asking(ask):
+        done = rollout(state, "start", "hooked", "--candidate", candidate, "--wait", *QUICK,
+                       "--max-latency-increase", "5")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {label for _, label in answers} == {"b"}
+    assert {by for by, _ in answers} >= {"hooked/2", f"{candidate}/1"}
 
 
 @pytest.mark.parametrize(

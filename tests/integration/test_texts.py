@@ -15,6 +15,7 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 
+from compress.console.wording import AssumedWarning
 from compress.errors import ServerError
 from compress.formats.hub.config import offline
 from serve.gateway.settings import Settings
@@ -42,10 +43,14 @@ def server(folder: Path) -> Iterator[TritonServer]:
     bert_folder(folder / "classifier")
     judge = hub_artifact(folder / "classifier", folder / "classifier-artifact")
     pairs = hub_artifact(folder / "classifier", folder / "pairs-artifact", pair="second")
+    with pytest.warns(AssumedWarning, match="60 ids, and the network's table of tokens 30 rows"):
+        short = hub_artifact(sentence_folder(folder / "short", rows=30), folder / "short-artifact")
     slow = PackOptions(instances=1, max_queue_delay_microseconds=200_000)
     pack(encoder, repository=folder / "models", name="encoder", options=slow)
     bls = PackOptions(instances=1, max_queue_delay_microseconds=200_000, pipeline="bls")
     pack(encoder, repository=folder / "models", name="encoder-bls", options=bls)
+    pack(short, repository=folder / "models", name="short", options=slow)
+    pack(short, repository=folder / "models", name="short-bls", options=bls)
     for name, options in (("widths", slow), ("widths-bls", bls)):
         pack(encoder, repository=folder / "models", name=name, options=options)
         (path,) = (folder / "models" / f"{name}_network").glob("*/model.onnx")
@@ -161,6 +166,7 @@ def test_a_model_of_pairs_takes_two_texts_a_sample(server: TritonServer, folder:
     np.testing.assert_allclose(scores, judged(folder / "classifier", pairs), atol=1e-5)
 
 
+SHORT = ("short", "short-bls")  # their tokenizer makes ids that their table has no rows for
 BAD = [
     (["word1", ""], "text 1 is empty"),
     ([" \n"], "text 0 is empty"),
@@ -169,8 +175,13 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("model", ["encoder", "encoder-bls"])
-@pytest.mark.parametrize(("texts", "told"), BAD)
+BEYOND = (["word1", "word2 word50"], "text 1 has the token 'word50' (54), and the model has rows for 30")
+
+
+@pytest.mark.parametrize(
+    ("model", "texts", "told"),
+    [*((model, *bad) for model in ("encoder", "encoder-bls") for bad in BAD), *((name, *BEYOND) for name in SHORT)],
+)
 def test_what_is_no_text_is_its_clients_fault_alone(server: TritonServer, model: str, texts: Any, told: str) -> None:
     with gateway_thread(Settings(upstream=(f"http://{server.http_address}",), port=0)) as url:
 

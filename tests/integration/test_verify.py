@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from compress.artifact import Artifact, Measured, StageReport
 from compress.errors import ArtifactError, RepositoryError, ServerError
 from compress.processor import Processor
 from serve.cli.main import main
+from serve.gateway.settings import Settings
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
 from serve.pack.write import PackOptions, pack
@@ -22,15 +23,18 @@ from serve.triton.launch import Ports, TritonServer
 from serve.verify.run import verify
 from serve.verify.samples import samples_of
 from tests.integration.test_up import up
-from tests.serve_models import WEIGHT, hook_file, lookup_artifact, tiny_artifact
+from tests.serve_http import gateway_thread
+from tests.serve_models import WEIGHT, artifact_of, hook_file, lookup_artifact, tiny_artifact
 
 pytestmark = pytest.mark.integration
 COUNT = 60
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """Two models of one network, with and without hooks, and their evaluation data; 90% of the labels are right."""
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, TritonServer]]:
+    """Three models of one network, with and without hooks, "off" with other weights, and their evaluation data; 90% of
+    the labels are right.
+    """
     folder = tmp_path_factory.mktemp("verify")
     artifact = Artifact.load(tiny_artifact(folder / "tiny"))
     x = np.random.default_rng(0).integers(0, 9, (COUNT, 4)).astype(np.float32)
@@ -60,10 +64,30 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
     pack(folder / "tiny", repository=folder / "models", name="hooked", hooks=hook_file(folder / "h"), options=options)
     piped = PackOptions(instances=1, pipeline="bls")
     pack(folder / "tiny", repository=folder / "models", name="piped", hooks=hook_file(folder / "h"), options=piped)
-    with ExitStack() as stack:
-        triton = stack.enter_context(TritonServer(folder / "models", ports=Ports(0, 0, 0)))
-        running = stack.enter_context(up(folder, "--triton", f"http://{triton.http_address}", "--port", "0"))
+    off = artifact_of(
+        folder / "off", [helper.make_node("MatMul", ["x", "weight"], ["logits"])], ["x:float32[batch,4]"],
+        ["logits:float32[batch,3]"], {"weight": WEIGHT[:, [0, 2, 1]]},
+    )  # fmt: skip
+    dataclasses.replace(Artifact.load(off), stages=(stage,)).save()
+    pack(off, repository=folder / "models", name="off", options=options)
+    with TritonServer(folder / "models", ports=Ports(0, 0, 0)) as server:
+        yield folder, server
+
+
+@pytest.fixture(scope="module")
+def site(triton: tuple[Path, TritonServer]) -> Iterator[tuple[Path, str]]:
+    folder, server = triton
+    with up(folder, "--triton", f"http://{server.http_address}", "--port", "0") as running:
         yield folder, running.url()
+
+
+@pytest.fixture
+def released(triton: tuple[Path, TritonServer], tmp_path: Path) -> Iterator[tuple[Path, str, Path]]:
+    """The same models behind a gateway with a state file of its own."""
+    folder, server = triton
+    state = tmp_path / "rollouts.db"
+    with gateway_thread(Settings(upstream=(f"http://{server.http_address}",), port=0, state=state)) as url:
+        yield folder, url, state
 
 
 @pytest.mark.parametrize(
@@ -79,8 +103,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
 )
 def test_the_accuracy_through_the_server_is_the_artifacts(site: tuple[Path, str], model: str, data: str) -> None:
     folder, url = site
-    found = verify(url, model, folder / data, artifact=folder / "tiny")
-    assert (found.count, found.right, found.expected) == (COUNT, 54, 0.9)
+    (found,) = verify(url, model, folder / data, artifact=folder / "tiny").parts
+    assert (found.by, found.count, found.right, found.expected) == ("", COUNT, 54, 0.9)
     assert found.holds
     assert found.proven
     assert len(found.wrong) == 5
@@ -111,20 +135,83 @@ def test_an_artifact_that_was_judged_otherwise_is_not_told_to_be_judged(site: tu
         assert mend in caught.value.mend
 
 
-@pytest.mark.parametrize(("tolerance", "code"), [("0", 1), ("0.2", 0)])
-def test_another_accuracy_ends_with_exit_code_1(
-    site: tuple[Path, str], tmp_path: Path, tolerance: str, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(
+    ("every", "tolerance", "code", "word"),
+    [
+        (5, ("--tolerance", "0"), 1, "not the same"),
+        (5, ("--tolerance", "0.2"), 0, "the same, within 20.00%"),
+        (5, (), 1, "not the same: chance does not explain it (95% interval of the difference"),
+        (20, (), 0, "within noise: chance explains it (95% interval of the difference"),
+        (20, ("--tolerance", "0"), 1, "not the same"),
+        (1000, (), 0, "; the same\n"),
+    ],
+)
+def test_exit_code_1_is_for_what_chance_does_not_explain(
+    site: tuple[Path, str], tmp_path: Path, every: int, tolerance: tuple[str, ...], code: int, word: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     folder, url = site
     with np.load(folder / "plain.npz") as data:
-        np.savez(tmp_path / "shifted.npz", x=data["x"], label=np.where(np.arange(COUNT) % 5 == 0, 7, data["label"]))
-    words = ["--eval", str(tmp_path / "shifted.npz"), "--artifact", str(folder / "tiny"), "--tolerance", tolerance]
+        shifted = np.where((np.arange(COUNT) + 3) % every == 0, 7, data["label"])
+        np.savez(tmp_path / "shifted.npz", x=data["x"], label=shifted)
+        right = int((shifted == np.where(np.arange(COUNT) % 10 == 0, -1, data["label"])).sum())
+    words = ["--eval", str(tmp_path / "shifted.npz"), "--artifact", str(folder / "tiny"), *tolerance]
     with pytest.raises(SystemExit) as ended:
         main(["verify", "plain", *words, "--url", url])
     assert (ended.value.code or 0) == code
     told = capsys.readouterr().out
-    assert f"plain through the server: 80.00% of {COUNT} samples" in told
+    assert f"plain through the server: {right / COUNT:.2%} of {COUNT} samples" in told
+    assert word in told
     assert ("the answer was" in told) == bool(code)
+
+
+def start(state: Path, candidate: str, *words: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["rollout", "start", "plain", "--candidate", candidate, "--state", str(state), "--step-s", "3600", *words])
+    assert not ended.value.code
+
+
+def test_under_a_release_each_that_answers_is_measured_by_itself(
+    released: tuple[Path, str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, url, state = released
+    start(state, "off", "--shadow", "0", "--steps", "50")
+    found = verify(url, "plain", folder / "plain.npz", artifact=folder / "tiny", tolerance=0.5)
+    parts = {part.by: part for part in found.parts}
+    assert set(parts) == {"plain/1", "off/1"}
+    assert sum(part.count for part in found.parts) == found.count == COUNT
+    assert (parts["plain/1"].proven, parts["plain/1"].expected) == (True, 0.9)
+    assert (parts["off/1"].proven, parts["off/1"].expected) == (False, None), "it is not held against another's file"
+    assert parts["plain/1"].count - parts["plain/1"].right <= 6
+    assert parts["off/1"].accuracy < 0.7
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", "plain", "--eval", str(folder / "plain.npz"), "--artifact", str(folder / "tiny"),
+              "--tolerance", "0.5", "--url", url])  # fmt: skip
+    assert not ended.value.code
+    told = capsys.readouterr().out
+    assert "plain is under release: plain → off, running: 50% of the requests go to the candidate" in told
+    assert "plain/1 answered " in told
+    assert "it serves another file than the artifact's" in told
+    with pytest.raises(ArtifactError, match="can't verify against") as caught:
+        verify(url, "plain", folder / "plain.npz", artifact=lookup_artifact(state.parent / "other"))
+    assert "plain serves another file: sha256 " in caught.value.why
+    assert "off serves another file: sha256 " in caught.value.why
+
+
+def test_a_candidate_that_answers_nothing_yet_is_not_judged_by_the_baseline(
+    released: tuple[Path, str, Path],
+) -> None:
+    folder, url, state = released
+    start(state, "off", "--shadow", "100", "--expect-change")
+    with pytest.raises(ArtifactError) as caught:
+        verify(url, "plain", folder / "plain.npz", artifact=folder / "off")
+    assert f"none of {COUNT} answers came from off" in caught.value.why
+    assert "serve verify off" in caught.value.mend
+    with pytest.raises(SystemExit) as ended:
+        main(["rollout", "promote", "plain", "--state", str(state)])
+    assert not ended.value.code
+    (found,) = verify(url, "plain", folder / "plain.npz", artifact=folder / "off").parts
+    assert (found.by, found.proven, found.expected, found.holds) == ("off/1", True, 0.9, False)
 
 
 def test_without_an_artifact_the_accuracy_is_told(site: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,7 +265,7 @@ def test_the_one_array_of_a_model_with_one_input_may_have_any_name(site: tuple[P
         with np.load(folder / f"{model}.npz") as data:
             old, label = data.files
             np.savez(tmp_path / "named.npz", **{name: data[old], label: data[label]})
-        assert verify(url, model, tmp_path / "named.npz").right == 54
+        assert verify(url, model, tmp_path / "named.npz").parts[0].right == 54
         loaded = run_load(LoadOptions(model, url, data=tmp_path / "named.npz", max_requests=COUNT, warmup=0))
         assert (loaded.errors, loaded.accuracy) == ({}, 0.9)
 

@@ -28,7 +28,10 @@ from compress.formats.native.graph import GraphError, from_data, to_data
 from compress.model import Arrays, TorchModel, call
 from compress.model.apart import share_of_own_size
 from compress.model.infer import infer_signature
+from compress.processor import Processor
 from compress.storage.shortages import raise_shortage
+from compress.tokenizer.open import TOKENIZER, tokenizer_of
+from compress.tokenizer.vocabulary import MEND, ids_of, too_many
 
 __all__ = ["load_hub_folder"]
 
@@ -76,6 +79,7 @@ def load_hub_folder(
     if processor is not None and built.kind == "text":
         several = getattr(built.config, "problem_type", None) == "multi_label_classification"
         processor = replace(processor, multi_label=several, type_ids=built.type_ids)
+        _warn_of_ids(processor, built)
     if processor is not None and built.unpooled:
         told = (
             f"{path} says no pooling: it gives {signature.outputs[0]}, something for each token, and no embeddings of "
@@ -83,6 +87,19 @@ def load_hub_folder(
         )
         warnings.warn(told, AssumedWarning, stacklevel=3)
     return TorchModel(module, signature, has_layers, processor=processor)
+
+
+def _warn_of_ids(processor: Processor, built: Built) -> None:
+    """Where its tokenizer makes ids that the network's table of tokens lacks: a text with one fails everywhere."""
+    if TOKENIZER not in processor.files:
+        return
+    try:
+        table = built.module.model.get_input_embeddings()  # type: ignore[union-attr, operator]
+        rows, ids = table.num_embeddings, ids_of(tokenizer_of(processor.folder / TOKENIZER))
+    except (AttributeError, NotImplementedError, OSError, ValueError, RecursionError):
+        return  # a network without such a table; a file that can't be read is told where texts become tokens
+    if ids > rows:
+        warnings.warn(f"{too_many(ids, rows)}: {MEND}", AssumedWarning, stacklevel=4)
 
 
 def _inputs(specs: tuple[TensorSpec, ...], batch: int, length: int, config: Any) -> tuple[torch.Tensor, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
@@ -54,8 +55,13 @@ TAKES = "application/json, multipart/form-data with one file, image/*, or applic
 class Prediction(BaseModel):
     """A model's answer in plain values."""
 
-    model: str = Field(examples=["digits"])
-    version: str = Field(examples=["1"])
+    model: str = Field(examples=["digits"], description="That was asked for.")
+    version: str = Field(examples=["1"], description="Of the model that answered.")
+    served_by: str | None = Field(
+        None,
+        examples=["digits_int8/1"],
+        description="Under a release: model and version that answered, whose `version` that is.",
+    )
     outputs: dict[str, Any] = Field(
         description="By output name; without a batch dimension when one item was sent. Bytes that are not text are "
         '{"base64": "..."}; a value that is not finite is null.',
@@ -230,11 +236,12 @@ async def _plain(
         )
     length = answer.header(BINARY_HEADER)
     arguments = answer.body, length, metadata, item
+    write = partial(answer_of, released=answer.header(SERVED_BY) is not None)
     if len(answer.body) > LONG_ANSWER:
         try:
-            told = await contracts.apart.call(identity.digest, deadline, answer_of, *arguments)
+            told = await contracts.apart.call(identity.digest, deadline, write, *arguments)
         except NoRoomError:
             raise AnswerTooLargeError(NO_ROOM) from None
     else:
-        told = answer_of(*arguments)
+        told = write(*arguments)
     return Response(told, media_type="application/json")

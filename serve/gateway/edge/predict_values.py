@@ -42,7 +42,9 @@ def message_from(inputs: Sequence[Tensor], most: int) -> Message:
     return build_request(inputs)
 
 
-def answer_of(body: bytes, length: bytes | None, metadata: ModelMetadata, item: bool) -> bytes:
+def answer_of(
+    body: bytes, length: bytes | None, metadata: ModelMetadata, item: bool, *, released: bool = False
+) -> bytes:
     """The answer in plain values, as JSON.
 
     Args:
@@ -50,6 +52,8 @@ def answer_of(body: bytes, length: bytes | None, metadata: ModelMetadata, item: 
         length: its header that says how long its JSON is, where tensors follow.
         metadata: of the model.
         item: drop the batch dimension, of size 1.
+        released: whether a release chose who answers: then the body says who did, as another model's version is none
+            of the one that was asked.
 
     Raises:
         UpstreamBrokenError: the answer can't be read.
@@ -62,6 +66,7 @@ def answer_of(body: bytes, length: bytes | None, metadata: ModelMetadata, item: 
     values = {
         "model": metadata.name,
         "version": result.model_version,
+        **({"served_by": f"{result.model_name}/{result.model_version}"} if released else {}),
         "outputs": to_values(metadata, result.outputs, item=item),
     }
     return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -316,7 +316,7 @@ class Releases:
 
     async def _begin(self, row: Row, release: Release) -> None:
         """The first step, once the candidate is ready and can take the baseline's requests."""
-        if release.texts is None and (refused := await self._misfit(release)):
+        if release.texts is None and (refused := await self._refused(release)):
             release.events.append(Event("refused", refused))
             await self._save(row, release, refused)
             return
@@ -335,13 +335,18 @@ class Releases:
         if release.events or why != row.why or row.baseline is None or row.wish is not None or late:
             await self._save(row, release, release.events[-1].why if release.events else why)
 
-    async def _misfit(self, release: Release) -> str:
-        """Why the baseline's outputs can't be compared as was asked for; "" where they can, or it can't be asked."""
-        if not release.plan.agree:
+    async def _refused(self, release: Release) -> str:
+        """Why it can't begin as asked for, whatever is loaded; "" where it can, or the baseline can't be asked."""
+        versions = release.candidate.model == release.baseline.model
+        if not versions and not release.plan.agree:
             return ""
         try:
             known = await self._metadata(release.baseline)
         except GatewayError:  # asked again before it begins
+            return ""
+        if versions and known.shares_steps:
+            return _shared(release)
+        if not release.plan.agree:
             return ""
         release.knows(known)
         return misfit(release.plan.agree, known, self._functions)
@@ -365,8 +370,7 @@ class Releases:
             return err.error, False
         release.knows(known[1])
         if release.candidate.model == release.baseline.model and known[0].shares_steps:
-            why = "the versions of a model with hooks run the same steps: pack the candidate under a name of its own"
-            return why, True
+            return _shared(release), True
         return unlike(*known) or misfit(release.plan.agree, known[1], self._functions), True
 
     async def _not_loaded(self, target: Target) -> tuple[str, bool]:
@@ -455,6 +459,16 @@ def _release(row: Row, baseline: Target, before: Release | None = None) -> Relea
     if before is not None:  # what is known of the models stays known
         release.batched, release.texts = before.batched, before.texts
     return release
+
+
+def _shared(release: Release) -> str:
+    """Why versions can't be released whose steps are not versioned with them, and the lines to type instead."""
+    name = release.baseline.model
+    return (
+        f"{name} asks its steps, hooks and network, at whatever version is their newest, so its versions answer alike; "
+        f"pack the new one under a name of its own (serve pack ARTIFACT --hooks HOOKS.py --repository REPOSITORY "
+        f"--name {name}_next), then serve rollout start {release.model} --candidate {name}_next"
+    )
 
 
 def _abort(release: Release) -> None:

@@ -67,7 +67,9 @@ def _operation(model: ModelMetadata) -> dict[str, Any]:
         "required": ["model", "version", "outputs"],
         "properties": {
             "model": {"const": model.name},
-            "version": {"type": "string", "enum": list(model.versions)} if model.versions else {"type": "string"},
+            # Not of the versions that are loaded now: a release may let another model answer.
+            "version": {"type": "string", "description": "Of the model that answered"},
+            "served_by": {"type": "string", "description": "Under a release: the model and the version that answered"},
             "outputs": {"type": "object", "required": list(outputs), "properties": outputs},
         },
     }

@@ -58,8 +58,8 @@ def _operation(summary: str, name: str, request: Schema) -> Schema:
         "type": "object",
         "required": ["model_name", "model_version", "outputs"],
         "properties": {
-            "model_name": {"type": "string"},
-            "model_version": {"type": "string"},
+            "model_name": {"type": "string", "description": "That answered: under a release, maybe another than asked"},
+            "model_version": {"type": "string", "description": "Of that model"},
             "id": {"type": "string"},
             "parameters": {"type": "object"},
             "outputs": {"type": "array", "items": answered},

@@ -78,8 +78,37 @@ def test_a_token_beyond_the_embedding(words: Path, asked: dict[str, Any]) -> Non
     options = ExportOptions(output=words / "artifact", **named)
     with pytest.raises(StageError, match="does not run on the inputs") as told:
         compress.export(words / "words.pt", options)
-    assert f"to {VOCABULARY}: " in told.value.why
+    table = f"a table of {VOCABULARY} rows was asked for row {VOCABULARY}, which ids holds: the tokenizer"
+    assert f"to {VOCABULARY}: {table}" in told.value.why
     assert not (words / "artifact").exists()
+
+
+class Placed(nn.Module):
+    """With a table of positions that is shorter than its texts, and ids that fit theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, 4), nn.Embedding(4, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = (self.tokens(ids) + self.places(torch.arange(ids.shape[1]))).mean(1)
+        return found
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_position_beyond_its_table_is_not_blamed_on_ids(exported: bool) -> None:
+    ids = np.full((2, TOKENS), 1)
+    module: nn.Module = Placed()
+    if exported:
+        module = torch.export.export(module, (torch.ones(2, 3, dtype=torch.int64),), dynamic_shapes=(
+            {1: torch.export.Dim("seq", min=2, max=64)},)).module()  # fmt: skip
+    with pytest.raises(StageError) as told:
+        run_on({"ids": ids}, lambda: module(torch.as_tensor(ids)))
+    assert f"a table of 4 rows was asked for row {TOKENS - 1}, which is in no input" in told.value.why
+    ids[1, 1] = VOCABULARY + 2
+    with pytest.raises(StageError) as told:
+        run_on({"ids": ids}, lambda: module(torch.as_tensor(ids)))
+    assert f"a table of {VOCABULARY} rows was asked for row {VOCABULARY + 2}, which ids holds" in told.value.why
 
 
 def test_images_of_a_size_that_the_network_does_not_take(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 
 from compress.console.wording import Note
 from compress.onnx_export.fold import FoldOnnx
 from compress.pipeline import Outcome
-from compress.report.progress import Terminal
+from compress.report.progress import Terminal, TimeLeft
 from compress.stage import Given
 
 
@@ -39,6 +40,40 @@ def test_what_an_earlier_run_had_done_does_not_count_as_speed(monkeypatch: pytes
             clock[0] = second
             tell(step, total, "")
     assert shown.getvalue().endswith("3:00 min left\n")
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ([(0, 8, 20.0), (1, 8, 20.01)], "12%, layers tried"),  # a part that has just begun has no pace
+        ([(0, 800, 20.0), (799, 800, 36.0)], "100%, layers tried, 1 s left"),  # it is not through
+        ([(0, 8, 0.0), (1, 8, 0.01), (1, 8, 16.0)], "12%, layers tried, 1:52 min left"),  # the second takes long
+    ],
+)
+def test_the_time_left_is_no_less_than_what_is_known(
+    steps: list[tuple[int, int, float]], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("compress.report.progress.time.perf_counter", lambda: clock[0])
+    shown = io.StringIO()
+    with Terminal(Console(file=shown, width=200)) as terminal:
+        tell = terminal.started("sensitivity")
+        for done, total, clock[0] in steps:
+            tell(done, total, "layers tried")
+    assert shown.getvalue().splitlines()[-1].endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("done", "second", "told"), [(1, 0.01, ""), (1, 30.0, "3:30 min left"), (7, 30.0, "4 s left"), (8, 30.0, "")]
+)
+def test_the_bar_counts_a_step_that_goes_on(
+    done: int, second: float, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compress.report.progress.time.perf_counter", lambda: second)
+    bar = Progress(TimeLeft(), disable=True)
+    task = bar.add_task("", total=8, since=0.0, first=0)
+    bar.update(task, completed=done)
+    assert TimeLeft().render(bar.tasks[0]).plain == told
 
 
 @pytest.mark.parametrize(

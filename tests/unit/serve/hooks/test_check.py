@@ -146,7 +146,7 @@ def test_what_preprocess_takes_and_the_network_fails_over_is_told(
     assert {given: tried[given].status for given in status} == status
     failed = next(name for name, code in status.items() if code == 500)
     assert "the network fails" in tried[failed].message
-    assert "indices element out of data bounds" in tried[failed].message
+    assert "and the table that it is looked up in has 20 rows, for 0 to 19" in tried[failed].message
     with pytest.raises(SystemExit):
         main(["hooks", "check", str(tmp_path / "my_hooks.py"), "--artifact", str(folder)])
     told = capsys.readouterr().out

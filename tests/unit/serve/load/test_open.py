@@ -72,7 +72,7 @@ def test_requests_that_wait_for_a_connection_do_not_make_the_generator_late() ->
     assert result.latency.mean_ms > result.waiting_ms
     late = result.lateness.at("p50")
     assert late is not None
-    assert late < 50
+    assert late < result.waiting_ms / 2, "where waits counted, it would be about as much; a busy machine delays both"
     assert result.seconds > 2  # all were waited for
 
 

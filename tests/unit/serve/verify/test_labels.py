@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from compress.errors import ServerError
-from serve.verify.run import label_of
+from serve.verify.labels import label_of
 
 
 @pytest.mark.parametrize(
