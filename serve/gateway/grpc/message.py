@@ -289,6 +289,10 @@ class Incoming:
         """The same of a message of a stream, which goes where Triton chooses by itself."""
         return await self._contracts.answers_shortly(asked_of(request))
 
+    async def heeds_cancellation(self, request: Any) -> bool:
+        """Whether the model of a stream's message says that it ends soon once this is cancelled."""
+        return await self._contracts.heeds_cancellation(asked_of(request))
+
     async def batches_sequences(self, request: Any) -> bool:
         """Whether messages of a sequence may wait there for another's end: to name one does not make it so."""
         return (await self._contracts.of(asked_of(request))).batcher is not None
