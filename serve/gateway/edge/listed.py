@@ -88,6 +88,10 @@ class By(Protocol[A_]):
     def most(self) -> int:
         """Samples that a request of Triton's may hold."""
 
+    @property
+    def tokens(self) -> str:
+        """The name of the output that counts the tokens of a sample; "" for none."""
+
     def message(self, asked: A_, places: Sequence[int]) -> Message:
         """The infer request for some of the samples; made as its turn comes, as a list may have thousands."""
 
@@ -103,15 +107,15 @@ class Form(Generic[A, B]):
         param: the field that holds the samples; `samples` what they are, for people.
         read: what the JSON of a body asks for; raises BadRequestError.
         fit: how a model is asked for that; raises ParameterError, for None, too: there is no such model.
-        write: the JSON of the answer, of Triton's answers, of the places in the request that the samples of each have,
-            and of what the answer needs; raises UpstreamBrokenError.
+        write: the JSON of the answer, and how many tokens its usage has: of Triton's answers, of the places in the
+            request that the samples of each have, and of what the answer needs; raises UpstreamBrokenError.
     """
 
     param: str
     samples: str
     read: Callable[[Any], A]
     fit: Callable[[A, ModelMetadata | None], B]
-    write: Callable[[Sequence[TritonAnswer], Sequence[Sequence[int]], A, B], bytes]
+    write: Callable[[Sequence[TritonAnswer], Sequence[Sequence[int]], A, B], tuple[bytes, int]]
 
 
 async def answer(form: Form[A, B], way: Way, settings: Settings, request: Request) -> Response:
@@ -161,11 +165,16 @@ class _Listed(Generic[A, B]):
         self._deadline = time.monotonic() + self._patience
         self._share, self._lease = Share(way.gate.memory, self._identity.id), way.gate.lease()
         self._charged = self._most = 1  # requests, and samples of each
+        self._tokens, self._taken = self._identity.tokens, 0  # of these, for this request
+        self._sizes: Sequence[int] = ()
         self._begun: dict[Part, int] = {}  # how many samples each has
 
     def close(self) -> None:
         """Give back what was charged for what was not begun."""
         self._identity.give_back(self._charged - max(1, -(-sum(self._begun.values()) // self._most)))
+        if self._tokens is not None and self._taken:  # there was no answer that tells
+            begun = [self._sizes[at] for part in self._begun for at in part.places]
+            self._tokens.give_back(self._taken - min(self._taken, self._tokens.estimate(begun)))
         self._lease.close()
         self._share.close()
 
@@ -242,6 +251,19 @@ class _Listed(Generic[A, B]):
             )
         identity.take_more(count - 1)
         self._charged, self._most = count, most
+        self._sizes, self._tokens = work.asked.sizes, identity.tokens
+        if self._tokens is None:
+            return
+        estimate = self._tokens.estimate(self._sizes)
+        if estimate > self._tokens.per_minute:
+            raise ParameterError(
+                self._form.param,
+                f"{self._form.param} is too long for the key {identity.name!r}",
+                why=f"it has some {estimate:,} tokens, and the key may send {self._tokens.per_minute:,} a minute",
+                mend=f"send fewer {self._form.samples} at a time, or shorter ones",
+            )
+        identity.take_tokens(estimate)
+        self._taken = estimate
 
     async def _part(self, work: Work[A, B], part: Part, stands: ListPart | None, scope: Scope) -> UpstreamResponse:
         """Triton's answer to some of the samples."""
@@ -274,19 +296,24 @@ class _Listed(Generic[A, B]):
                 mend="ask again",
             )
         writing = self._written(work, answers)
-        text = await unless_client_leaves(request.scope, request.receive, writing)
+        text, tokens = await unless_client_leaves(request.scope, request.receive, writing)
+        request.scope["state"]["tokens"] = tokens  # for what counts requests
+        if self._tokens is not None and work.by.tokens:  # else they stay as they are estimated
+            self._tokens.settle(self._taken, tokens, self._sizes)
+            self._taken = 0
         counted = sum(len(answer.body) for answer in answers if answer.held is not None)  # for the key already
         memory.check_for(identity.id, len(text) - counted)
         self._share.resize(len(text))
         response = Response(text, media_type="application/json")
-        for name, value in identity.limits():
+        fields = [] if self._tokens is None else self._tokens.fields(time.monotonic())
+        for name, value in (*identity.limits(), *fields):
             response.headers[name.decode()] = value.decode()
         for name in (SERVED_BY, *([ANSWER_ID] if self._charged == 1 else [])):
             if (found := answers[0].header(name)) is not None:
                 response.headers[name.decode()] = found.decode()
         return response
 
-    async def _written(self, work: Work[A, B], answers: list[UpstreamResponse]) -> bytes:
+    async def _written(self, work: Work[A, B], answers: list[UpstreamResponse]) -> tuple[bytes, int]:
         told = [(answer.body, answer.header(BINARY_HEADER)) for answer in answers]
         kept = work.asked.kept()
         arguments = told, [part.places for part in work.parts], kept, work.by
