@@ -149,6 +149,28 @@ def test_rerank_counts_each_pair_of_the_same_rate(served: Served) -> None:
         assert limits(raw.headers)[1] <= A_MINUTE - 20 * 7 - TOKENS + 20
 
 
+def test_predict_counts_the_texts_of_such_a_model_too(served: Served) -> None:
+    body, headers = (
+        json.dumps({"text": [TEXT] * 8}).encode(),
+        {"x-api-key": served.key, "content-type": "application/json"},
+    )
+    request = urllib.request.Request(f"{served.url}/predict/encoder", body, headers)
+    for number in range(1, 3):
+        with urllib.request.urlopen(request) as answer:
+            assert sum(json.loads(answer.read())["outputs"]["tokens"]) == 8 * TOKENS
+            assert A_MINUTE - 8 * number * TOKENS <= limits(answer.headers)[1] <= A_MINUTE - 8 * number * TOKENS + 40
+    assert served.counted(r'gateway_key_tokens_total\{key="alice"\}') == 16 * TOKENS
+    with client_of(served.url, served.key) as client:
+        client.embeddings.create(model="encoder", input=[TEXT] * 110)
+    for _ in range(20):
+        headers = {"x_api_key": served.key, "content_type": "application/json"}
+        status, told = fetch(f"{served.url}/predict/encoder", body, **headers)
+        if status != 200:
+            break
+    assert status == 429, told
+    assert "tokens" in told["error"]
+
+
 def test_a_key_without_such_a_rate_is_told_none(triton: str, tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     key = add_key(keys, "bob")[0]

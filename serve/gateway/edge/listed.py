@@ -27,6 +27,7 @@ from serve.gateway.edge.lengths import Part, parts_of
 from serve.gateway.edge.listed_values import TritonAnswer
 from serve.gateway.edge.openai_errors import ParameterError
 from serve.gateway.edge.together import together
+from serve.gateway.edge.tokens import Tokens
 from serve.gateway.edge.way import Way
 from serve.gateway.errors import (
     NO_ROOM,
@@ -165,16 +166,13 @@ class _Listed(Generic[A, B]):
         self._deadline = time.monotonic() + self._patience
         self._share, self._lease = Share(way.gate.memory, self._identity.id), way.gate.lease()
         self._charged = self._most = 1  # requests, and samples of each
-        self._tokens, self._taken = self._identity.tokens, 0  # of these, for this request
-        self._sizes: Sequence[int] = ()
+        self._tokens, self._sizes = Tokens(), list[int]()
         self._begun: dict[Part, int] = {}  # how many samples each has
 
     def close(self) -> None:
         """Give back what was charged for what was not begun."""
         self._identity.give_back(self._charged - max(1, -(-sum(self._begun.values()) // self._most)))
-        if self._tokens is not None and self._taken:  # there was no answer that tells
-            begun = [self._sizes[at] for part in self._begun for at in part.places]
-            self._tokens.give_back(self._taken - min(self._taken, self._tokens.estimate(begun)))
+        self._tokens.close([self._sizes[at] for part in self._begun for at in part.places])
         self._lease.close()
         self._share.close()
 
@@ -251,29 +249,22 @@ class _Listed(Generic[A, B]):
             )
         identity.take_more(count - 1)
         self._charged, self._most = count, most
-        self._sizes, self._tokens = work.asked.sizes, identity.tokens
-        if self._tokens is None:
-            return
-        estimate = self._tokens.estimate(self._sizes)
-        if estimate > self._tokens.per_minute:
-            raise ParameterError(
-                self._form.param,
-                f"{self._form.param} is too long for the key {identity.name!r}",
-                why=f"it has some {estimate:,} tokens, and the key may send {self._tokens.per_minute:,} a minute",
-                mend=f"send fewer {self._form.samples} at a time, or shorter ones",
-            )
-        identity.take_tokens(estimate)
-        self._taken = estimate
+        self._sizes = list(work.asked.sizes)
+        self._tokens.take(identity, self._sizes, self._form.param, self._form.samples)
 
     async def _part(self, work: Work[A, B], part: Part, stands: ListPart | None, scope: Scope) -> UpstreamResponse:
         """Triton's answer to some of the samples."""
         self._begun[part] = len(part.places)
         way, model = self._way, work.asked.model
         message = work.by.message(work.asked, part.places)
-        answer = await way.ask(
-            model, work.release, message, self._identity, scope, self._request.receive, self._deadline, work.draw,
-            stands,
-        )  # fmt: skip
+        try:
+            answer = await way.ask(
+                model, work.release, message, self._identity, scope, self._request.receive, self._deadline, work.draw,
+                stands,
+            )  # fmt: skip
+        except OverloadedError:  # the model did not get it
+            del self._begun[part]
+            raise
         if answer.status == 200:
             return answer
         way.upstream.forget(model)
@@ -297,15 +288,11 @@ class _Listed(Generic[A, B]):
             )
         writing = self._written(work, answers)
         text, tokens = await unless_client_leaves(request.scope, request.receive, writing)
-        request.scope["state"]["tokens"] = tokens  # for what counts requests
-        if self._tokens is not None and work.by.tokens:  # else they stay as they are estimated
-            self._tokens.settle(self._taken, tokens, self._sizes)
-            self._taken = 0
+        fields = self._tokens.read(request.scope, tokens if work.by.tokens else None)
         counted = sum(len(answer.body) for answer in answers if answer.held is not None)  # for the key already
         memory.check_for(identity.id, len(text) - counted)
         self._share.resize(len(text))
         response = Response(text, media_type="application/json")
-        fields = [] if self._tokens is None else self._tokens.fields(time.monotonic())
         for name, value in (*identity.limits(), *fields):
             response.headers[name.decode()] = value.decode()
         for name in (SERVED_BY, *([ANSWER_ID] if self._charged == 1 else [])):
