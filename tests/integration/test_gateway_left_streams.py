@@ -22,6 +22,7 @@ import requests
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
+from serve.gateway.access.footprint import MIB
 from serve.gateway.access.keys import revoke_key
 from serve.triton.launch import Ports, TritonServer
 from tests.integration.test_gateway_grpc_streams import keyed
@@ -236,6 +237,29 @@ def test_what_a_key_has_left_is_its_own(triton: TritonServer, keyed: tuple[Path,
         status, _, retry_after = ask(served, "threads", alice)
         assert (status, bool(retry_after)) == (503, True)
         assert ask(served, "threads", bob)[0] == 200
+
+
+def test_a_long_message_of_what_was_left_is_not_counted_once_it_was_sent(
+    triton: TritonServer, keyed: tuple[Path, str, str]
+) -> None:
+    path, alice, bob = keyed
+    with (
+        gateway(triton, keys=path, timeout_s=TIMEOUT_S, memory_bytes=64 * MIB) as served,
+        grpc.insecure_channel(served.grpc_address) as channel,
+    ):
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        message = asked("threads", 1)
+        message.id = "x" * 3 * MIB
+        found = stub.ModelStreamInfer(iter([message]), metadata=[("x-api-key", alice)])
+        next(found)
+        found.cancel()
+        until(served, "gateway_model_left", "threads", bob, 1)
+        assert served.metric("gateway_memory_bytes", bob) > 2 * MIB
+        deadline = time.monotonic() + 5 * TIMEOUT_S
+        while served.metric("gateway_memory_bytes", bob) > MIB:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert metric(served, "gateway_model_left", "threads", bob) == 1
 
 
 def test_a_model_that_heeds_is_told(triton: TritonServer, keyed: tuple[Path, str, str]) -> None:

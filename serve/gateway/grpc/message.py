@@ -94,11 +94,16 @@ class Held:
         """Whether its client may begin a stream; raises TooManyLeftError."""
         self._clients.check_left(self._caller)
 
-    def left(self, ending: asyncio.Task[int | None]) -> None:
-        """Its client has left, and it is over once this task is."""
+    def left(self, ending: asyncio.Task[int | None], sent_s: float) -> None:
+        """Its client has left, and it is over once this task is; its messages are sent by then, or after so long."""
+        sent = asyncio.get_running_loop().call_later(sent_s, self._sent)
+        ending.add_done_callback(lambda _: sent.cancel())
         self._clients.left(self._caller, 1)
         ending.add_done_callback(lambda _: self._clients.left(self._caller, -1))
         ending.add_done_callback(self.hold())
+
+    def _sent(self) -> None:
+        self.share.resize(min(self.share.size, CONNECTION_BYTES))
 
     def _release(self, _: object) -> None:
         self._holders -= 1

@@ -102,7 +102,7 @@ class Streams:
         def left(ending: asyncio.Task[int | None]) -> None:
             nonlocal leaving
             leaving = ending
-            holding.left(ending)
+            holding.left(ending, self._settings.timeout_s)
 
         async def checked() -> AsyncIterator[Parcel]:
             nonlocal scope, kind, read, relayed, room_for_one, heeds

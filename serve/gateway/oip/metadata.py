@@ -121,13 +121,13 @@ class ModelMetadata:
             cut = parameters.get("dimensions", {}).get("string_value", "")
             sizes = tuple(sorted({int(size) for size in cut.split(",") if size.strip().isdecimal()}))
             said = parameters.get("heeds_cancellation", {}).get("string_value", "").strip().lower() == "true"
-            heeds = said or "stages" in parameters  # which are packed hooks
             shares = "ensemble_scheduling" in known or bool(network)
             versions = tuple(data.get("versions", ()))
             most = int(known.get("max_batch_size", 0))
             texts = config is not None and _ids(known) <= {TEXT}
             steps = tuple(map(_step, known.get("ensemble_scheduling", {}).get("step", ())))
             decoupled = bool(known.get("model_transaction_policy", {}).get("decoupled")) if config is not None else None
+            heeds = said or (bool(decoupled) and "stages" in parameters)  # packed hooks that yield
             chosen = max((each for each in versions if each.isdigit()), key=int, default="")  # by Triton
             return cls(
                 data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
