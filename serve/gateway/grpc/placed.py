@@ -147,7 +147,7 @@ class Placed:
             self._decoupled = True
             self._places.knows(model, decoupled=True)
         if (found := self._of(model)) is not None and not found.begun:
-            self._begins(found)
+            self._first_came(found)
 
     def answered(self, model: str, *, good: bool) -> None:
         """The last answer of a message has come.
@@ -159,7 +159,7 @@ class Placed:
         if (found := self._of(model)) is None:
             return
         if good and self._decoupled and not found.begun:
-            self._begins(found)
+            self._first_came(found)
         self._messages.remove(found)
         seconds = time.monotonic() - found.sent
         tells = good and found.tells and not self._decoupled and self._taking_s - found.taking_s <= SLOW_PART * seconds
@@ -199,7 +199,7 @@ class Placed:
         found = next((each for each in self._messages if each.model == model), None)
         return found or (self._messages[0] if self._messages else None)
 
-    def _begins(self, message: _Message) -> None:
+    def _first_came(self, message: _Message) -> None:
         """Its first answer has come."""
         message.begun = True
         self._places.answered_first(message.model, time.monotonic() - message.sent)
