@@ -29,6 +29,7 @@ def add(
     model: tuple[str, ...] = ("*",),
     rate: float | None = None,
     burst: int | None = None,
+    tokens_per_minute: int | None = None,
     priority: int = 5,
     admin: bool = False,
     metrics: bool = False,
@@ -49,6 +50,8 @@ def add(
         Requests a second that it may send; no limit by default.
     burst
         Requests that it may send at once; by default a second's worth.
+    tokens_per_minute
+        Tokens of texts that it may have read at /v1/embeddings and /v1/rerank; no limit by default.
     priority
         1 (served first) to 9, where requests have to wait.
     admin
@@ -63,8 +66,8 @@ def add(
     from serve.gateway.access.keys import add_key, in_days
 
     secret, key = add_key(
-        file, name, models=model, rate=rate, burst=burst, priority=priority, admin=admin, metrics=metrics,
-        feedback=feedback, expires="" if days is None else in_days(days),
+        file, name, models=model, rate=rate, burst=burst, tokens_per_minute=tokens_per_minute, priority=priority,
+        admin=admin, metrics=metrics, feedback=feedback, expires="" if days is None else in_days(days),
     )  # fmt: skip
     told.print(f"the key of {key.name}, {key.id}…, is in {file}; this is the only time that it is shown:", markup=False)
     print(secret)
@@ -79,7 +82,8 @@ def list_(*, file: File = DEFAULT, json_: Annotated[bool, Parameter(name="--json
     file
         The file of keys.
     json_
-        Print a list of {id, name, models, rate, burst, priority, admin, metrics, feedback, created, expires}.
+        Print a list of {id, name, models, rate, burst, tokens_per_minute, priority, admin, metrics, feedback, created,
+        expires}.
     """
     from serve.gateway.access.keys import read_keys
 
@@ -88,14 +92,16 @@ def list_(*, file: File = DEFAULT, json_: Annotated[bool, Parameter(name="--json
         shown = [{name: value for name, value in vars(key).items() if name != "digest"} for key in found]
         print(json.dumps(shown, indent=2))
         return
-    table = Table("name", "id", "models", "rate", "burst", "priority", "rights", "created", "expires")
+    table = Table("name", "id", "models", "rate", "burst", "tokens/min", "priority", "rights", "created", "expires")
     for key in found:
         rate = "" if key.rate is None else f"{key.rate:g}/s"
         burst = "" if key.burst is None else str(key.burst)
+        tokens = "" if key.tokens_per_minute is None else str(key.tokens_per_minute)
         rights = " ".join(right for right in ("admin", "metrics", "feedback") if getattr(key, right))
         table.add_row(
-            key.name, key.id, " ".join(key.models), rate, burst, str(key.priority), rights, key.created, key.expires
-        )
+            key.name, key.id, " ".join(key.models), rate, burst, tokens, str(key.priority), rights, key.created,
+            key.expires,
+        )  # fmt: skip
     Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(table)
 
 

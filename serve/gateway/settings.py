@@ -18,7 +18,7 @@ __all__ = ["ModelSettings", "Settings"]
 POSITIVE = (
     "max_body_bytes", "timeout_s", "max_connections", "drain_timeout_s", "head_timeout_s", "body_timeout_s",
     "keep_alive_s", "max_clients", "memory_bytes", "write_timeout_s", "max_in_flight", "max_waiting",
-    "health_interval_s",
+    "health_interval_s", "left_timeout_s",
 )  # fmt: skip
 NOT_NEGATIVE = (
     "drain_delay_s", "coalesce_s", "max_elements", "latency_target_s", "max_wait_s", "feedback_answers", "feedback_s",
@@ -107,6 +107,10 @@ class Settings:
 
     timeout_s: float = 30.0
     """How long an answer may take in all, in seconds; a request's X-Request-Timeout-Ms can only shorten it."""
+
+    left_timeout_s: float = 600.0
+    """How long a model may go on with a stream that its client has left before it is told as stuck, and the place is
+    given back, in seconds."""
 
     head_timeout_s: float = 10.0
     """How long a client may take to send a request's head, in seconds."""

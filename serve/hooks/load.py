@@ -253,7 +253,7 @@ def _postprocess(source: Source, module: types.ModuleType, hook: Any, outputs: t
     if not names:
         raise source.error("postprocess", "it takes no argument", f"let it take one of {', '.join(by_name)}")
     annotation = _hints(source, "postprocess", hook).get("return")
-    if streams := inspect.isgeneratorfunction(hook):
+    if streams := _yields(hook):
         if typing.get_origin(annotation) not in YIELDING or not typing.get_args(annotation):
             what = "it yields, and does not say what"
             raise source.error("postprocess", what, "annotate its result, as in '-> Iterator[Answer]'")
@@ -301,9 +301,14 @@ def _is_named_tuple(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, tuple) and hasattr(annotation, "_fields")
 
 
+def _yields(hook: Any) -> bool:
+    """Whether a hook yields, or one that was wrapped with `functools.wraps`, which says that the two are alike."""
+    return inspect.isgeneratorfunction(inspect.unwrap(hook, stop=inspect.isgeneratorfunction))
+
+
 def _argument_names(source: Source, stage: str, hook: Any) -> list[str]:
-    waits = inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook)
-    if not inspect.isroutine(hook) or waits or (inspect.isgeneratorfunction(hook) and stage != "postprocess"):
+    waits = any(of(inspect.unwrap(hook, stop=of)) for of in (inspect.iscoroutinefunction, inspect.isasyncgenfunction))
+    if not inspect.isroutine(hook) or waits or (_yields(hook) and stage != "postprocess"):
         words = "async" if stage == "postprocess" else "async or yield"
         raise source.error(stage, f"{stage} is not a plain function", f"write 'def {stage}(…)', without {words}")
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

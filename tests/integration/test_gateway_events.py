@@ -200,6 +200,34 @@ def test_long_answers_are_written_as_they_are(served: Gateway) -> None:
     assert [len(data["zeros"]) for _, data in events(answer)] == [262144] * 3
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_client_of_http_1_0_gets_events_without_chunks_until_the_connection_ends(served: Gateway, keep: bool) -> None:
+    body = b'{"text": "one two"}'
+    head = [
+        "POST /predict/words/stream HTTP/1.0", "host: x", "content-type: application/json",
+        f"content-length: {len(body)}", *(["connection: keep-alive"] if keep else []),
+    ]  # fmt: skip
+    host, port = served.address.split(":")
+    with socket.create_connection((host, int(port)), 30) as sock:
+        sock.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + body)
+        came = b"".join(iter(lambda: sock.recv(65536), b""))
+    told, _, rest = came.partition(b"\r\n\r\n")
+    assert told.startswith(b"HTTP/1.1 200")
+    assert b"transfer-encoding" not in told
+    assert b"connection: close" in told
+    assert [line[:6] for line in rest.split(b"\n")] == [b"data: ", b"", b"data: ", b"", b""]
+
+
+def test_a_client_of_http_1_0_is_told_the_length_of_an_answer_that_is_whole(served: Gateway) -> None:
+    host, port = served.address.split(":")
+    for method in ("GET", "HEAD"):
+        with socket.create_connection((host, int(port)), 30) as sock:
+            sock.sendall(f"{method} /v2 HTTP/1.0\r\nhost: x\r\n\r\n".encode())
+            told, _, rest = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in told
+        assert method == "HEAD" or b"content-length: %d" % len(rest) in told
+
+
 def test_a_client_that_stops_reading_keeps_the_model_from_computing_and_the_gateway_small(
     triton: TritonServer, keyed: tuple[Path, str, str]
 ) -> None:

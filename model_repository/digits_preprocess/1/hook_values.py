@@ -207,7 +207,10 @@ class Hook:
 
     def stream(self, item: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
         """The results that the hook yields for one item, as they come, each as of `one`."""
-        for result in self.function(**self._values(item)):
+        answers = self.function(**self._values(item))
+        if not isinstance(answers, Iterator):  # what wraps it gives something else than it says
+            raise TypeError(f"it gives {type(answers).__name__}, where what it wraps yields")
+        for result in answers:
             yield self._checked(result)
 
     def _values(self, item: Mapping[str, Array]) -> dict[str, Any]:

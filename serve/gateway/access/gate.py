@@ -12,6 +12,7 @@ from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.asides import Asides
 from serve.gateway.access.families import Families
 from serve.gateway.access.identity import Identity, KeyRing
+from serve.gateway.access.left_streams import LeftStreams
 from serve.gateway.access.lists import Lists
 from serve.gateway.access.long_work import LongWork
 from serve.gateway.access.loop_time import LoopTime
@@ -58,6 +59,7 @@ class Gate:
         self.residency = residency
         self.keys = KeyRing(settings.keys)
         self.asides = Asides(self.memory)
+        self.left_streams = LeftStreams(settings.timeout_s)
         self.waiting = Waiting()
         self.loop_time = LoopTime()
         self.long_work = LongWork()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from serve.gateway.access.keys import Key, digest_of, read_keys
 from serve.gateway.access.rate_limit import TokenBucket
+from serve.gateway.access.token_rate import TokenRate
 from serve.gateway.errors import ForbiddenError, GatewayError, RateLimitedError, UnauthorizedError
 
 __all__ = ["ANONYMOUS", "KEY_HEADERS", "Identity", "KeyRing"]
@@ -29,14 +30,21 @@ class Identity:
         key: what was stored of its key.
         bucket: of its requests; None for no limit.
         questions: of what it asks besides inference; None for no limit.
+        tokens: of texts that models read for it; None for no limit.
     """
 
     __slots__ = (
         "_allowed", "_models", "admin", "bucket", "digest", "expires", "feedback", "id", "metrics", "name", "priority",
-        "questions",
+        "questions", "tokens",
     )  # fmt: skip
 
-    def __init__(self, key: Key, bucket: TokenBucket | None, questions: TokenBucket | None = None) -> None:
+    def __init__(
+        self,
+        key: Key,
+        bucket: TokenBucket | None,
+        questions: TokenBucket | None = None,
+        tokens: TokenRate | None = None,
+    ) -> None:
         self.id = key.id
         self.name = key.name
         self.digest = key.digest if key.id else ""  # nobody's is no secret
@@ -46,6 +54,7 @@ class Identity:
         self.feedback = key.feedback or key.admin
         self.bucket = bucket
         self.questions = questions
+        self.tokens = tokens
         self.expires = key.expires_at
         everything = "*" in key.models
         self._models = None if everything else re.compile("|".join(map(fnmatch.translate, key.models)))
@@ -117,6 +126,17 @@ class Identity:
         """What was counted for parts of a request that were not begun."""
         if self.bucket is not None:
             self.bucket.give_back(count)
+
+    def take_tokens(self, count: int) -> None:
+        """Count tokens of texts, as they are estimated; raises RateLimitedError."""
+        if self.tokens is not None and (wait := self.tokens.take(count, now := time.monotonic())):
+            raise RateLimitedError(
+                f"the key {self.name!r} has sent too many tokens",
+                why=f"it may send {self.tokens.per_minute:,} a minute, and this is some {count:,}",
+                mend="wait as long as Retry-After says",
+                retry_after_s=wait,
+                headers=[*self.limits(), *self.tokens.fields(now)],
+            )
 
     def _limited(self, bucket: TokenBucket, wait: float) -> RateLimitedError:
         return RateLimitedError(
@@ -280,7 +300,11 @@ class KeyRing:
                 bucket = old
             asked = None if known is None else known.questions
             asked = asked or TokenBucket(QUESTIONS, QUESTIONS_AT_ONCE, now)
-            ring[bytes.fromhex(key.digest)] = Identity(key, bucket, asked)
+            tokens = None if key.tokens_per_minute is None else TokenRate(key.tokens_per_minute, now)
+            counted = None if known is None else known.tokens
+            if tokens and counted and counted.per_minute == tokens.per_minute:
+                tokens = counted
+            ring[bytes.fromhex(key.digest)] = Identity(key, bucket, asked, tokens)
         self._by_digest = ring
 
     def _mark(self) -> tuple[int, int, int] | None:

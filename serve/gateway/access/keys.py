@@ -42,6 +42,8 @@ class Key:
         models: the models it may ask, shell patterns.
         rate: requests a second over any longer time; None for no limit.
         burst: requests that may come at once; None takes a second's worth of `rate`, at least one.
+        tokens_per_minute: tokens of texts that models may read for it at the routes that count them, over any longer
+            time and at once; None for no limit.
         priority: 1 (served first) to 9, where requests have to wait.
         admin: whether it may control models and read what concerns all clients.
         metrics: whether it may read the gateway's metrics, as Prometheus does; an admin may.
@@ -56,6 +58,7 @@ class Key:
     models: tuple[str, ...] = ("*",)
     rate: float | None = None
     burst: int | None = None
+    tokens_per_minute: int | None = None
     priority: int = 5
     admin: bool = False
     metrics: bool = False
@@ -78,6 +81,13 @@ class Key:
             _refuse(f"the burst of {self.name} is {self.burst!r}", "give a whole number of requests, from 1")
         if self.burst is not None and self.rate is None:
             _refuse(f"{self.name} has a burst without a rate", "give a rate, too")
+        if self.tokens_per_minute is not None and not (
+            type(self.tokens_per_minute) is int and 1 <= self.tokens_per_minute < 1e12
+        ):
+            _refuse(
+                f"the tokens_per_minute of {self.name} are {self.tokens_per_minute!r}",
+                "give a whole number of tokens, from 1",
+            )
         if type(self.priority) is not int or not 1 <= self.priority <= LOWEST:
             _refuse(f"the priority of {self.name} is {self.priority!r}", f"give 1 (first) to {LOWEST}")
         try:
@@ -144,7 +154,8 @@ def add_key(path: Path, name: str, **given: Any) -> tuple[str, Key]:
     Args:
         path: the file; made, readable by its owner alone, where there is none.
         name: whose it is; no other key may have it.
-        given: fields of `Key`: models, rate, burst, priority, admin, metrics, feedback, expires.
+        given: fields of `Key`: models, rate, burst, tokens_per_minute, priority, admin, metrics, feedback,
+            expires.
 
     Returns:
         The key itself, which is nowhere else, and what was stored.

@@ -30,6 +30,19 @@ class PlacesCollector(Collector):
             for places in self._gate:
                 gauge.add_metric([places.model], sum(map(read, places.kinds)))
             yield gauge
+        left = GaugeMetricFamily(
+            "gateway_model_left", "Messages of streams that the model is at work on, and their clients have left.",
+            labels=["model"],
+        )  # fmt: skip
+        for places, count in self._gate.left_streams:
+            left.add_metric([places.model], count)
+        yield left
+        stuck = CounterMetricFamily(
+            "gateway_model_stuck", "Such messages that did not end within left_timeout_s.", labels=["model"]
+        )
+        for places, count in self._gate.left_streams.stuck.items():
+            stuck.add_metric([places.model], count)
+        yield stuck
         shed = CounterMetricFamily("gateway_model_shed", "Requests refused because of the load.", labels=["model"])
         for places in self._gate:
             shed.add_metric([places.model], sum(each.shed for each in places.kinds))

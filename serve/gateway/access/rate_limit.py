@@ -49,8 +49,13 @@ class TokenBucket:
         return 0.0
 
     def give_back(self, count: int) -> None:
-        """Tokens that were taken for what was not done."""
+        """Tokens that were taken for what was not done; fewer than 0 are owed, beyond what there is."""
         self._tokens = min(float(self.burst), self._tokens + count)
+
+    def left(self, now: float) -> tuple[int, float]:
+        """What is left now, below 0 what is owed, and the seconds until all of it is back."""
+        self.take(now, 0.0)
+        return math.floor(self._tokens), (self.burst - self._tokens) / self.rate
 
     def state(self) -> bytes:
         """The value of the field RateLimit: what is left, and the seconds until all of it is back."""

@@ -34,6 +34,7 @@ from serve.gateway.edge.parsing import BEGINNING, FREE_CALLS, SLICE_LINES, Flow,
 from serve.gateway.edge.records import MOST_RECORDS, Records
 from serve.gateway.edge.request_body import Body
 from serve.gateway.edge.rounds import Rounds
+from serve.gateway.edge.until_closed import UntilClosed
 
 __all__ = ["MOST_PIPELINED", "PIPELINED_BYTES", "connection_class"]
 
@@ -475,6 +476,8 @@ def connection_class(
                 self.cycle.keep_alive = False
             # Its task has not begun yet.
             cycle = self._reading = self.cycle
+            if self.scope["http_version"] == "1.0":
+                cycle.send = UntilClosed(cycle)  # type: ignore[method-assign]
             self._body = Body(cycle)
             extensions: dict[str, Any] = {
                 RESPOND: partial(self._respond, cycle),

@@ -158,8 +158,8 @@ def fitting(asked: Asked, model: ModelMetadata | None) -> Embedder:
 
 def embeddings_of(
     answers: Sequence[TritonAnswer], places: Sequence[Sequence[int]], asked: Asked, by: Embedder
-) -> bytes:
-    """The answer, as JSON; arguments as of `Form.write`.
+) -> tuple[bytes, int]:
+    """The answer, as JSON, and its tokens; arguments as of `Form.write`.
 
     Raises:
         UpstreamBrokenError: an answer can't be read, or is not of so many texts.
@@ -176,9 +176,8 @@ def embeddings_of(
         for at, row in enumerate(rows)
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return orjson.dumps(
-        {"object": "list", "data": data, "model": asked.model, "usage": usage}, option=orjson.OPT_SERIALIZE_NUMPY
-    )
+    told = {"object": "list", "data": data, "model": asked.model, "usage": usage}
+    return orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY), tokens
 
 
 def _cut(row: Any, size: int) -> Any:

@@ -47,6 +47,7 @@ from serve.hooks.packed.values import BAD_INPUT
 __all__ = ["Streamed", "events_router"]
 
 LONGEST_S = 1e6  # that a client may give a stream
+TURN_S = 2.0  # what refuses a message that waits for its turn has the time-out and a second, and comes first
 AS_JSON = 3  # times as long as its tensors, an answer is until it is written and told
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -274,7 +275,7 @@ class _Events(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _next(self, answers: AsyncGenerator[bytes], whole: float | None) -> bytes | None:
-        each = self._settings.timeout_s
+        each = self._settings.timeout_s + (0.0 if self._begun else TURN_S)
         seconds = max(0, min(each, math.inf if whole is None else whole - time.monotonic()))
         try:
             async with asyncio.timeout(seconds):

@@ -27,6 +27,7 @@ from serve.gateway.edge.lengths import Part, parts_of
 from serve.gateway.edge.listed_values import TritonAnswer
 from serve.gateway.edge.openai_errors import ParameterError
 from serve.gateway.edge.together import together
+from serve.gateway.edge.tokens import Tokens
 from serve.gateway.edge.way import Way
 from serve.gateway.errors import (
     NO_ROOM,
@@ -88,6 +89,10 @@ class By(Protocol[A_]):
     def most(self) -> int:
         """Samples that a request of Triton's may hold."""
 
+    @property
+    def tokens(self) -> str:
+        """The name of the output that counts the tokens of a sample; "" for none."""
+
     def message(self, asked: A_, places: Sequence[int]) -> Message:
         """The infer request for some of the samples; made as its turn comes, as a list may have thousands."""
 
@@ -103,15 +108,15 @@ class Form(Generic[A, B]):
         param: the field that holds the samples; `samples` what they are, for people.
         read: what the JSON of a body asks for; raises BadRequestError.
         fit: how a model is asked for that; raises ParameterError, for None, too: there is no such model.
-        write: the JSON of the answer, of Triton's answers, of the places in the request that the samples of each have,
-            and of what the answer needs; raises UpstreamBrokenError.
+        write: the JSON of the answer, and how many tokens its usage has: of Triton's answers, of the places in the
+            request that the samples of each have, and of what the answer needs; raises UpstreamBrokenError.
     """
 
     param: str
     samples: str
     read: Callable[[Any], A]
     fit: Callable[[A, ModelMetadata | None], B]
-    write: Callable[[Sequence[TritonAnswer], Sequence[Sequence[int]], A, B], bytes]
+    write: Callable[[Sequence[TritonAnswer], Sequence[Sequence[int]], A, B], tuple[bytes, int]]
 
 
 async def answer(form: Form[A, B], way: Way, settings: Settings, request: Request) -> Response:
@@ -161,11 +166,13 @@ class _Listed(Generic[A, B]):
         self._deadline = time.monotonic() + self._patience
         self._share, self._lease = Share(way.gate.memory, self._identity.id), way.gate.lease()
         self._charged = self._most = 1  # requests, and samples of each
+        self._tokens, self._sizes = Tokens(), list[int]()
         self._begun: dict[Part, int] = {}  # how many samples each has
 
     def close(self) -> None:
         """Give back what was charged for what was not begun."""
         self._identity.give_back(self._charged - max(1, -(-sum(self._begun.values()) // self._most)))
+        self._tokens.close([self._sizes[at] for part in self._begun for at in part.places])
         self._lease.close()
         self._share.close()
 
@@ -242,16 +249,22 @@ class _Listed(Generic[A, B]):
             )
         identity.take_more(count - 1)
         self._charged, self._most = count, most
+        self._sizes = list(work.asked.sizes)
+        self._tokens.take(identity, self._sizes, self._form.param, self._form.samples)
 
     async def _part(self, work: Work[A, B], part: Part, stands: ListPart | None, scope: Scope) -> UpstreamResponse:
         """Triton's answer to some of the samples."""
         self._begun[part] = len(part.places)
         way, model = self._way, work.asked.model
         message = work.by.message(work.asked, part.places)
-        answer = await way.ask(
-            model, work.release, message, self._identity, scope, self._request.receive, self._deadline, work.draw,
-            stands,
-        )  # fmt: skip
+        try:
+            answer = await way.ask(
+                model, work.release, message, self._identity, scope, self._request.receive, self._deadline, work.draw,
+                stands,
+            )  # fmt: skip
+        except OverloadedError:  # the model did not get it
+            del self._begun[part]
+            raise
         if answer.status == 200:
             return answer
         way.upstream.forget(model)
@@ -274,19 +287,20 @@ class _Listed(Generic[A, B]):
                 mend="ask again",
             )
         writing = self._written(work, answers)
-        text = await unless_client_leaves(request.scope, request.receive, writing)
+        text, tokens = await unless_client_leaves(request.scope, request.receive, writing)
+        fields = self._tokens.read(request.scope, tokens if work.by.tokens else None)
         counted = sum(len(answer.body) for answer in answers if answer.held is not None)  # for the key already
         memory.check_for(identity.id, len(text) - counted)
         self._share.resize(len(text))
         response = Response(text, media_type="application/json")
-        for name, value in identity.limits():
+        for name, value in (*identity.limits(), *fields):
             response.headers[name.decode()] = value.decode()
         for name in (SERVED_BY, *([ANSWER_ID] if self._charged == 1 else [])):
             if (found := answers[0].header(name)) is not None:
                 response.headers[name.decode()] = found.decode()
         return response
 
-    async def _written(self, work: Work[A, B], answers: list[UpstreamResponse]) -> bytes:
+    async def _written(self, work: Work[A, B], answers: list[UpstreamResponse]) -> tuple[bytes, int]:
         told = [(answer.body, answer.header(BINARY_HEADER)) for answer in answers]
         kept = work.asked.kept()
         arguments = told, [part.places for part in work.parts], kept, work.by

@@ -18,8 +18,10 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
 from serve.gateway.edge.asking import CLIENT_LEFT, unless_client_leaves, until_loaded
 from serve.gateway.edge.bodies import read_unpacked
+from serve.gateway.edge.listed_values import tokens_of
 from serve.gateway.edge.predict_values import answer_of, message_from, message_of
 from serve.gateway.edge.routes import UPSTREAM
+from serve.gateway.edge.tokens import Tokens
 from serve.gateway.edge.way import Way
 from serve.gateway.errors import (
     NO_ROOM,
@@ -27,6 +29,7 @@ from serve.gateway.errors import (
     BadRequestError,
     ClientGoneError,
     GatewayError,
+    OverloadedError,
     Problem,
     UnsupportedMediaError,
 )
@@ -36,7 +39,7 @@ from serve.gateway.oip.cost import CHEAP_BYTES, LONG_JSON
 from serve.gateway.oip.encoding import Packed
 from serve.gateway.oip.friendly import from_file
 from serve.gateway.oip.metadata import ModelMetadata
-from serve.gateway.oip.protocol import BINARY_HEADER, Message
+from serve.gateway.oip.protocol import BINARY_HEADER, Message, parse_response
 from serve.gateway.release.answers import ANSWER_ID
 from serve.gateway.release.release import models_of
 from serve.gateway.release.released import SERVED_BY
@@ -122,6 +125,7 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
         deadline = time.monotonic() + patience
         gate.places(model).check(identity.priority, patience, identity.id)
         share, lease = Share(gate.memory, identity.id), gate.lease()
+        tokens, asked = Tokens(), list[int]()
         try:
             body = await read_unpacked(
                 request.scope, request.receive, settings.max_body_bytes, share, gate.long_work, as_json=is_json(request)
@@ -142,13 +146,19 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
             message, item = await reading
             del body
             share.resize(len(message.body))
+            counts = tokens_of(metadata)
+            if counts:
+                size = len(message.body) - (message.header_length or 0)
+                tokens.take(identity, [size], "the body", "texts")
+                asked.append(size)
             answer = await way.ask(model, release, message, identity, request.scope, request.receive, deadline)
             writing = _plain(contracts, way.upstream, metadata, answer, identity, deadline, item=item)
             response = await unless_client_leaves(request.scope, request.receive, writing)
             counted = 0 if answer.held is None else len(answer.body)  # for the key already
             gate.memory.check_for(identity.id, len(response.body) - counted)
             share.resize(len(response.body))
-            for name, value in identity.limits():
+            fields = tokens.read(request.scope, _tokens(answer, counts))
+            for name, value in (*identity.limits(), *fields):
                 response.headers[name.decode()] = value.decode()
             for name in (SERVED_BY, ANSWER_ID):
                 if (found := answer.header(name)) is not None:
@@ -156,7 +166,11 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
             return response
         except ClientGoneError:
             return Response(status_code=CLIENT_LEFT)
+        except OverloadedError:  # the model did not get it
+            asked.clear()
+            raise
         finally:
+            tokens.close(asked)
             lease.close()
             share.close()
 
@@ -214,6 +228,15 @@ async def _form_file(request: Request, body: bytes) -> bytes:
     except HTTPException as err:
         why = str(err.detail)
     raise BadRequestError("the form can't be read", why=why, mend="send a form with one file: curl -F file=@image.png")
+
+
+def _tokens(answer: UpstreamResponse, name: str) -> int | None:
+    """How many the model has read, by its output of this name; None where it has none, or that is dear to read."""
+    length = answer.header(BINARY_HEADER)
+    if not name or (length is None and len(answer.body) > LONG_ANSWER):
+        return None
+    outputs = parse_response(answer.body, int(length) if length is not None else None).outputs
+    return sum(int(tensor.data.sum()) for tensor in outputs if tensor.name == name)
 
 
 async def _plain(

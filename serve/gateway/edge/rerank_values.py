@@ -148,8 +148,11 @@ def fitting(asked: Asked, model: ModelMetadata | None) -> Judge:
     return by
 
 
-def ranking_of(answers: Sequence[TritonAnswer], places: Sequence[Sequence[int]], asked: Asked, by: Judge) -> bytes:
-    """The answer, as JSON, the best first and equals in the order that they came; arguments as of `Form.write`.
+def ranking_of(
+    answers: Sequence[TritonAnswer], places: Sequence[Sequence[int]], asked: Asked, by: Judge
+) -> tuple[bytes, int]:
+    """The answer, as JSON, the best first and equals in the order that they came, and its tokens; arguments as of
+    `Form.write`.
 
     A document's score is the sigmoid of the network's number, as cross-encoders are trained, and as both APIs give it.
 
@@ -165,4 +168,4 @@ def ranking_of(answers: Sequence[TritonAnswer], places: Sequence[Sequence[int]],
         document = {"document": {"text": asked.documents[at].decode()}} if asked.whole else {}
         results.append({"index": at, "relevance_score": float(scores[at]), **document})
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return orjson.dumps({"object": "list", "model": asked.model, "results": results, "usage": usage})
+    return orjson.dumps({"object": "list", "model": asked.model, "results": results, "usage": usage}), tokens

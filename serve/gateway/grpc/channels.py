@@ -52,6 +52,7 @@ class GrpcChannels:
         options: of each channel.
         relays: to Triton, for streams whose answers may be long; None where there are no such.
         long_work: has the turns of long messages; its own by default.
+        left_timeout_s: how long Triton may go on with a stream that was left; by default as long as an answer may take.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class GrpcChannels:
         options: Sequence[tuple[str, int]],
         relays: Relays | None = None,
         long_work: LongWork | None = None,
+        left_timeout_s: float = 0.0,
     ) -> None:
         self._balancer = balancer
+        self._left_timeout_s = left_timeout_s or balancer.timeout_s
         self._addresses = dict(zip(balancer.nodes, addresses, strict=True))
         self._port = int(addresses[0].rpartition(":")[2])
         self._options = [*options, *_connecting(balancer.connect_s)]
@@ -275,17 +278,18 @@ class GrpcChannels:
         scope_name: bytes,
         sequence: bytes | None,
         requests: AsyncIterator[Parcel],
-        on_call: Callable[[Any], None] = lambda _: None,
+        on_call: Callable[[Callable[[], None]], None] = lambda _: None,
         on_left: Callable[[asyncio.Task[int | None]], None] = lambda _: None,
         flights: StreamFlight | None = None,
         share: Share | None = None,
         singly: Callable[[], bytes | None] | None = None,
+        heeds: Callable[[], bool] = lambda: False,
     ) -> AsyncGenerator[bytes]:
         """ModelStreamInfer of one server, to its end; it is one of the requests with that server while it lasts.
 
         Args:
             scope_name, sequence: of the first message.
-            on_call: is given the call to Triton, so that it can be cancelled.
+            on_call: is given what ends the stream as if its client had left, with CancelledError.
             on_left: is given what ends the stream after its client has left, and gives the bytes that were thrown away;
                 None where Triton was not through with it in time.
             flights: its messages, the first of which is in flight; they are told of their server.
@@ -293,6 +297,7 @@ class GrpcChannels:
                 the end; None where answers are short.
             singly: says which sequence the message has that was yielded last, where each goes in a stream of its own;
                 None where they go in one.
+            heeds: says whether its models end soon where it is cancelled: after the gateway's time-out it is.
 
         Raises:
             GatewayError: there is no room for the stream, or for an answer.
@@ -320,7 +325,7 @@ class GrpcChannels:
             one_by_one = way.relay is not None  # or it would hold several long answers
             call = method(sent) if singly is None else Singly(method, sent, singly, one_by_one=one_by_one)
             way.call = call
-            on_call(call)
+            on_call(way.stop)
             while True:
                 if share is None:
                     way.reading = asyncio.ensure_future(call.read())
@@ -344,7 +349,7 @@ class GrpcChannels:
             raise
         finally:
             if left:
-                task = asyncio.ensure_future(self._read_to_its_end(way, attempt))
+                task = asyncio.ensure_future(self._read_to_its_end(way, attempt, heeds=heeds()))
                 self._left.add(task)
                 task.add_done_callback(self._left.discard)
                 on_left(task)
@@ -352,16 +357,10 @@ class GrpcChannels:
                 attempt.end(server, Verdict.NOTHING)
                 self._close(way.end())
 
-    async def _read_to_its_end(self, way: Way, attempt: Attempt) -> int | None:
-        """Take the answers that nobody waits for any more: Triton 24.10 may die of a stream that is cancelled while a
-        decoupled model answers it. Gives their bytes; None where it did not come to its end in time."""
+    async def _read_to_its_end(self, way: Way, attempt: Attempt, *, heeds: bool) -> int | None:
+        """See `Way.read_to_its_end`."""
         try:
-            async with asyncio.timeout(self._balancer.timeout_s):
-                return await way.read_to_its_end()
-        except TimeoutError:
-            return None
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError):
-            return way.thrown
+            return await way.read_to_its_end(self._balancer.timeout_s if heeds else self._left_timeout_s, heeds=heeds)
         finally:
             attempt.end(Verdict.NOTHING, Verdict.NOTHING)
             await way.end()
@@ -372,16 +371,18 @@ def _connecting(seconds: float) -> list[tuple[str, int]]:
     return [("grpc.min_reconnect_backoff_ms", int(1000 * seconds))] if seconds < math.inf else []
 
 
-def channels_to(balancer: Balancer, addresses: Sequence[str], memory: Memory, long_work: LongWork) -> GrpcChannels:
+def channels_to(
+    balancer: Balancer, addresses: Sequence[str], memory: Memory, long_work: LongWork, left_timeout_s: float
+) -> GrpcChannels:
     """To a gateway's Tritons, for messages as long as its memory has room for.
 
     Args:
-        balancer, addresses, long_work: as of `GrpcChannels`.
+        balancer, addresses, long_work, left_timeout_s: as of `GrpcChannels`.
         memory: of the gateway.
     """
     longest = min(memory.most_of_one // 2, LONGEST)  # there are two of each: gRPC makes its own, to send it
     options = (*OPTIONS, ("grpc.max_receive_message_length", longest))
-    return GrpcChannels(balancer, addresses, options, Relays(most_relays(), longest), long_work)
+    return GrpcChannels(balancer, addresses, options, Relays(most_relays(), longest), long_work, left_timeout_s)
 
 
 async def _to_their_end(requests: AsyncIterator[Parcel]) -> AsyncGenerator[Parcel]:

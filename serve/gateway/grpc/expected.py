@@ -10,11 +10,12 @@ answers are read as they come does not count while Triton has none for it.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from serve.gateway.errors import ClientGoneError
+from serve.gateway.errors import ClientGoneError, OverloadedError
 from serve.gateway.oip.remembered import Remembered
 
 __all__ = ["HELD_BYTES", "Expected", "Expecting"]
@@ -24,6 +25,7 @@ FADES = 8
 REMEMBERED = 4096  # callers and models
 HELD_BYTES = 1024  # that Triton holds for an answer beside its own
 IDLE_S = 0.05  # that Triton takes for the next answer, all others being read: it holds none
+RETRY_AFTER_S = 5.0
 STOPPED_S = 1.0  # that an answer waits for its reader, who then has stopped
 
 
@@ -57,6 +59,7 @@ class Expected:
         self._idle: Counter[tuple[str, str]] = Counter()  # of them, those of which Triton holds nothing now
         self._stopped: Counter[str] = Counter()  # of them, by caller, those whose reader has
         self._waiting: dict[str, deque[asyncio.Event]] = {}
+        self.left: Counter[str] = Counter()  # streams that go on without their client, by caller
 
     async def enter(self, caller: str, model: str, *, ahead: bool = False) -> Callable[[], None]:
         """Wait, in order, until one more message may go to a model; gives what ends it, to be called once.
@@ -175,21 +178,23 @@ class Expecting:
         self._reads = self._goes_on = _nothing
         self._ahead = self._ended = False
 
-    async def enter(self, model: str, *, ahead: bool = False) -> None:
+    async def enter(self, model: str, *, ahead: bool = False, patience_s: float = math.inf) -> None:
         """Wait until a message may go to its model; "" for one whose answers are short.
 
         Args:
             ahead: as for `Expected.enter`.
+            patience_s: how long it may wait where the caller has left streams, which may go on for long.
 
         Raises:
             ClientGoneError: the stream is over.
+            OverloadedError: it has waited for what was left.
         """
         leave = _nothing
         self._ahead = self._ahead or ahead
         if model:
             self._waiting = asyncio.ensure_future(self._expected.enter(self._caller, model, ahead=ahead))
             try:
-                leave = await self._waiting
+                leave = await self._patiently(self._waiting, model, patience_s)
             except asyncio.CancelledError:
                 if not self._ended:
                     raise
@@ -197,6 +202,26 @@ class Expecting:
             leave()
             raise ClientGoneError
         self._asked.append((model, leave))
+
+    async def _patiently(
+        self, waiting: asyncio.Future[Callable[[], None]], model: str, patience_s: float
+    ) -> Callable[[], None]:
+        seconds = None if patience_s == math.inf else patience_s
+        while not waiting.done():
+            try:
+                await asyncio.wait((waiting,), timeout=seconds)
+            except asyncio.CancelledError:
+                waiting.cancel()
+                raise
+            if not waiting.done() and self._expected.left[self._caller]:
+                waiting.cancel()
+                raise OverloadedError(
+                    f"a message to the model {model!r} waits for others of its key",
+                    why="their clients have left, and a model is still at work on them",
+                    mend="read streams to their end, or wait as long as Retry-After says",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+        return await waiting
 
     def came(self, size: int, *, last: bool, model: str = "") -> None:
         """An answer has come, of so many bytes; whether it is its message's last, and the model that it names."""
@@ -259,9 +284,13 @@ class Expecting:
         if after is None:
             self._leave()
         else:
+            self._expected.left[self._caller] += 1
             after.add_done_callback(self._left)
 
     def _left(self, after: asyncio.Future[int | None]) -> None:
+        self._expected.left[self._caller] -= 1
+        if not self._expected.left[self._caller]:
+            del self._expected.left[self._caller]
         thrown = None if after.cancelled() or after.exception() else after.result()
         for model in {each for each, _ in self._asked if each}:
             if thrown is None:

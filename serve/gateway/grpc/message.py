@@ -94,11 +94,16 @@ class Held:
         """Whether its client may begin a stream; raises TooManyLeftError."""
         self._clients.check_left(self._caller)
 
-    def left(self, ending: asyncio.Task[int | None]) -> None:
-        """Its client has left, and it is over once this task is."""
+    def left(self, ending: asyncio.Task[int | None], sent_s: float) -> None:
+        """Its client has left, and it is over once this task is; its messages are sent by then, or after so long."""
+        sent = asyncio.get_running_loop().call_later(sent_s, self._sent)
+        ending.add_done_callback(lambda _: sent.cancel())
         self._clients.left(self._caller, 1)
         ending.add_done_callback(lambda _: self._clients.left(self._caller, -1))
         ending.add_done_callback(self.hold())
+
+    def _sent(self) -> None:
+        self.share.resize(min(self.share.size, CONNECTION_BYTES))
 
     def _release(self, _: object) -> None:
         self._holders -= 1
@@ -288,6 +293,10 @@ class Incoming:
     async def streams_shortly(self, request: Any) -> bool:
         """The same of a message of a stream, which goes where Triton chooses by itself."""
         return await self._contracts.answers_shortly(asked_of(request))
+
+    async def heeds_cancellation(self, request: Any) -> bool:
+        """Whether the model of a stream's message says that it ends soon once this is cancelled."""
+        return await self._contracts.heeds_cancellation(asked_of(request))
 
     async def batches_sequences(self, request: Any) -> bool:
         """Whether messages of a sequence may wait there for another's end: to name one does not make it so."""

@@ -48,7 +48,9 @@ class OverHttp:
         contracts: Contracts,
         beside: Streams | None,
     ) -> None:
-        self._calls = channels_to(balancer, settings.grpc_upstream, gate.memory, gate.long_work)
+        self._calls = channels_to(
+            balancer, settings.grpc_upstream, gate.memory, gate.long_work, settings.left_timeout_s
+        )
         clients = _Clients(settings.max_clients, max(1, settings.max_clients // 4))
         incoming = Incoming(settings, gate, releases, contracts, clients)
         self._streams = Streams(settings, gate, self._calls, incoming, beside)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from serve.gateway.access.identity import Identity
+from serve.gateway.access.left_streams import Trial
 from serve.gateway.access.seated import SLOT_S
 from serve.gateway.access.slots import Turn
-from serve.gateway.errors import ClientGoneError
+from serve.gateway.errors import ClientGoneError, GatewayError
 from serve.gateway.grpc.places import Place, Places
 from serve.gateway.release.beside import Besides
 
@@ -30,6 +32,9 @@ class _Message:
     tells: bool  # whether its time tells how busy the model is
     timer: asyncio.TimerHandle | None
     beside: Besides | None
+    trial: Trial | None = None
+    trying: asyncio.TimerHandle | None = None
+    begun: bool = False  # whether an answer has come
 
 
 class Placed:
@@ -38,9 +43,11 @@ class Placed:
     Args:
         places: of all streams.
         caller: whose stream it is.
+        end: ends the stream, with why.
     """
 
-    def __init__(self, places: Places, caller: str) -> None:
+    def __init__(self, places: Places, caller: str, end: Callable[[GatewayError], None] = lambda _: None) -> None:
+        self._end = end
         self._places = places
         self._caller = caller
         self._messages: deque[_Message] = deque()
@@ -80,9 +87,17 @@ class Placed:
         """
         if decoupled is not None:
             self._places.knows(model, decoupled=decoupled)
-        place = None if self._ended else self._places.at_once(self._caller, identity, model, turn)
-        if place is None:
-            place = await self._wait(identity, model, turn)
+        trial = None
+        if decoupled and not any(each.model == model for each in self._messages):  # else they tell by themselves
+            trial = await self._places.beside_left(model)
+        try:
+            place = None if self._ended else self._places.at_once(self._caller, identity, model, turn)
+            if place is None:
+                place = await self._wait(identity, model, turn)
+        except BaseException:
+            if trial is not None:
+                trial.over(in_vain=False)
+            raise
         tells = not of_sequence and all(each.model == model for each in self._messages)
         timer = None
         if of_sequence:
@@ -94,7 +109,14 @@ class Placed:
         self._decoupled = self._decoupled or bool(decoupled)
         if beside is not None:
             beside.enter(identity.id)
-        self._messages.append(_Message(model, size, place, time.monotonic(), self._taking_s, tells, timer, beside))
+        message = _Message(model, size, place, time.monotonic(), self._taking_s, tells, timer, beside, trial)
+        if trial is not None and trial.patience_s is not None:
+            message.trying = asyncio.get_running_loop().call_later(trial.patience_s, self._tried, model)
+        self._messages.append(message)
+
+    def _tried(self, model: str) -> None:
+        """The model has not answered, and what was left with it is why."""
+        self._end(self._places.late(model))
 
     async def _wait(self, identity: Identity, model: str, turn: Turn | None) -> Place:
         if self._ended:
@@ -124,6 +146,8 @@ class Placed:
         if not self._decoupled:
             self._decoupled = True
             self._places.knows(model, decoupled=True)
+        if (found := self._of(model)) is not None and not found.begun:
+            self._first_came(found)
 
     def answered(self, model: str, *, good: bool) -> None:
         """The last answer of a message has come.
@@ -132,10 +156,10 @@ class Placed:
             model: that it names; "" where it names none.
             good: whether it is none of an error.
         """
-        found = next((each for each in self._messages if each.model == model), None)
-        found = found or (self._messages[0] if self._messages else None)  # those that name none come in order
-        if found is None:
+        if (found := self._of(model)) is None:
             return
+        if good and self._decoupled and not found.begun:
+            self._first_came(found)
         self._messages.remove(found)
         seconds = time.monotonic() - found.sent
         tells = good and found.tells and not self._decoupled and self._taking_s - found.taking_s <= SLOW_PART * seconds
@@ -144,20 +168,54 @@ class Placed:
             self._places.knows(found.model, decoupled=False)
 
     def end(self, after: asyncio.Future[int | None] | None) -> None:
-        """The stream is over, and Triton is done with it: now, or after this."""
+        """The stream is over, and Triton is done with it: now, or after this.
+
+        Args:
+            after: gives None where Triton was not done in time.
+        """
         self._ended = True
         if self._waiting is not None:
             self._waiting.cancel()
         if after is None:
-            self._leave_all()
-        else:
-            after.add_done_callback(self._leave_all)
+            while self._messages:
+                self._leave(self._messages.popleft(), None)
+            return
+        over = []
+        for message in self._messages:
+            self._over_trying(message, in_vain=True)
+            over.append(self._places.left(message.model))
 
-    def _leave_all(self, _: object = None) -> None:
-        while self._messages:
-            self._leave(self._messages.popleft(), None)
+        def ended(after: asyncio.Future[int | None]) -> None:
+            stuck = not after.cancelled() and after.exception() is None and after.result() is None
+            while self._messages:
+                self._leave(self._messages.popleft(), None)
+            for each in over:
+                each(stuck)
+
+        after.add_done_callback(ended)
+
+    def _of(self, model: str) -> _Message | None:
+        """The oldest message to this model; to any, where none is: those that name none come in order."""
+        found = next((each for each in self._messages if each.model == model), None)
+        return found or (self._messages[0] if self._messages else None)
+
+    def _first_came(self, message: _Message) -> None:
+        """Its first answer has come."""
+        message.begun = True
+        self._places.answered_first(message.model, time.monotonic() - message.sent)
+        if message.trial is not None:
+            message.trial.answered()
+        self._over_trying(message, in_vain=False)
+
+    def _over_trying(self, message: _Message, *, in_vain: bool) -> None:
+        if message.trying is not None:
+            message.trying.cancel()
+        if message.trial is not None:
+            message.trial.over(in_vain=in_vain)
+            message.trial = None
 
     def _leave(self, message: _Message, seconds: float | None) -> None:
+        self._over_trying(message, in_vain=False)
         if message.timer is not None:
             message.timer.cancel()
         message.place.leave(seconds, message.size)

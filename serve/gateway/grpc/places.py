@@ -19,7 +19,9 @@ from collections.abc import Callable
 from serve.gateway.access.admission import Admission
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
+from serve.gateway.access.left_streams import Trial
 from serve.gateway.access.slots import MOST_WAITING, Turn
+from serve.gateway.errors import OverloadedError
 
 __all__ = ["Place", "Places"]
 
@@ -87,6 +89,26 @@ class Places:
         self.gate.known(model)
         if decoupled:
             self.gate.places(model).opens()
+
+    async def beside_left(self, model: str) -> Trial | None:
+        """Let a message to a decoupled model go on beside what was left with it; see `LeftStreams.enter`."""
+        places = self.gate.places(model)
+        return await self.gate.left_streams.enter(places, min(places.wait_s, self.patience_s))
+
+    def left(self, model: str) -> Callable[[bool], None]:
+        """A message's client has left, and the model goes on with it; gives what is to be told once it does not, and
+        whether that is not known."""
+        places, left = self.gate.places(model), self.gate.left_streams
+        since = left.begin(places)
+        return lambda stuck: left.end(places, since, stuck=stuck)
+
+    def answered_first(self, model: str, seconds: float) -> None:
+        """The first answer to a message took so long."""
+        self.gate.left_streams.answered_first(self.gate.places(model), seconds)
+
+    def late(self, model: str) -> OverloadedError:
+        """What refuses a message to which there is no answer beside what was left."""
+        return self.gate.left_streams.late(self.gate.places(model))
 
     def at_once(self, caller: str, identity: Identity, model: str, turn: Turn | None) -> Place | None:
         """A place that is free; arguments as of `enter`."""

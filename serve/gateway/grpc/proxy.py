@@ -76,7 +76,9 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self._settings = settings
         self._gate = gate
         self._telemetry = telemetry
-        self._calls = channels_to(balancer, settings.grpc_upstream, gate.memory, gate.long_work)
+        self._calls = channels_to(
+            balancer, settings.grpc_upstream, gate.memory, gate.long_work, settings.left_timeout_s
+        )
         # Of all that there may be, so much that what is left serves the others.
         of_address = max(1, int(most_connections * settings.max_address_share))
         self._brought = Brought(settings.max_body_bytes)

@@ -80,7 +80,14 @@ class Streams:
         failed: list[GatewayError] = []
         coming = Share(self._gate.memory, share.key)
         expected = Expecting(self._expected, share.key)
-        placed = Placed(self._places, share.key)
+        ending: list[Callable[[], object]] = []
+
+        def end(why: GatewayError) -> None:
+            failed.append(why)
+            for stop in ending:
+                stop()
+
+        placed = Placed(self._places, share.key, end)
         unanswered = Unanswered(share, min(self._settings.max_body_bytes, self._gate.memory.bound // 8))
 
         turns: deque[Turn | None] = deque()  # of the messages that are not answered, in the order of their answers
@@ -89,15 +96,16 @@ class Streams:
         kind: object = None
         relayed: bool | None = None  # by the first message's model
         read = room_for_one = False
+        heeds = True
         leaving: asyncio.Task[int | None] | None = None
 
         def left(ending: asyncio.Task[int | None]) -> None:
             nonlocal leaving
             leaving = ending
-            holding.left(ending)
+            holding.left(ending, self._settings.timeout_s)
 
         async def checked() -> AsyncIterator[Parcel]:
-            nonlocal scope, kind, read, relayed, room_for_one
+            nonlocal scope, kind, read, relayed, room_for_one, heeds
             while True:
                 await unanswered.room()
                 body = await work.steps(share.key, context.read())
@@ -133,7 +141,9 @@ class Streams:
                     # A message of a sequence may wait for another's end, which must not wait behind it.
                     waits = sequence is not None and await self._incoming.batches_sequences(request)
                     ahead = kind is not False and not waits
-                    await expected.enter("" if shortly else request.model_name, ahead=ahead)
+                    heeds = heeds and await self._incoming.heeds_cancellation(request)
+                    patience_s = self._settings.timeout_s
+                    await expected.enter("" if shortly else request.model_name, ahead=ahead, patience_s=patience_s)
                     unanswered.of(sequence)
                     turn = None
                     if sequence is not None:
@@ -160,13 +170,6 @@ class Streams:
 
         messages = checked()
         flights = StreamFlight(self._gate.incidents.suspects)
-        ending: list[Callable[[], object]] = []
-
-        def end(why: GatewayError) -> None:
-            failed.append(why)
-            for stop in ending:
-                stop()
-
         try:
             with keys.held(key, end, placed.check):
                 opening = self._incoming.kept(asyncio.ensure_future(anext(messages, None)))
@@ -185,8 +188,8 @@ class Streams:
 
                 if first is not None:
                     answers = self._calls.stream(
-                        *scope, whole(), lambda call: ending.append(call.cancel), left, flights,
-                        coming if relayed else None, singly=None if kind is True else lambda: scope[1],
+                        *scope, whole(), ending.append, left, flights, coming if relayed else None,
+                        singly=None if kind is True else lambda: scope[1], heeds=lambda: heeds,
                     )  # fmt: skip
                     async with aclosing(answers):
                         async for came in answers:

@@ -11,6 +11,8 @@ from serve.gateway.grpc.relay import Relay
 
 __all__ = ["Way"]
 
+HEARD_S = 2.0  # in which a model that heeds a cancellation has ended
+
 
 class Way:
     """One of them.
@@ -27,33 +29,59 @@ class Way:
         self.relay: Relay | None = None
         self.channel: Any = None
         self._thrown = 0
+        self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def stop(self) -> None:
+        """Nobody is to wait for answers any more. Triton does not hear of it: it may go on for long after that."""
+        if not self._stopped.done():
+            self._stopped.set_result(None)
 
     async def answer(self) -> None:
-        """Wait for what reads; raises MemoryFullError."""
-        if self.relay is None:
-            await asyncio.wait((self.reading,))
-            return
-        await asyncio.wait((self.reading, self.relay.full), return_when=asyncio.FIRST_COMPLETED)
+        """Wait for what reads.
+
+        Raises:
+            MemoryFullError: there is no room for it.
+            asyncio.CancelledError: it was stopped.
+        """
+        full = [self.relay.full] if self.relay is not None else []
+        await asyncio.wait((self.reading, self._stopped, *full), return_when=asyncio.FIRST_COMPLETED)
+        if self._stopped.done():
+            raise asyncio.CancelledError
         if not self.reading.done():
-            self.relay.full.result()
+            full[0].result()
 
     def taken(self, size: int) -> None:
         """An answer is no longer held."""
         if self.relay is not None:
             self.relay.taken(size)
 
-    async def read_to_its_end(self) -> int:
-        """Nothing of it is held where answers may be long; gives the bytes that came."""
-        if self.relay is not None:
-            self.relay.discard()
-        while (answer := await self.reading) is not grpc.aio.EOF:
-            self._thrown += len(answer)
-            self.reading = asyncio.ensure_future(self.call.read())
-        return self.thrown
+    async def read_to_its_end(self, patience_s: float, *, heeds: bool) -> int | None:
+        """Take the answers that nobody waits for, until Triton says that there are no more.
 
-    @property
-    def thrown(self) -> int:
-        """Bytes of answers that nobody waited for."""
+        Nothing of them is held where they may be long. A stream that is cancelled ends at once here, and says no more
+        of what Triton still does; while a decoupled model answers it, this may end Triton 24.10.
+
+        Args:
+            patience_s: how long that may take; then the stream is cancelled.
+            heeds: whether the model ends soon then.
+
+        Returns:
+            The bytes that came; None where it has not come to its end, for all that is known.
+        """
+        try:
+            async with asyncio.timeout(patience_s):
+                if self.relay is not None:
+                    self.relay.discard()
+                while (answer := await self.reading) is not grpc.aio.EOF:
+                    self._thrown += len(answer)
+                    self.reading = asyncio.ensure_future(self.call.read())
+        except TimeoutError:
+            if not heeds:
+                return None
+            self.call.cancel()
+            await asyncio.sleep(HEARD_S)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+            pass
         return self._thrown + (0 if self.relay is None else self.relay.thrown)
 
     async def end(self) -> None:

@@ -52,10 +52,11 @@ class Observed:
         key: the name of the client's key; "" while none was found.
         received, sent: bytes of the bodies.
         started: when it came, on the monotonic clock.
+        tokens: that its texts came to.
         trace: None unless it is sampled.
     """
 
-    __slots__ = ("client", "key", "model", "received", "route", "sent", "started", "trace")
+    __slots__ = ("client", "key", "model", "received", "route", "sent", "started", "tokens", "trace")
 
     def __init__(self, route: str, model: str | None, client: str, trace: Trace | None) -> None:
         self.route = route
@@ -63,7 +64,7 @@ class Observed:
         self.client = client
         self.trace = trace
         self.key = ""
-        self.received = self.sent = 0
+        self.received = self.sent = self.tokens = 0
         self.started = time.monotonic()
 
 
@@ -103,6 +104,8 @@ class Telemetry:
         self.in_flight = 0
         self.requests: Count[tuple[str, str, int]] = Count()
         self.by_key: Count[tuple[str, int]] = Count()
+        self.tokens: Count[str] = Count()
+        self.tokens_by_key: Count[str] = Count()
         self.durations: dict[str, _Durations] = {}
         self.catalogued: Callable[[str], bool] = lambda _: False
         self._models: set[str] = set()
@@ -122,6 +125,9 @@ class Telemetry:
         self.requests[label, route, code] += 1
         if key:
             self.by_key[key, code] += 1
+        if request.tokens:
+            self.tokens[label] += request.tokens
+            self.tokens_by_key[key] += request.tokens
         if route in INFERENCE_ROUTES:
             durations = self.durations.get(label)
             if durations is None:
@@ -190,6 +196,14 @@ class _Requests(Collector):
         for (key, code), count in list(telemetry.by_key.items()):
             by_key.add_metric([key, str(code)], count)
         yield by_key
+        tokens = CounterMetricFamily("gateway_model_tokens", "Tokens of texts that the model read.", labels=["model"])
+        for model, count in list(telemetry.tokens.items()):
+            tokens.add_metric([model], count)
+        yield tokens
+        of_key = CounterMetricFamily("gateway_key_tokens", "Tokens of texts by key.", labels=["key"])
+        for key, count in list(telemetry.tokens_by_key.items()):
+            of_key.add_metric([key], count)
+        yield of_key
         histogram = HistogramMetricFamily(
             "gateway_request_duration_seconds",
             "From the request's head to the last byte of its answer, inference only.",
@@ -233,6 +247,7 @@ class TelemetryMiddleware:
             observed.route = getattr(scope.get("route"), "path", "other")
             state = scope.get("state", {})
             observed.model = scope.get("path_params", {}).get("model") or state.get("model")  # or in its body
+            observed.tokens = state.get("tokens", 0)
             identity = state.get("identity")
             observed.key = identity.name if identity is not None else ""
             self.telemetry.observe(observed, code)

@@ -113,6 +113,12 @@ class Contracts:
             return (await self._source.metadata(target.model, target.version)).decoupled
         return None
 
+    async def heeds_cancellation(self, target: Target) -> bool:
+        """Whether a model says that it ends soon once a request is cancelled; False where nobody tells."""
+        with contextlib.suppress(GatewayError):
+            return (await self._source.metadata(target.model, target.version)).heeds_cancellation
+        return False
+
     async def answers_shortly(self, target: Target) -> bool:
         """Whether a model's answers are short, whatever is asked; False where nobody tells, or is asked."""
         if self._bare is not None:

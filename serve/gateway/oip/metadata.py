@@ -56,6 +56,7 @@ class ModelMetadata:
         decoupled: whether it gives any number of answers to a request; None where nothing is known.
         task: what `serve pack` says that it does; "" where nobody says.
         dimensions: lengths that its embeddings may be cut to, ascending.
+        heeds_cancellation: whether it says that it ends soon once a request is cancelled, as packed hooks do.
         instances: of it, that work at the same time; 0 for those of others that it asks, or where nothing is known.
         batcher: of its sequences; None where it has none, or nothing is known.
     """
@@ -77,6 +78,7 @@ class ModelMetadata:
     task: str = ""
     instances: int = 0
     dimensions: tuple[int, ...] = ()
+    heeds_cancellation: bool = False
 
     @property
     def answer_bytes(self) -> float:
@@ -118,16 +120,18 @@ class ModelMetadata:
             network, task = (parameters.get(name, {}).get("string_value", "") for name in ("network", "task"))
             cut = parameters.get("dimensions", {}).get("string_value", "")
             sizes = tuple(sorted({int(size) for size in cut.split(",") if size.strip().isdecimal()}))
+            said = parameters.get("heeds_cancellation", {}).get("string_value", "").strip().lower() == "true"
             shares = "ensemble_scheduling" in known or bool(network)
             versions = tuple(data.get("versions", ()))
             most = int(known.get("max_batch_size", 0))
             texts = config is not None and _ids(known) <= {TEXT}
             steps = tuple(map(_step, known.get("ensemble_scheduling", {}).get("step", ())))
             decoupled = bool(known.get("model_transaction_policy", {}).get("decoupled")) if config is not None else None
+            heeds = said or (bool(decoupled) and "stages" in parameters)  # packed hooks that yield
             chosen = max((each for each in versions if each.isdigit()), key=int, default="")  # by Triton
             return cls(
                 data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
-                decoupled, _batcher(known, data["name"], chosen), network, task, _instances(known), sizes,
+                decoupled, _batcher(known, data["name"], chosen), network, task, _instances(known), sizes, heeds,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err

@@ -381,3 +381,24 @@ def test_any_json_is_read_or_refused(data: st.DataObject) -> None:
     assert 1 <= kept["shape"][0] <= 8
     size = kept.get("parameters", {}).get("binary_data_size")
     assert size == 16 * kept["shape"][0] or len(orjson.dumps(kept["data"]).split(b",")) == 4 * kept["shape"][0]
+
+
+@pytest.mark.parametrize(
+    ("decoupled", "parameters", "heeds"),
+    [
+        (True, {}, False),
+        (True, {"heeds_cancellation": "true"}, True),
+        (True, {"heeds_cancellation": "no"}, False),
+        (True, {"stages": "{}"}, True),
+        (False, {"stages": "{}"}, False),
+    ],
+    ids=["says nothing", "says so", "says no", "hooks that yield", "hooks that answer once"],
+)
+def test_whether_a_model_ends_where_it_is_cancelled_is_told_by_its_configuration(
+    decoupled: bool, parameters: dict[str, str], heeds: bool
+) -> None:
+    config = orjson.loads(CONFIG) | {
+        "model_transaction_policy": {"decoupled": decoupled},
+        "parameters": {name: {"string_value": value} for name, value in parameters.items()},
+    }
+    assert ModelMetadata.parse(METADATA, orjson.dumps(config)).heeds_cancellation is heeds

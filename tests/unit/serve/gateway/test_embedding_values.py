@@ -87,7 +87,7 @@ def test_a_list_counts_for_what_it_makes_the_gateway_hold(most: int, texts: list
 
 def test_answers_stand_where_their_texts_did_and_tokens_are_added() -> None:
     answers = [answer([[1, 2], [3, 4]], [5, 6]), answer([[5, 6]], [7])]
-    told = orjson.loads(embeddings_of(answers, [(2, 0), (1,)], Asked("m", (), False, None), BY))
+    told = orjson.loads(embeddings_of(answers, [(2, 0), (1,)], Asked("m", (), False, None), BY)[0])
     assert [each["embedding"] for each in told["data"]] == [[3, 4], [5, 6], [1, 2]]
     assert [each["index"] for each in told["data"]] == [0, 1, 2]
     assert told["usage"] == {"prompt_tokens": 18, "total_tokens": 18}
@@ -98,7 +98,7 @@ def test_answers_stand_where_their_texts_did_and_tokens_are_added() -> None:
 )
 def test_an_embedding_that_is_cut_has_length_one_where_the_whole_has(row: list[float], cut: list[float]) -> None:
     by = replace(BY, width=3, shorter=(2,))
-    told = embeddings_of([answer([row], [1])], [(0,)], Asked("m", (), False, 2), by)
+    told, _ = embeddings_of([answer([row], [1])], [(0,)], Asked("m", (), False, 2), by)
     assert orjson.loads(told)["data"][0]["embedding"] == pytest.approx(cut)
 
 
@@ -107,7 +107,7 @@ def test_lengths_that_are_none_shorter_are_not_offered() -> None:
 
 
 def test_base64_is_of_single_precision_as_openais_is() -> None:
-    told = orjson.loads(embeddings_of([answer([[0.1, -2]])], [(0,)], Asked("m", (), True, None), BY))
+    told = orjson.loads(embeddings_of([answer([[0.1, -2]])], [(0,)], Asked("m", (), True, None), BY)[0])
     assert (
         np.frombuffer(base64.b64decode(told["data"][0]["embedding"]), "<f4").tolist()
         == np.array([0.1, -2], np.float32).tolist()

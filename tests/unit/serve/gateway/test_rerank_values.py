@@ -74,18 +74,18 @@ def test_documents_are_texts_or_objects_with_a_text() -> None:
 
 def test_the_best_come_first_equals_as_they_came_and_tokens_are_added() -> None:
     answers = [answer([3.0, -1.0]), answer([3.0])]
-    told = orjson.loads(ranking_of(answers, [(2, 0), (1,)], asked(3, whole=True), BY))
+    told = orjson.loads(ranking_of(answers, [(2, 0), (1,)], asked(3, whole=True), BY)[0])
     assert [each["index"] for each in told["results"]] == [1, 2, 0]
     assert [each["document"]["text"] for each in told["results"]] == ["document 1", "document 2", "document 0"]
     assert told["results"][0]["relevance_score"] == pytest.approx(1 / (1 + math.exp(-3)))
     assert told["usage"] == {"prompt_tokens": 12, "total_tokens": 12}
-    short = orjson.loads(ranking_of(answers, [(2, 0), (1,)], asked(3, top_n=1), BY))
+    short = orjson.loads(ranking_of(answers, [(2, 0), (1,)], asked(3, top_n=1), BY)[0])
     assert [each.keys() for each in short["results"]] == [{"index", "relevance_score"}]
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
 def test_scores_are_between_0_and_1_and_in_the_order_of_the_models_numbers(numbers: list[float]) -> None:
-    told = orjson.loads(ranking_of([answer(numbers)], [range(len(numbers))], asked(len(numbers)), BY))
+    told = orjson.loads(ranking_of([answer(numbers)], [range(len(numbers))], asked(len(numbers)), BY)[0])
     scores = [each["relevance_score"] for each in told["results"]]
     assert scores == sorted(scores, reverse=True)
     assert all(0 <= score <= 1 for score in scores)

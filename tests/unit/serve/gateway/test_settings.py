@@ -163,7 +163,7 @@ NUMBERS = (
     "max_body_bytes", "memory_bytes", "max_elements", "timeout_s", "head_timeout_s", "body_timeout_s",
     "write_timeout_s", "keep_alive_s", "max_clients", "max_connections", "max_in_flight", "latency_target_s",
     "max_wait_s", "max_waiting", "sequence_wait_s", "feedback_answers", "feedback_s", "health_interval_s", "drain_delay_s",
-    "drain_timeout_s",
+    "drain_timeout_s", "left_timeout_s",
 )  # fmt: skip
 CASES |= {name: ("7", [f"--{name.replace('_', '-')}", "9"], 7, 9) for name in NUMBERS}
 TOGETHER = {"tls_certificate": 'tls_key = "gateway.toml"', "tls_key": 'tls_certificate = "gateway.toml"'}

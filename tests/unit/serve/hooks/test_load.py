@@ -219,6 +219,51 @@ def test_a_postprocess_may_yield_its_answers(tmp_path: Path, annotation: str) ->
     assert hooks.hook("postprocess").sample(scores)["score"] == 2
 
 
+WRAPPED = """\
+import functools
+from collections.abc import Iterator
+
+
+def noted(hook):
+    @functools.wraps(hook)
+    def wrapper(*given, **named):
+        return GIVEN
+
+    return wrapper
+
+
+@noted
+@noted
+"""
+
+
+def wrapped(given: str) -> str:
+    text = HOOKS.replace("-> Answer:", "-> Iterator[Answer]:").replace("return Answer(", "yield Answer(")
+    return text.replace("def postprocess", WRAPPED.replace("GIVEN", given) + "def postprocess")
+
+
+def test_a_postprocess_that_yields_may_be_wrapped(tmp_path: Path) -> None:
+    hooks = load(tmp_path, wrapped("hook(*given, **named)"))
+    assert hooks.postprocess is not None
+    assert hooks.postprocess.streams
+    scores = {"logits": np.array([0, 2, 1], np.float32)}
+    assert [made["label"].tolist() for made in hooks.hook("postprocess").stream(scores)] == [[b"b"]]
+
+
+@pytest.mark.parametrize("given", ["list(hook(*given, **named))", "next(hook(*given, **named))"])
+def test_one_whose_wrapper_does_not_yield_is_told_so_when_it_is_called(tmp_path: Path, given: str) -> None:
+    hooks = load(tmp_path, wrapped(given).replace("@noted\n@noted\n", "@noted\n"))
+    with pytest.raises(TypeError, match="where what it wraps yields"):
+        next(hooks.hook("postprocess").stream({"logits": np.array([0, 2, 1], np.float32)}))
+
+
+@pytest.mark.parametrize("kind", ["async ", ""])
+def test_a_preprocess_that_yields_or_waits_is_refused_wrapped_too(tmp_path: Path, kind: str) -> None:
+    how = WRAPPED.replace("GIVEN", "hook(*given, **named)")
+    body = "return image" if kind else "yield image"
+    assert "not a plain function" in refusal(tmp_path, f"{how}{kind}def preprocess(image: bytes):\n  {body}\n").why
+
+
 @pytest.mark.parametrize("result", ["dict", "dict[str, float]"])
 def test_who_gives_a_dict_is_shown_the_class_to_write(tmp_path: Path, result: str) -> None:
     mend = refusal(tmp_path, f"def postprocess(logits) -> {result}: ...").mend
