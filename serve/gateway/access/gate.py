@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from compress.errors import ServerError
 from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.asides import Asides
+from serve.gateway.access.begins import Begins
 from serve.gateway.access.families import Families
 from serve.gateway.access.identity import Identity, KeyRing
 from serve.gateway.access.lists import Lists
@@ -59,6 +60,7 @@ class Gate:
         self.keys = KeyRing(settings.keys)
         self.asides = Asides(self.memory)
         self.waiting = Waiting()
+        self.begins = Begins()
         self.loop_time = LoopTime()
         self.long_work = LongWork()
         self.slots = Slots(settings.sequence_wait_s)
@@ -96,7 +98,7 @@ class Gate:
         if turn is None:
             return self.places(model)
         beside = self.waiting.of(model, who)
-        return beside if turn.waits else Seated(self.places(model), beside, turn)
+        return beside if turn.waits else Seated(self.places(model), beside, turn, self.begins)
 
     def check(self, model: str, identity: Identity, patience_s: float, models: Collection[str]) -> None:
         """Raises OverloadedError where a request that came now would wait too long; for those not yet read.

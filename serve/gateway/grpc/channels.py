@@ -280,6 +280,7 @@ class GrpcChannels:
         flights: StreamFlight | None = None,
         share: Share | None = None,
         singly: Callable[[], bytes | None] | None = None,
+        late: asyncio.Future[None] | None = None,
     ) -> AsyncGenerator[bytes]:
         """ModelStreamInfer of one server, to its end; it is one of the requests with that server while it lasts.
 
@@ -293,9 +294,10 @@ class GrpcChannels:
                 the end; None where answers are short.
             singly: says which sequence the message has that was yielded last, where each goes in a stream of its own;
                 None where they go in one.
+            late: done when no answer is waited for any longer, with the reason.
 
         Raises:
-            GatewayError: there is no room for the stream, or for an answer.
+            GatewayError: there is no room for the stream, or for an answer; what `late` says.
             grpc.aio.AioRpcError: as it came.
         """
         if self._balancer.deaths is None:
@@ -305,7 +307,7 @@ class GrpcChannels:
         if flights is not None:
             flights.take_to(attempt.node.name)
         server = Verdict.NOTHING
-        way = Way()
+        way = Way(late)
         left = False
         try:
             if share is None or self._relays is None:

@@ -289,10 +289,6 @@ class Incoming:
         """The same of a message of a stream, which goes where Triton chooses by itself."""
         return await self._contracts.answers_shortly(asked_of(request))
 
-    async def batches_sequences(self, request: Any) -> bool:
-        """Whether messages of a sequence may wait there for another's end: to name one does not make it so."""
-        return (await self._contracts.of(asked_of(request))).batcher is not None
-
     async def who(self, request: Any, sequence: Named) -> tuple[Target, Batcher | None]:
         """Who has a request's sequence, and the batcher there; see `Begun.who`."""
         return await self._releases.begun.who(self._contracts, asked_of(request), self._release(request), sequence)

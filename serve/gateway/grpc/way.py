@@ -15,13 +15,17 @@ __all__ = ["Way"]
 class Way:
     """One of them.
 
+    Args:
+        late: done once what it waits for is not waited for any longer, with the reason.
+
     Attributes:
         call: to Triton.
         reading: what reads an answer of it.
         relay, channel: where answers may be long, and the stream has a connection of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, late: asyncio.Future[None] | None = None) -> None:
+        self._late = late
         self.call: Any = None
         self.reading: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.relay: Relay | None = None
@@ -29,13 +33,14 @@ class Way:
         self._thrown = 0
 
     async def answer(self) -> None:
-        """Wait for what reads; raises MemoryFullError."""
-        if self.relay is None:
-            await asyncio.wait((self.reading,))
-            return
-        await asyncio.wait((self.reading, self.relay.full), return_when=asyncio.FIRST_COMPLETED)
+        """Wait for what reads; raises MemoryFullError, and as `late` does."""
+        full = None if self.relay is None else self.relay.full
+        ends = [each for each in (self._late, full) if each is not None]
+        await asyncio.wait((self.reading, *ends), return_when=asyncio.FIRST_COMPLETED)
         if not self.reading.done():
-            self.relay.full.result()
+            for each in ends:
+                if each.done():
+                    each.result()
 
     def taken(self, size: int) -> None:
         """An answer is no longer held."""
