@@ -153,8 +153,8 @@ def test_a_stream_s_sequence_that_gets_no_slot_is_told_so_as_soon_as_over_http(
             over.set()
         inputs = {"x": [1], "parameters": {ID: 2, "sequence_start": True}}
         with closing(http.client.HTTPConnection(addresses[0], timeout=TIMEOUT_S)) as connection:
-            path = "/v2/models/counts/generate_stream"
-            connection.request("POST", path, json.dumps(inputs), {"x-api-key": key["bob"]})
+            url = "/v2/models/counts/generate_stream"
+            connection.request("POST", url, json.dumps(inputs), {"x-api-key": key["bob"]})
             answer = connection.getresponse()
             assert (answer.status, answer.getheader("retry-after")) == (503, "2")
             assert b"could not begin" in answer.read()

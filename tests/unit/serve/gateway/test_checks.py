@@ -92,7 +92,7 @@ def test_elements_are_walked_in_pieces(fits: bool) -> None:
 def test_raw_texts_over_grpc_are_walked_in_pieces() -> None:
     contract = Contract.of(ModelMetadata("m", ("1",), (TensorMetadata("t", "BYTES", (-1,)),), (), batched=False))
     message = messages.ModelInferRequest(model_name="m", inputs=[{"name": "t", "datatype": "BYTES", "shape": [COUNT]}])
-    raws, rests = [memoryview(b"\0\0\0\0" * COUNT)], []
+    raws, rests = [memoryview(b"\0\0\0\0" * COUNT)], list[None]()
     check_message(message, contract, lambda: rests.append(None), shared_memory=False, raws=raws)
     assert len(rests) >= 3
     assert walked_bytes(message, message.ByteSize(), raws) >= 4 * COUNT
