@@ -168,3 +168,24 @@ def test_a_stream_s_sequence_that_gets_no_slot_is_told_so_as_soon_as_over_http(
         for sequence in (11, 12, 13, 14):
             WAYS["json"](addresses, key["bob"], "counts", 1, sequence_id=sequence, **END)
     assert triton.running
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_key_has_its_share_of_the_slots_at_each_gateway_and_leaves_the_others(
+    triton: TritonServer, keys: tuple[Path, dict[str, str]], way: str
+) -> None:
+    path, key = keys
+    ask = WAYS[way]
+    with served(triton, path, share=0.34) as one, served(triton, path, share=0.34) as two:
+        for gateway in (one, two):
+            assert ask(gateway, key["alice"], "counts", 1, sequence_id=1 + (gateway is two), **START).total == 1
+            refused = ask(gateway, key["alice"], "counts", 1, sequence_id=9, **START).refused
+            assert "one key has 1 of its 4 slots at most" in refused
+        began = time.monotonic()
+        for gateway in (one, two):
+            assert ask(gateway, key["bob"], "counts", 1, sequence_id=1 + (gateway is two), **START).total == 1
+        assert time.monotonic() - began < 4
+        for who in ("alice", "bob"):
+            for gateway in (one, two):
+                told = ask(gateway, key[who], "counts", 1, sequence_id=1 + (gateway is two), **END)
+                assert told.total == 2

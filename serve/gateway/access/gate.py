@@ -63,7 +63,7 @@ class Gate:
         self.begins = Begins()
         self.loop_time = LoopTime()
         self.long_work = LongWork()
-        self.slots = Slots(settings.sequence_wait_s)
+        self.slots = Slots(settings.sequence_wait_s, share=settings.max_sequence_share)
         self._settings = settings
         self._places: dict[str, Admission] = {}
         self._others: Admission | None = None

@@ -24,7 +24,16 @@ from typing import Protocol
 from serve.gateway.errors import GatewayError, OverloadedError, RateLimitedError
 from serve.rollout.plan import Target
 
-__all__ = ["MOST_WAITING", "Batcher", "HasItsShareError", "NoSlotError", "SequenceEndedError", "Slots", "Turn"]
+__all__ = [
+    "MOST_WAITING",
+    "Batcher",
+    "HasItsShareError",
+    "HasItsSlotsError",
+    "NoSlotError",
+    "SequenceEndedError",
+    "Slots",
+    "Turn",
+]
 
 LONGEST_S = 300.0  # that one sequence keeps the last slot from a key that has none
 MOST_WAITING = 32  # of a key: each has one of the places among the requests of the model
@@ -57,6 +66,17 @@ class HasItsShareError(RateLimitedError):
             why=f"another key has waited for the model's slots, and this key has its share of them ({share})",
             mend="end the sequences that are done (sequence_end), or wait as long as Retry-After says",
             retry_after_s=seconds,
+        )
+
+
+class HasItsSlotsError(RateLimitedError):
+    """A sequence of a key that has as many as one may have here."""
+
+    def __init__(self, most: int, slots: int) -> None:
+        super().__init__(
+            "the key has as many sequences of the model as it may",
+            why=f"one key has {most} of its {slots} slots at most (max_sequence_share)",
+            mend="end the sequences that are done (sequence_end), then begin others",
         )
 
 
@@ -338,11 +358,13 @@ class Slots:
     Args:
         wait_s: that a sequence waits before another key's is ended for it; 0 ends none, and lets each wait as it may.
         clock: in seconds.
+        share: of a batcher's slots, that one key may have.
     """
 
-    def __init__(self, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, wait_s: float, clock: Callable[[], float] = time.monotonic, share: float = 1.0) -> None:
         self.clock = clock
         self._wait_s = wait_s
+        self._share = share
         self._shared: dict[Target, _Shared] = {}
         self._end: End | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -368,7 +390,7 @@ class Slots:
         Raises:
             SequenceEndedError: its slot has gone to another key.
             HasItsShareError: it would take what was freed for another key.
-            RateLimitedError: the key has as many waiting as may be.
+            RateLimitedError: the key has as many as one may have, or has as many waiting as may be.
         """
         if batcher is None or self._end is None:
             return None
@@ -422,6 +444,9 @@ class Slots:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _check_waiting(self, shared: _Shared, who: str) -> None:
+        most = max(1, int(self._share * shared.batcher.slots))
+        if self._share < 1 and sum(each.who == who and not each.ending for each in shared.sequences.values()) >= most:
+            raise HasItsSlotsError(most, shared.batcher.slots)
         waiting = sum(each.waits and each.who == who for each in shared.sequences.values())
         most = min(2 * shared.batcher.slots, MOST_WAITING) if self._wait_s else MOST_WAITING
         if waiting >= most:
