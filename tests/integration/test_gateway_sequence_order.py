@@ -100,6 +100,28 @@ def test_an_end_waits_for_no_begin_where_none_are_ended_for_another(
     assert took < 4, f"{took:.1f} s"
 
 
+def test_an_end_finds_a_connection_beside_all_that_wait_for_it(
+    triton: TritonServer, keys: tuple[Path, dict[str, str]]
+) -> None:
+    """Of 32, a model has half: as many as two keys may have waiting."""
+    path, key = keys
+    with served(triton, path, wait_s=1000.0, connections=32) as addresses, ThreadPoolExecutor(24) as pool:
+        for sequence in range(1, 5):
+            assert WAYS["raw"](addresses, key["alice"], "counts", 1, sequence_id=sequence, **START).total == 1
+        waiting = [
+            pool.submit(pass_through, addresses, key[who], sequence, WAYS["raw"])
+            for who in ("bob", "carol", "dave") for sequence in range(8)
+        ]  # fmt: skip
+        time.sleep(1.0)
+        began = time.monotonic()
+        for sequence in range(1, 5):
+            assert WAYS["raw"](addresses, key["alice"], "counts", 1, sequence_id=sequence, **END).total == 2
+        took = time.monotonic() - began
+        for each in waiting:
+            each.result()
+    assert took < 4, f"{took:.1f} s"
+
+
 def test_an_end_waits_for_no_begin_of_its_key_whose_answer_may_be_long(
     tmp_path: Path, keys: tuple[Path, dict[str, str]]
 ) -> None:

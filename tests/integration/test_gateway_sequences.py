@@ -59,13 +59,14 @@ def served(
     state: Path | None = None,
     places: int = 128,
     share: float = 1.0,
+    connections: int = 768,
 ) -> Iterator[tuple[str, str]]:
     """host:port of a gateway over HTTP, and over gRPC."""
     port = free_port()
     settings = Settings(
         upstream=(f"http://{triton.http_address}",), grpc_upstream=(triton.grpc_address,), port=0, grpc_port=port,
         keys=keys, validate=validate, sequence_wait_s=wait_s, state=state or Path("no-rollouts.db"),
-        max_in_flight=places, max_sequence_share=share,
+        max_in_flight=places, max_sequence_share=share, max_connections=connections,
     )  # fmt: skip
     with gateway_thread(settings) as url:
         yield url.removeprefix("http://"), f"127.0.0.1:{port}"

@@ -30,6 +30,7 @@ __all__ = ["OTHERS", "Gate"]
 MAX_MODELS = 1000
 OTHERS = "(others)"
 LOOK_S = 0.5
+OF_CONNECTIONS = 4  # one in so many may be of requests whose sequences wait for slots of a model, which may have half
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Gate:
         self.residency = residency
         self.keys = KeyRing(settings.keys)
         self.asides = Asides(self.memory)
-        self.waiting = Waiting()
+        self.waiting = Waiting(settings.max_connections // OF_CONNECTIONS)
         self.begins = Begins()
         self.loop_time = LoopTime()
         self.long_work = LongWork()
