@@ -152,6 +152,11 @@ class Settings:
     """Seconds that a sequence waits for a slot of the model's sequence batcher before those of a key that holds more
     than its share are ended for it; 0 for never."""
 
+    max_sequence_share: float = 1.0
+    """Largest share of the slots of a model's sequence batcher that one key may have through this gateway, one slot at
+    least. Gateways in front of one Triton know nothing of each other's: with two of them, 0.33 leaves a third to
+    others."""
+
     coalesce_s: float = 0.0
     """Seconds that a binary request may wait for others of the same form, to go to Triton as one with them (0.001 is
     the shortest that the clock knows); 0 for never."""
@@ -213,6 +218,8 @@ class Settings:
                 raise _unusable(f"{name} is {getattr(self, name)}", f"give {name} a value of 0 or more")
         if not 0 < self.max_address_share <= 1:
             raise _unusable(f"max_address_share is {self.max_address_share}", "give a share above 0, and at most 1")
+        if not 0 < self.max_sequence_share <= 1:
+            raise _unusable(f"max_sequence_share is {self.max_sequence_share}", "give a share above 0, and at most 1")
         if not 0 <= self.trace_ratio <= 1:
             raise _unusable(f"trace_ratio is {self.trace_ratio}", "give a share, 0 to 1")
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):

@@ -52,6 +52,14 @@ class TritonPythonModel:
 """
 
 
+SEQUENCES = """\
+sequence_batching {
+  max_sequence_idle_microseconds: 600000000
+  control_input [ { name: "START" control [ { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } ] } ]
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What "slow" writes: "[" at a beginning, "]" at an end."""
@@ -63,13 +71,14 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory, log: Path) -> Iterator[TritonServer]:
     """The models "many" and "slow" give as many answers of 256 KiB as they are asked for; two of the latter at a time,
-    which take their time and write when they begin and end."""
+    which take their time and write when they begin and end. "turns" is as "many", and batches sequences, four at a time."""
     folder = tmp_path_factory.mktemp("decoupled")
-    for name in ("many", "slow"):
+    for name in ("many", "slow", "turns"):
         version = folder / "repository" / name / "1"
         version.mkdir(parents=True)
-        config = ECHO_CONFIG.replace("echo", name) + DECOUPLED
-        (version.parent / "config.pbtxt").write_text(config.replace("count: 1", f"count: {1 + (name == 'slow')}"))
+        config = ECHO_CONFIG.replace("echo", name) + DECOUPLED + (SEQUENCES if name == "turns" else "")
+        count = {"many": 1, "slow": 2, "turns": 4}[name]
+        (version.parent / "config.pbtxt").write_text(config.replace("count: 1", f"count: {count}"))
         named = f"SLOW, LOG = {name == 'slow'}, {str(log)!r}\n"
         (version / "model.py").write_text(named + MANY_MODEL)
     with served_models(folder) as server:
@@ -82,13 +91,13 @@ def pieces(count: int, model: str = "many", name: str = "") -> Any:
     return message
 
 
-def computed(triton: TritonServer) -> Callable[[], int]:
+def computed(triton: TritonServer, model: str = "many") -> Callable[[], int]:
     """Counts the messages that Triton has computed since, whether their answers are read or not."""
 
     def count() -> int:
         with grpc.insecure_channel(triton.grpc_address) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            asked = messages.ModelStatisticsRequest(name="many")
+            asked = messages.ModelStatisticsRequest(name=model)
             found: int = stub.ModelStatistics(asked).model_stats[0].execution_count
         return found
 
@@ -145,6 +154,54 @@ def test_messages_that_come_to_the_whole_room_are_computed_one_at_a_time(
         assert grown < 2 * found * 150 * PIECE
         assert count() == found, "what waited did not go once its client had left"
     assert triton.running
+
+
+def of_sequence(number: int, count: int, *, start: bool = False, end: bool = False) -> Any:
+    message = pieces(count, "turns")
+    message.parameters["sequence_id"].int64_param = number
+    message.parameters["sequence_start"].bool_param = start
+    message.parameters["sequence_end"].bool_param = end
+    return message
+
+
+def test_messages_to_a_model_that_batches_sequences_are_computed_one_at_a_time_too(
+    triton: TritonServer, keyed: tuple[Path, str, str]
+) -> None:
+    path, alice, bob = keyed
+    with gateway(triton, keys=path, memory_bytes=ROOM) as served:
+        count, before = computed(triton, "turns"), resident(triton)
+        asked = [of_sequence(number, 150, start=True, end=True) for number in range(1, 5)]
+        streams = [Unread(served, alice, 1, [each]) for each in asked]
+        found, grown = settled(count), resident(triton) - before
+        for each in streams:
+            each.leave()
+        until_free(served, bob)
+        assert found <= 1, f"{found} computed, {grown / MIB:.0f} MiB"
+    assert triton.running
+
+
+def test_what_waits_for_a_slot_counts_for_nothing_so_that_what_frees_it_can_go(
+    triton: TritonServer, keyed: tuple[Path, str, str]
+) -> None:
+    path, alice, bob = keyed
+    with (
+        gateway(triton, keys=path, memory_bytes=ROOM, sequence_wait_s=1000.0) as served,
+        grpc.insecure_channel(served.grpc_address, LONG) as channel,
+    ):
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+        def ask(key: str, asked: Any) -> Any:
+            return stub.ModelStreamInfer(iter([asked]), metadata=[("x-api-key", key)], timeout=TIMEOUT_S)
+
+        for number in range(1, 4):
+            assert len(list(ask(bob, of_sequence(number, 1, start=True)))) == 1
+        assert len(list(ask(alice, of_sequence(1, 1, start=True)))) == 1
+        waiting = [ask(alice, of_sequence(number, 1, start=True, end=True)) for number in (2, 3, 4)]
+        time.sleep(1)
+        assert len(list(ask(alice, of_sequence(1, 1, end=True)))) == 1
+        assert [len(list(each)) for each in waiting] == [1, 1, 1]
+        for number in range(1, 4):
+            assert len(list(ask(bob, of_sequence(number, 1, end=True)))) == 1
 
 
 def test_a_message_counts_until_triton_is_through_with_it_though_its_stream_was_left(

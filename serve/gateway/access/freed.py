@@ -1,4 +1,9 @@
-"""Memory that was freed goes back to the system: glibc keeps what lies between blocks in use, gigabytes of it."""
+"""Memory that was freed goes back to the system: glibc keeps what lies between blocks in use, gigabytes of it.
+
+But not each block at once: the next long message would fault all its pages in anew, which takes several times as long
+as its copy, in the event loop. glibc maps blocks of over 32 MiB one by one, and unmaps them as they are freed, unless
+it is told otherwise.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,7 @@ STATM = Path("/proc/self/statm")
 LOOK_S = 0.5
 QUIET_BYTES = 1024 * 1024  # that less came or went since the last look: no bodies come
 WORTH = 16  # a part of that, which is worth giving back what lies free
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 RARELY, LATEST_S = 20, 2.0  # times as long as giving back took, until it is done again; at most so long
 
 
@@ -46,6 +52,9 @@ class Freed:
             self._ask.restype = _Info
         if self._trim is not None:
             self._trim.argtypes = [ctypes.c_size_t]
+        if self._ask is not None and self._trim is not None:  # else nobody would give back what is kept so
+            library.mallopt(M_MMAP_MAX, 0)
+            library.mallopt(M_TRIM_THRESHOLD, kept)
         self._others = 0  # bytes of the process that are not of its allocator
         self._stayed = 0  # that did not go back the last time
         self._used = 0  # by the last look

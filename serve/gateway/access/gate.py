@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from compress.errors import ServerError
 from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.asides import Asides
+from serve.gateway.access.begins import Begins
 from serve.gateway.access.families import Families
 from serve.gateway.access.identity import Identity, KeyRing
 from serve.gateway.access.left_streams import LeftStreams
@@ -30,6 +31,7 @@ __all__ = ["OTHERS", "Gate"]
 MAX_MODELS = 1000
 OTHERS = "(others)"
 LOOK_S = 0.5
+OF_CONNECTIONS = 4  # one in so many may be of requests whose sequences wait for slots of a model, which may have half
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +62,11 @@ class Gate:
         self.keys = KeyRing(settings.keys)
         self.asides = Asides(self.memory)
         self.left_streams = LeftStreams(settings.timeout_s)
-        self.waiting = Waiting()
+        self.waiting = Waiting(settings.max_connections // OF_CONNECTIONS)
+        self.begins = Begins()
         self.loop_time = LoopTime()
         self.long_work = LongWork()
-        self.slots = Slots(settings.sequence_wait_s)
+        self.slots = Slots(settings.sequence_wait_s, share=settings.max_sequence_share)
         self._settings = settings
         self._places: dict[str, Admission] = {}
         self._others: Admission | None = None
@@ -98,7 +101,7 @@ class Gate:
         if turn is None:
             return self.places(model)
         beside = self.waiting.of(model, who)
-        return beside if turn.waits else Seated(self.places(model), beside, turn)
+        return beside if turn.waits else Seated(self.places(model), beside, turn, self.begins)
 
     def check(self, model: str, identity: Identity, patience_s: float, models: Collection[str]) -> None:
         """Raises OverloadedError where a request that came now would wait too long; for those not yet read.

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Generator
 from contextlib import asynccontextmanager, suppress
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, Generic, TypeVar
 
 __all__ = ["LONG_BYTES", "LongWork", "Steps"]
@@ -37,14 +37,14 @@ class LongWork:
 
     def knows(self, who: str) -> bool:
         """Whether a key (or address) has had a long message of late."""
-        return who in self._known and self._known[who] > asyncio.get_running_loop().time()
+        return who in self._known and self._known[who] > monotonic()
 
     def had(self, who: str, took: float = 0.0) -> None:
         """It has had one, which took so many seconds out of turn."""
         if took and not self._busy:
             self._busy = True
             self.over(took)
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         self._known.pop(who, None)
         self._known[who] = now + KNOWN_S
         while (oldest := next(iter(self._known))) != who and self._known[oldest] <= now:

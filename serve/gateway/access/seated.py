@@ -6,7 +6,7 @@ another gateway. Then it waits there for what others do, perhaps for the end of 
 it gives its place back, and says nothing of what its key's requests take, from when all slots are known to be
 others', or when it has waited longer than an answer would need.
 
-One whose sequence has a slot is waited for: it waits for a place as long as its client does.
+One whose sequence has a slot is waited for: it waits for a place as long as its client does, and not for what begins.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from functools import partial
 from typing import Any
 
 from serve.gateway.access.admission import Admission
+from serve.gateway.access.begins import SLOT_S, Begins
 from serve.gateway.access.left_behind import leave_once_through
 from serve.gateway.access.memory import Share
 from serve.gateway.access.slotless import Slotless
 from serve.gateway.access.slots import Turn
 
-__all__ = ["SLOT_S", "Seated"]
-
-SLOT_S = 5.0  # that a first request keeps its place: as long as one guards its model's time from heavy ones
+__all__ = ["Seated"]
 
 
 class Seated:
@@ -35,12 +34,14 @@ class Seated:
         places: of the model.
         beside: where the key's requests stand whose sequences wait for slots.
         turn: of the request.
+        begins: those of the gateway that have places.
     """
 
-    def __init__(self, places: Admission, beside: Slotless, turn: Turn) -> None:
+    def __init__(self, places: Admission, beside: Slotless, turn: Turn, begins: Begins) -> None:
         self._places = places
         self._beside = beside
         self._turn = turn
+        self._begins = begins
         self._begun = 0.0
         self._aside = self._over = False
         self._timer: asyncio.TimerHandle | None = None
@@ -54,19 +55,45 @@ class Seated:
 
     async def enter(self, priority: int, patience_s: float, who: str = "") -> None:
         """As of `Admission`; the request is patient where others may wait for it."""
-        await self._places.enter(priority, patience_s, who, patient=self._turn.patient)
+        if self._turn.begins:
+            await self._enter_or_stand(priority, patience_s, who)
+            return
+        with self._begins.held_up(self._places):
+            await self._places.enter(priority, patience_s, who, patient=self._turn.patient)
         self._enters(who)
+
+    async def _enter_or_stand(self, priority: int, patience_s: float, who: str) -> None:
+        """Wait for a place, or stand beside them as soon as it is known that it would wait there for its slot."""
+        entering = asyncio.ensure_future(self._places.enter(priority, patience_s, who))
+        self._turn.on_wait(entering.cancel)
+        try:
+            await asyncio.wait((entering,))
+        except asyncio.CancelledError:
+            if not entering.cancel() and not entering.cancelled() and entering.exception() is None:
+                self._places.take_back(who)
+            raise
+        if entering.cancelled():
+            self._aside = True
+            self._beside.stand()
+        else:
+            entering.result()
+            self._enters(who)
 
     def _enters(self, who: str) -> None:
         self._begun = self._places.now
         if self._turn.begins:
-            set_aside = partial(self._set_aside, who)
-            self._timer = asyncio.get_running_loop().call_later(SLOT_S, set_aside)
-            self._turn.on_wait(set_aside)
+            self._begins.enter(self._places, self._turn)
+            self._timer = asyncio.get_running_loop().call_later(SLOT_S, self._waited, who)
+            self._turn.on_wait(partial(self._set_aside, who))
+
+    def _waited(self, who: str) -> None:
+        self._turn.waited()
+        self._set_aside(who)
 
     def _set_aside(self, who: str) -> None:
         if not (self._aside or self._over):
             self._aside = True
+            self._begins.leave(self._places, self._turn)
             self._beside.stand()
             self._places.take_back(who, self._begun)
 
@@ -103,5 +130,6 @@ class Seated:
 
     def _ends(self) -> None:
         self._over = True
+        self._begins.leave(self._places, self._turn)
         if self._timer is not None:
             self._timer.cancel()

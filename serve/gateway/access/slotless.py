@@ -1,7 +1,8 @@
 """Requests whose sequence waits for a slot: they stand beside their model's places, a bounded number of each key.
 
 How long one waits for its slot tells how long others keep theirs, and not how busy the model is: in a place, it would
-keep from the model what runs, and teach the limit that answers are slow.
+keep from the model what runs, and teach the limit that answers are slow. Over HTTP each has a connection to Triton all
+the same, until Triton is through with it: all keys' together are bounded, so that what runs finds one.
 """
 
 from __future__ import annotations
@@ -20,21 +21,40 @@ __all__ = ["Slotless", "Waiting"]
 
 
 class Waiting:
-    """Those of one gateway, by model and key."""
+    """Those of one gateway, by model and key.
 
-    def __init__(self) -> None:
+    Args:
+        most: of one model.
+    """
+
+    def __init__(self, most: int = 192) -> None:
+        self._most = most
         self.counts: Counter[tuple[str, str]] = Counter()
+        self._by_model: Counter[str] = Counter()
 
     def of(self, model: str, who: str) -> Slotless:
         """Where those of a key with a model stand."""
-        return Slotless(self.counts, model, who)
+        return Slotless(self, model, who)
+
+    def most_of(self, model: str) -> int:
+        """How many one key may have now: as many as are left, so that something is left for who comes next."""
+        return max(1, min(MOST_WAITING, self._most - self._by_model[model]))
+
+    def count(self, whose: tuple[str, str], by: int) -> None:
+        """So many more of a key with a model; fewer where below 0."""
+        self.counts[whose] += by
+        if not self.counts[whose]:
+            del self.counts[whose]
+        self._by_model[whose[0]] += by
+        if not self._by_model[whose[0]]:
+            del self._by_model[whose[0]]
 
 
 class Slotless:
     """Used as the model's places are, by requests whose sequence waits for a slot."""
 
-    def __init__(self, counts: Counter[tuple[str, str]], model: str, who: str) -> None:
-        self._counts = counts
+    def __init__(self, waiting: Waiting, model: str, who: str) -> None:
+        self._waiting = waiting
         self._whose = model, who
 
     def try_enter(self, _who: str = "", _priority: int = 5) -> bool:
@@ -43,10 +63,11 @@ class Slotless:
         Raises:
             RateLimitedError: the key has as many here as may be.
         """
-        if self._counts[self._whose] >= MOST_WAITING:
+        waiting = self._waiting.counts[self._whose]
+        if waiting >= self._waiting.most_of(self._whose[0]):
             raise RateLimitedError(
                 "too many requests of this key wait for their sequences to begin",
-                why=f"{MOST_WAITING} of them wait for slots of {self._whose[0]!r}",
+                why=f"{waiting} of them wait for slots of {self._whose[0]!r}",
                 mend="end the sequences that are done (sequence_end), and wait for the first answer of one that begins",
             )
         self.stand()
@@ -54,7 +75,7 @@ class Slotless:
 
     def stand(self) -> None:
         """One is here that has been elsewhere, however many there are."""
-        self._counts[self._whose] += 1
+        self._waiting.count(self._whose, 1)
 
     async def enter(self, _priority: int, _patience_s: float, _who: str = "") -> None:
         """Nothing is waited for; see `try_enter`."""
@@ -62,9 +83,7 @@ class Slotless:
 
     def leave(self, _seconds: float | None, _size: int = 0, _who: str = "") -> None:
         """Its time says nothing of the model."""
-        self._counts[self._whose] -= 1
-        if not self._counts[self._whose]:
-            del self._counts[self._whose]
+        self._waiting.count(self._whose, -1)
 
     def leave_after(
         self,

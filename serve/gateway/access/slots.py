@@ -14,6 +14,7 @@ import asyncio
 import contextvars
 import itertools
 import logging
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Collection
@@ -23,7 +24,16 @@ from typing import Protocol
 from serve.gateway.errors import GatewayError, OverloadedError, RateLimitedError
 from serve.rollout.plan import Target
 
-__all__ = ["MOST_WAITING", "Batcher", "HasItsShareError", "NoSlotError", "SequenceEndedError", "Slots", "Turn"]
+__all__ = [
+    "MOST_WAITING",
+    "Batcher",
+    "HasItsShareError",
+    "HasItsSlotsError",
+    "NoSlotError",
+    "SequenceEndedError",
+    "Slots",
+    "Turn",
+]
 
 LONGEST_S = 300.0  # that one sequence keeps the last slot from a key that has none
 MOST_WAITING = 32  # of a key: each has one of the places among the requests of the model
@@ -56,6 +66,17 @@ class HasItsShareError(RateLimitedError):
             why=f"another key has waited for the model's slots, and this key has its share of them ({share})",
             mend="end the sequences that are done (sequence_end), or wait as long as Retry-After says",
             retry_after_s=seconds,
+        )
+
+
+class HasItsSlotsError(RateLimitedError):
+    """A sequence of a key that has as many as one may have here."""
+
+    def __init__(self, most: int, slots: int) -> None:
+        super().__init__(
+            "the key has as many sequences of the model as it may",
+            why=f"one key has {most} of its {slots} slots at most (max_sequence_share)",
+            mend="end the sequences that are done (sequence_end), then begin others",
         )
 
 
@@ -128,7 +149,7 @@ class _Sequence:
         ending: whether it is being ended.
         lacks: whether it was begun while all slots were taken, and its key had less than its share.
         has_slot: whether a slot was free as it was begun, which Triton gives it at once, as far as is known.
-        told: called once it is known that it has none, for each of its requests.
+        told: what to call once it is known that it has none, of each of its requests.
     """
 
     who: str
@@ -142,13 +163,18 @@ class _Sequence:
     ending: bool = False
     lacks: bool = False
     has_slot: bool = False
-    told: dict[Turn, Callable[[], None]] = field(default_factory=dict)
+    told: dict[Turn, list[Callable[[], object]]] = field(default_factory=dict)
+
+    @property
+    def queues(self) -> bool:
+        """Whether it is known to wait in Triton's queue, where others are served after it."""
+        return self.waits and self.begun and not self.has_slot
 
     def lose(self) -> None:
         """The slot that looked free for it is another's: it waits for the next."""
         self.has_slot = False
         told, self.told = self.told, {}
-        for each in told.values():
+        for each in itertools.chain.from_iterable(told.values()):
             each()
 
 
@@ -173,13 +199,16 @@ class _Shared:
                 del self.sequences[each.id]
 
     def begin(self, who: str, id_: int | str, target: Target, now: float, wait_s: float) -> _Sequence:
-        """One more of a key; raises HasItsShareError where others wait for what would be beyond its share."""
+        """One more of a key; raises HasItsShareError where others wait for what would be beyond its share.
+
+        Where one queues, no slot is free for it, whatever is known of the others: they may be another gateway's.
+        """
         self.kept = {each: kept for each, kept in self.kept.items() if kept[0] > now}
         held = Counter(each.who for each in self.sequences.values() if not each.ending)
         waiting = {each.who for each in self.sequences.values() if each.lacks and each.waits and not each.ending}
         others = (self.kept.keys() | waiting) - {who}
         share = max(1, self.batcher.slots // len(held.keys() | others | {who}))
-        if others and held[who] >= share:
+        if wait_s and others and held[who] >= share:
             raise HasItsShareError(
                 share, max(self.kept[each][0] - now if each in self.kept else wait_s for each in others)
             )
@@ -187,7 +216,8 @@ class _Shared:
             self.keep(who, now, self.kept[who][1])
         free = len(self.sequences) < self.batcher.slots
         lacks = not free and held[who] < share
-        found = self.sequences[id_] = _Sequence(who, id_, target, now, now, lacks=lacks, has_slot=free)
+        has_slot = free and not any(each.queues for each in self.sequences.values())
+        found = self.sequences[id_] = _Sequence(who, id_, target, now, now, lacks=lacks, has_slot=has_slot)
         return found
 
     def sends(self, sequence: _Sequence) -> None:
@@ -205,9 +235,13 @@ class _Shared:
             return
         self.prune(now)
         if sum(not each.waits for each in self.sequences.values()) >= self.batcher.slots:
-            for each in [*self.sequences.values()]:
-                if each.waits and each.has_slot:
-                    each.lose()
+            self.full()
+
+    def full(self) -> None:
+        """What is not answered has no slot, whatever looked free."""
+        for each in [*self.sequences.values()]:
+            if each.waits and each.has_slot:
+                each.lose()
 
     def keep(self, who: str, now: float, seconds: float) -> None:
         """Keep its share for a key: it is not shortened by that."""
@@ -262,12 +296,17 @@ class Turn:
         found = self._sequence
         return found is not None and not found.waits and (self._asked.end or found.flying == 1)
 
-    def on_wait(self, then: Callable[[], None]) -> None:
+    def on_wait(self, then: Callable[[], object]) -> None:
         """Call this once it is known that its sequence waits for its slot, though one looked free; not once it left."""
         if self.waits:
             then()
         elif self._sequence is not None and self._sequence.waits:
-            self._sequence.told[self] = then
+            self._sequence.told.setdefault(self, []).append(then)
+
+    def waited(self) -> None:
+        """It has waited for longer than an answer takes: no slot is free, nor for those behind it in the queue."""
+        if self._sequence is not None and self._sequence.waits:
+            self._shared.full()
 
     def sends(self) -> None:
         """From here on Triton may know of it."""
@@ -317,13 +356,15 @@ class Slots:
     """Whose sequences hold the slots of which model, as far as they pass here.
 
     Args:
-        wait_s: that a sequence waits before another key's is ended for it; 0 ends none.
+        wait_s: that a sequence waits before another key's is ended for it; 0 ends none, and lets each wait as it may.
         clock: in seconds.
+        share: of a batcher's slots, that one key may have.
     """
 
-    def __init__(self, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, wait_s: float, clock: Callable[[], float] = time.monotonic, share: float = 1.0) -> None:
         self.clock = clock
         self._wait_s = wait_s
+        self._share = share
         self._shared: dict[Target, _Shared] = {}
         self._end: End | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -331,7 +372,7 @@ class Slots:
     @property
     def longest_s(self) -> float:
         """Seconds that a sequence may wait for its first answer."""
-        return MOST_WAITS * self._wait_s
+        return MOST_WAITS * self._wait_s or math.inf
 
     def follow(self, end: End) -> None:
         """Ends a sequence in Triton."""
@@ -349,9 +390,9 @@ class Slots:
         Raises:
             SequenceEndedError: its slot has gone to another key.
             HasItsShareError: it would take what was freed for another key.
-            RateLimitedError: the key has as many waiting as may be.
+            RateLimitedError: the key has as many as one may have, or has as many waiting as may be.
         """
-        if batcher is None or not self._wait_s or self._end is None:
+        if batcher is None or self._end is None:
             return None
         now, id_, start = self.clock(), sequence.sent, sequence.start
         shared = self._shared.get(batcher.target)
@@ -403,8 +444,12 @@ class Slots:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _check_waiting(self, shared: _Shared, who: str) -> None:
+        most = max(1, int(self._share * shared.batcher.slots))
+        if self._share < 1 and sum(each.who == who and not each.ending for each in shared.sequences.values()) >= most:
+            raise HasItsSlotsError(most, shared.batcher.slots)
         waiting = sum(each.waits and each.who == who for each in shared.sequences.values())
-        if waiting >= (most := min(2 * shared.batcher.slots, MOST_WAITING)):
+        most = min(2 * shared.batcher.slots, MOST_WAITING) if self._wait_s else MOST_WAITING
+        if waiting >= most:
             raise RateLimitedError(
                 "too many sequences of this key wait for a slot",
                 why=f"{waiting} wait, and the model runs {shared.batcher.slots} at a time",
@@ -412,8 +457,9 @@ class Slots:
             )
 
     def _look_later(self, shared: _Shared, waiting: _Sequence) -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_later(self._wait_s, self._look, shared, waiting, context=contextvars.Context())
+        if self._wait_s:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._wait_s, self._look, shared, waiting, context=contextvars.Context())
 
     def _look(self, shared: _Shared, waiting: _Sequence) -> None:
         if not waiting.waits or waiting.ending or shared.sequences.get(waiting.id) is not waiting:

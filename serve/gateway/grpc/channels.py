@@ -284,6 +284,7 @@ class GrpcChannels:
         share: Share | None = None,
         singly: Callable[[], bytes | None] | None = None,
         heeds: Callable[[], bool] = lambda: False,
+        late: asyncio.Future[None] | None = None,
     ) -> AsyncGenerator[bytes]:
         """ModelStreamInfer of one server, to its end; it is one of the requests with that server while it lasts.
 
@@ -298,9 +299,10 @@ class GrpcChannels:
             singly: says which sequence the message has that was yielded last, where each goes in a stream of its own;
                 None where they go in one.
             heeds: says whether its models end soon where it is cancelled: after the gateway's time-out it is.
+            late: done when no answer is waited for any longer, with the reason.
 
         Raises:
-            GatewayError: there is no room for the stream, or for an answer.
+            GatewayError: there is no room for the stream, or for an answer; what `late` says.
             grpc.aio.AioRpcError: as it came.
         """
         if self._balancer.deaths is None:
@@ -310,7 +312,7 @@ class GrpcChannels:
         if flights is not None:
             flights.take_to(attempt.node.name)
         server = Verdict.NOTHING
-        way = Way()
+        way = Way(late)
         left = False
         try:
             if share is None or self._relays is None:

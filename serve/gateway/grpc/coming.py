@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from serve.gateway.access.long_work import LONG_BYTES, LongWork
 from serve.gateway.access.memory import SMALL_BYTES, Memory, Share
 from serve.gateway.grpc.brought import Client, client_of
 
@@ -29,10 +30,12 @@ class Coming:
 
     Args:
         memory: of the gateway.
+        long_work: is told who has long messages, before one is whole; one of its own by default.
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, long_work: LongWork | None = None) -> None:
         self._memory = memory
+        self._long_work = long_work or LongWork()
         self._of: dict[Client, _Connection] = {}  # those that have had calls
         self._seen: Mapping[Client, int] = {}
         self._under_way = 0
@@ -95,12 +98,17 @@ class Coming:
         """
         self._seen = received
         by_caller: Counter[str] = Counter()
+        under_way: Counter[str] = Counter()
         for client, connection in list(self._of.items()):
             if client in received:
                 connection.has_brought(received[client])
             elif not connection.under_way:
                 del self._of[client]
             by_caller[connection.share.key] += connection.unread  # it may have gone, and the library still have it
+            under_way[connection.share.key] += connection.under_way
+        for caller, unread in by_caller.items():
+            if unread >= LONG_BYTES * max(1, under_way[caller]):  # so one of the messages is as long at least
+                self._long_work.had(caller)
         return self._too_much(by_caller, received)
 
     def _too_much(self, by_caller: Counter[str], there: Mapping[Client, int]) -> set[Client]:

@@ -4,7 +4,8 @@ Triton keeps the answers to a stream that are not read, as many as were asked fo
 of them whether anybody reads or not. How much they will be nobody knows before: a message is taken to come to the most
 that one of this caller's to the model came to, with all its answers, which fades slowly. That one was short says
 little of the next to a decoupled model: as many of them go at once as have ended before, and one. A message whose
-answers are read as they come does not count while Triton has none for it.
+answers are read as they come does not count while Triton has none for it; nor does one whose sequence waits for a slot,
+which perhaps the message behind it frees, before its first answer.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import asyncio
 import math
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from serve.gateway.access.slots import Turn
 from serve.gateway.errors import ClientGoneError, OverloadedError
 from serve.gateway.oip.remembered import Remembered
 
@@ -80,6 +83,10 @@ class Expected:
                 if not waiting:
                     del self._waiting[caller]
                 self._wake(caller)
+        return self.stand(caller, model)
+
+    def stand(self, caller: str, model: str) -> Callable[[], None]:
+        """One is with a model, whether it fits or not; gives what ends it, to be called once."""
         self._asked.setdefault(caller, Counter())[model] += 1
         return lambda: self._leave(caller, model)
 
@@ -156,6 +163,32 @@ class Expected:
             waiting[0].set()
 
 
+@dataclass(slots=True, eq=False)
+class _Message:
+    """One of a stream.
+
+    Attributes:
+        model: "" where its answers are short.
+        leave: ends what it counts for.
+        apart: whether it does not count, as its sequence waits for a slot.
+    """
+
+    model: str
+    leave: Callable[[], None]
+    apart: bool = False
+
+    def wait(self) -> None:
+        """Its sequence has no slot after all."""
+        if not self.apart:
+            self.leave()
+            self.leave, self.apart = _nothing, True
+
+    def end(self) -> None:
+        """It is over."""
+        leave, self.leave, self.apart = self.leave, _nothing, True
+        leave()
+
+
 class Expecting:
     """The messages of one stream among them, in the order of their answers.
 
@@ -169,7 +202,7 @@ class Expecting:
     def __init__(self, expected: Expected, caller: str) -> None:
         self._expected = expected
         self._caller = caller
-        self._asked: deque[tuple[str, Callable[[], None]]] = deque()
+        self._asked: deque[_Message] = deque()
         self._waiting: asyncio.Future[Callable[[], None]] | None = None
         self._bytes: Counter[str] = Counter()  # of answers since the last end of a message, by model
         self._reading: asyncio.TimerHandle | None = None
@@ -178,11 +211,14 @@ class Expecting:
         self._reads = self._goes_on = _nothing
         self._ahead = self._ended = False
 
-    async def enter(self, model: str, *, ahead: bool = False, patience_s: float = math.inf) -> None:
+    async def enter(
+        self, model: str, *, ahead: bool = False, turn: Turn | None = None, patience_s: float = math.inf
+    ) -> None:
         """Wait until a message may go to its model; "" for one whose answers are short.
 
         Args:
             ahead: as for `Expected.enter`.
+            turn: of a message of a sequence.
             patience_s: how long it may wait where the caller has left streams, which may go on for long.
 
         Raises:
@@ -191,7 +227,8 @@ class Expecting:
         """
         leave = _nothing
         self._ahead = self._ahead or ahead
-        if model:
+        waits = turn is not None and turn.waits
+        if model and not waits:
             self._waiting = asyncio.ensure_future(self._expected.enter(self._caller, model, ahead=ahead))
             try:
                 leave = await self._patiently(self._waiting, model, patience_s)
@@ -201,7 +238,10 @@ class Expecting:
         if self._ended:
             leave()
             raise ClientGoneError
-        self._asked.append((model, leave))
+        message = _Message(model, leave, waits)
+        self._asked.append(message)
+        if model and turn is not None and turn.begins:
+            turn.on_wait(message.wait)
 
     async def _patiently(
         self, waiting: asyncio.Future[Callable[[], None]], model: str, patience_s: float
@@ -227,6 +267,9 @@ class Expecting:
         """An answer has come, of so many bytes; whether it is its message's last, and the model that it names."""
         self._awaits(None)
         model = self._of(model)
+        first = next((each for each in self._asked if each.model == model), None)
+        if model and first is not None and first.apart:  # it has its slot
+            first.leave, first.apart = self._expected.stand(self._caller, model), False
         self._open = "" if last else model
         if model:
             self._bytes[model] += size
@@ -266,9 +309,9 @@ class Expecting:
     def taken(self, model: str = "") -> None:
         """All answers to the oldest message to this model, or to any, were taken by the client."""
         if self._asked:
-            found = next((each for each in self._asked if each[0] == model), self._asked[0])
+            found = next((each for each in self._asked if each.model == model), self._asked[0])
             self._asked.remove(found)
-            found[1]()
+            found.end()
 
     def end(self, after: asyncio.Future[int | None] | None) -> None:
         """The stream is over, and Triton is done with it: now, or after this.
@@ -292,7 +335,7 @@ class Expecting:
         if not self._expected.left[self._caller]:
             del self._expected.left[self._caller]
         thrown = None if after.cancelled() or after.exception() else after.result()
-        for model in {each for each, _ in self._asked if each}:
+        for model in {each.model for each in self._asked if each.model}:
             if thrown is None:
                 self._expected.endless(self._caller, model)
             else:  # which of them had how much nobody has looked at
@@ -302,13 +345,13 @@ class Expecting:
 
     def _of(self, model: str) -> str:
         """The model of an answer that names this one, or none."""
-        if any(each == model for each, _ in self._asked):
+        if any(each.model == model for each in self._asked):
             return model
-        return self._asked[0][0] if self._asked else ""
+        return self._asked[0].model if self._asked else ""
 
     def _leave(self) -> None:
         while self._asked:
-            self._asked.popleft()[1]()
+            self._asked.popleft().end()
 
 
 def _nothing() -> None:

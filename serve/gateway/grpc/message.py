@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from tritonclient.grpc import service_pb2 as messages
@@ -18,9 +17,10 @@ from serve.gateway.access.slots import Batcher, Turn
 from serve.gateway.errors import BadRequestError, GatewayError, OverloadedError
 from serve.gateway.grpc.brought import client_of
 from serve.gateway.grpc.clients import Clients, address_of
-from serve.gateway.grpc.request import check_message, rename
+from serve.gateway.grpc.request import check_message, rename, walked_bytes
 from serve.gateway.grpc.status import Context
 from serve.gateway.grpc.wire import HEAD_COST, head_of, whole
+from serve.gateway.oip.contract import Contract
 from serve.gateway.oip.contracts import Contracts
 from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.sequence import Named
@@ -271,14 +271,18 @@ class Incoming:
             share.check(HEAD_COST * len(head))
         async with self._gate.long_work.alone(share.key, len(head)):
             request = parsed(messages.ModelInferRequest, head)
+        head_bytes = len(head)
         del head
         model: str = request.model_name
         identity.check_model(model)
         self._gate.incidents.outages.check(model)
         await lease.need(models_of(model, self._release(request)), identity.id, deadline)
         target = self._target(request)
-        check = partial(check_message, request, shared_memory=identity.admin, raws=raws)
-        await self._contracts.fitting(target, check)
+
+        def check(contract: Contract, rest: Callable[[], object]) -> None:
+            check_message(request, contract, rest, shared_memory=identity.admin, raws=raws)
+
+        await self._contracts.fitting(target, check, share.key, walked_bytes(request, head_bytes, raws))
         sequence = rename(request, identity.digest)
         if sequence is not None and sequence.renamed:
             share.check(len(body))
@@ -297,10 +301,6 @@ class Incoming:
     async def heeds_cancellation(self, request: Any) -> bool:
         """Whether the model of a stream's message says that it ends soon once this is cancelled."""
         return await self._contracts.heeds_cancellation(asked_of(request))
-
-    async def batches_sequences(self, request: Any) -> bool:
-        """Whether messages of a sequence may wait there for another's end: to name one does not make it so."""
-        return (await self._contracts.of(asked_of(request))).batcher is not None
 
     async def who(self, request: Any, sequence: Named) -> tuple[Target, Batcher | None]:
         """Who has a request's sequence, and the batcher there; see `Begun.who`."""

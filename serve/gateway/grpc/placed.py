@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 
+from serve.gateway.access.begins import SLOT_S
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.left_streams import Trial
-from serve.gateway.access.seated import SLOT_S
 from serve.gateway.access.slots import Turn
 from serve.gateway.errors import ClientGoneError, GatewayError
 from serve.gateway.grpc.places import Place, Places
@@ -32,6 +32,7 @@ class _Message:
     tells: bool  # whether its time tells how busy the model is
     timer: asyncio.TimerHandle | None
     beside: Besides | None
+    over: Callable[[], None]  # its place was given back
     trial: Trial | None = None
     trying: asyncio.TimerHandle | None = None
     begun: bool = False  # whether an answer has come
@@ -99,17 +100,15 @@ class Placed:
                 trial.over(in_vain=False)
             raise
         tells = not of_sequence and all(each.model == model for each in self._messages)
-        timer = None
-        if of_sequence:
-            apart, seconds = place.set_apart, self._places.patience_s
-            if turn is not None and turn.begins:  # its slot may be another's by now
-                apart, seconds = partial(place.set_apart, counts=False), min(SLOT_S, seconds)
-                turn.on_wait(apart)
-            timer = asyncio.get_running_loop().call_later(seconds, apart)
+        timer, over = None, _nothing
+        if turn is not None and turn.begins:  # its slot may be another's by now
+            timer, over = self._begins(turn, place)
+        elif of_sequence:
+            timer = asyncio.get_running_loop().call_later(self._places.patience_s, place.set_apart)
         self._decoupled = self._decoupled or bool(decoupled)
         if beside is not None:
             beside.enter(identity.id)
-        message = _Message(model, size, place, time.monotonic(), self._taking_s, tells, timer, beside, trial)
+        message = _Message(model, size, place, time.monotonic(), self._taking_s, tells, timer, beside, over, trial)
         if trial is not None and trial.patience_s is not None:
             message.trying = asyncio.get_running_loop().call_later(trial.patience_s, self._tried, model)
         self._messages.append(message)
@@ -118,14 +117,49 @@ class Placed:
         """The model has not answered, and what was left with it is why."""
         self._end(self._places.late(model))
 
+    def held_up(self, model: str, turn: Turn | None) -> AbstractContextManager[None]:
+        """While a message waits: if its sequence has a slot, what begins others gives its place back sooner."""
+        if turn is None or turn.begins:
+            return nullcontext()
+        return self._places.gate.begins.held_up(self._places.gate.places(model))
+
+    def _begins(self, turn: Turn, place: Place) -> tuple[asyncio.TimerHandle, Callable[[], None]]:
+        """A message that begins a sequence has a place, until its slot is another's: what sees to that, and its end."""
+        begins = self._places.gate.begins
+
+        def apart() -> None:
+            begins.leave(place.of_model, turn)
+            place.set_apart(counts=False)
+
+        def waited() -> None:
+            turn.waited()
+            apart()
+
+        begins.enter(place.of_model, turn)
+        turn.on_wait(apart)
+        timer = asyncio.get_running_loop().call_later(min(SLOT_S, self._places.patience_s), waited)
+        return timer, lambda: begins.leave(place.of_model, turn)
+
     async def _wait(self, identity: Identity, model: str, turn: Turn | None) -> Place:
         if self._ended:
             raise ClientGoneError
         waiting = self._waiting = asyncio.ensure_future(self._places.enter(self._caller, identity, model, turn))
+        looked_free = turn is not None and turn.begins and not turn.waits
+        if turn is not None and looked_free:
+            turn.on_wait(waiting.cancel)  # it has no place then
         try:
-            place = await waiting
+            with self.held_up(model, turn):
+                await asyncio.wait((waiting,))
+            if not waiting.cancelled():
+                place = waiting.result()
+            elif self._ended or not looked_free:
+                raise ClientGoneError
+            else:
+                return self._places.at_once(self._caller, identity, model, turn) or await self._wait(
+                    identity, model, turn
+                )
         except asyncio.CancelledError:
-            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+            if not waiting.cancel() and not waiting.cancelled() and waiting.exception() is None:
                 waiting.result().leave(None)  # it came too late for us
             if self._ended:
                 raise ClientGoneError from None
@@ -218,6 +252,11 @@ class Placed:
         self._over_trying(message, in_vain=False)
         if message.timer is not None:
             message.timer.cancel()
+        message.over()
         message.place.leave(seconds, message.size)
         if message.beside is not None:
             message.beside.leave()
+
+
+def _nothing() -> None:
+    """Nobody is to be told."""

@@ -174,7 +174,11 @@ class Places:
 
 
 class Place:
-    """One of them, or what counts in its stead while a sequence waits for its slot."""
+    """One of them, or what counts in its stead while a sequence waits for its slot.
+
+    Attributes:
+        of_model: the places among which it is.
+    """
 
     def __init__(
         self, all_: Places, caller: str, who: str, places: Admission, slotless: bool, of_sequence: bool
@@ -182,7 +186,7 @@ class Place:
         self._all = all_
         self._caller = caller
         self._who = who
-        self._places = places
+        self.of_model = places
         self._slotless = slotless
         self._of_sequence = of_sequence
         self._begun = places.now
@@ -197,18 +201,18 @@ class Place:
         if self._slotless or self._over:
             return
         self._slotless = True
-        self._all.set_apart(self._caller, self._places)
+        self._all.set_apart(self._caller, self.of_model)
         if counts:
-            self._places.leave(None, who=self._who, begun=self._begun)
+            self.of_model.leave(None, who=self._who, begun=self._begun)
         else:
-            self._places.take_back(self._who, self._begun)
+            self.of_model.take_back(self._who, self._begun)
 
     def leave(self, seconds: float | None, size: int = 0) -> None:
         """The message is over; arguments as for `Admission.leave`."""
         self._over = True
-        self._all.leave(self._caller, self._places, self._slotless)
+        self._all.leave(self._caller, self.of_model, self._slotless)
         if not self._slotless:
-            self._places.leave(seconds, size, self._who, self._begun if self._of_sequence else -math.inf)
+            self.of_model.leave(seconds, size, self._who, self._begun if self._of_sequence else -math.inf)
 
 
 def _most(places: Admission, slotless: bool) -> int:

@@ -83,7 +83,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         of_address = max(1, int(most_connections * settings.max_address_share))
         self._brought = Brought(settings.max_body_bytes)
         self._clients = Clients(
-            of_address, max(1, settings.max_clients // 4), self._brought, coming=Coming(gate.memory)
+            of_address, max(1, settings.max_clients // 4), self._brought, coming=Coming(gate.memory, gate.long_work)
         )
         self._watching: asyncio.Task[None] | None = None
         self._under_way: set[object] = set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tritonclient.grpc import service_pb2 as messages
@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2 as messages
 from serve.gateway.oip.contract import ITEM_BYTES, Contract, UnfitError, check_framing, check_parameters, check_range
 from serve.gateway.oip.sequence import SEQUENCE_ID, Named, named
 
-__all__ = ["check_message", "in_reply", "rename", "restore"]
+__all__ = ["check_message", "in_reply", "rename", "restore", "walked_bytes"]
 
 # The field of InferTensorContents that holds a datatype's elements.
 _FIELDS = {
@@ -21,13 +21,19 @@ _FIELDS = {
 
 
 def check_message(
-    message: Any, contract: Contract, *, shared_memory: bool, raws: Sequence[bytes | memoryview] | None = None
+    message: Any,
+    contract: Contract,
+    rest: Callable[[], object] = lambda: None,
+    *,
+    shared_memory: bool,
+    raws: Sequence[bytes | memoryview] | None = None,
 ) -> None:
     """Whether a ModelInferRequest fits the model.
 
     Args:
         message: inference.ModelInferRequest.
         contract: of the model.
+        rest: is called about every millisecond that elements take to be looked at.
         raws: its raw inputs, where they were left aside.
         shared_memory: whether it may name regions of shared memory.
 
@@ -55,14 +61,14 @@ def check_message(
                 raise UnfitError(f"the input {tensor.name!r} has its data twice")
             if carried == len(raws):
                 raise UnfitError(f"there is no raw data for the input {tensor.name!r}")
-            _raw(tensor.name, tensor.datatype, raws[carried], count)
+            _raw(tensor.name, tensor.datatype, raws[carried], count, rest)
             carried += 1
         else:
             field = _FIELDS.get(tensor.datatype, "")
             if filled not in ([field], []) or (have := len(getattr(tensor.contents, field, ()))) != count:
                 have = 0 if filled not in ([field], []) else have
                 raise UnfitError(f"the input {tensor.name!r} has {count} elements by its shape, and {have} of its type")
-            check_range(tensor.datatype, getattr(tensor.contents, field, ()))
+            check_range(tensor.datatype, getattr(tensor.contents, field, ()), rest)
     if carried != len(raws):
         raise UnfitError(f"there are {len(raws)} raw inputs, and {carried} that take them")
     contract.check_together(
@@ -76,6 +82,19 @@ def check_message(
             empty = any(0 in tensor.shape for tensor in message.inputs)
             contract.check_classes(output.name, parameters["classification"], empty=empty)
     contract.check_outputs([output.name for output in message.outputs])
+
+
+def walked_bytes(message: Any, head: int, raws: Sequence[bytes | memoryview] | None) -> int:
+    """Bytes of a ModelInferRequest that are looked at element by element: what is typed, and raw texts.
+
+    Args:
+        message: as of `check_message`.
+        head: bytes of what protobuf has read.
+        raws: as of `check_message`.
+    """
+    raw = sum(map(len, message.raw_input_contents if raws is None else raws))
+    typed = head - raw if raws is None else head
+    return typed + (raw if any(tensor.datatype == "BYTES" for tensor in message.inputs) else 0)
 
 
 def rename(message: Any, digest: str) -> Named | None:
@@ -116,10 +135,10 @@ def _write(parameters: Any, sequence: int | str) -> None:
     parameters[SEQUENCE_ID].CopyFrom(messages.InferParameter(**{kind: sequence}))
 
 
-def _raw(name: str, datatype: str, raw: bytes | memoryview, count: int) -> None:
+def _raw(name: str, datatype: str, raw: bytes | memoryview, count: int, rest: Callable[[], object]) -> None:
     size = ITEM_BYTES.get(datatype)
     if size is None:
-        check_framing(name, raw, count)
+        check_framing(name, raw, count, rest)
     elif len(raw) != count * size:
         raise UnfitError(f"the input {name!r} is {count * size} bytes by its shape, and {len(raw)} by its data")
 

@@ -20,6 +20,7 @@ from serve.gateway.access.slots import Turn
 from serve.gateway.errors import BadRequestError, GatewayError, UpstreamBrokenError, bare
 from serve.gateway.grpc.channels import GrpcChannels
 from serve.gateway.grpc.expected import HELD_BYTES, Expected, Expecting
+from serve.gateway.grpc.first import First
 from serve.gateway.grpc.message import Incoming, SlowMessageError, about
 from serve.gateway.grpc.parcel import Parcel
 from serve.gateway.grpc.placed import Placed
@@ -88,6 +89,7 @@ class Streams:
                 stop()
 
         placed = Placed(self._places, share.key, end)
+        begun = First(self._gate.slots.longest_s)
         unanswered = Unanswered(share, min(self._settings.max_body_bytes, self._gate.memory.bound // 8))
 
         turns: deque[Turn | None] = deque()  # of the messages that are not answered, in the order of their answers
@@ -138,17 +140,16 @@ class Streams:
                         # Its answers are read one by one, and each is counted for as long as it may be.
                         share.take(self._gate.memory.most_of_one // 2)
                         room_for_one = True
-                    # A message of a sequence may wait for another's end, which must not wait behind it.
-                    waits = sequence is not None and await self._incoming.batches_sequences(request)
-                    ahead = kind is not False and not waits
                     heeds = heeds and await self._incoming.heeds_cancellation(request)
-                    patience_s = self._settings.timeout_s
-                    await expected.enter("" if shortly else request.model_name, ahead=ahead, patience_s=patience_s)
-                    unanswered.of(sequence)
                     turn = None
                     if sequence is not None:
                         turn = await self._incoming.turn_of_stream(identity, request, sequence)
                     turns.append(turn)
+                    with placed.held_up(request.model_name, turn):
+                        long = "" if shortly else request.model_name
+                        patience_s = self._settings.timeout_s
+                        await expected.enter(long, ahead=kind is not False, turn=turn, patience_s=patience_s)
+                    unanswered.of(sequence)
                     place = partial(
                         placed.enter, identity, request.model_name, len(body), turn,
                         of_sequence=sequence is not None, decoupled=kind if isinstance(kind, bool) else None,
@@ -163,6 +164,7 @@ class Streams:
                 unanswered.asks(request)
                 if turn is not None:
                     turn.sends()
+                    begun.sent(turn)
                 await work.copy(share.key, 2 * len(body))  # here, and by the library
                 parcel = Parcel(body + FINAL_ASKED)
                 del body, request
@@ -189,7 +191,7 @@ class Streams:
                 if first is not None:
                     answers = self._calls.stream(
                         *scope, whole(), ending.append, left, flights, coming if relayed else None,
-                        singly=None if kind is True else lambda: scope[1], heeds=lambda: heeds,
+                        singly=None if kind is True else lambda: scope[1], heeds=lambda: heeds, late=begun.late,
                     )  # fmt: skip
                     async with aclosing(answers):
                         async for came in answers:
@@ -204,6 +206,7 @@ class Streams:
                                 if leases:
                                     leases.popleft().close()
                                 if turns and (turn := turns.popleft()) is not None:
+                                    begun.answered(turn)
                                     # An error has no status here: it may be that the sequence was refused.
                                     turn.leave(400 if failed_at_triton else 200)
                             if answer is not None:
@@ -240,6 +243,7 @@ class Streams:
                 raise
         finally:
             flights.end()
+            begun.end()
             for lease in leases:
                 lease.close()
             for turn in turns:

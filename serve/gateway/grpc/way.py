@@ -17,13 +17,17 @@ HEARD_S = 2.0  # in which a model that heeds a cancellation has ended
 class Way:
     """One of them.
 
+    Args:
+        late: done once what it waits for is not waited for any longer, with the reason.
+
     Attributes:
         call: to Triton.
         reading: what reads an answer of it.
         relay, channel: where answers may be long, and the stream has a connection of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, late: asyncio.Future[None] | None = None) -> None:
+        self._late = late
         self.call: Any = None
         self.reading: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.relay: Relay | None = None
@@ -41,14 +45,18 @@ class Way:
 
         Raises:
             MemoryFullError: there is no room for it.
+            GatewayError: what `late` says.
             asyncio.CancelledError: it was stopped.
         """
-        full = [self.relay.full] if self.relay is not None else []
-        await asyncio.wait((self.reading, self._stopped, *full), return_when=asyncio.FIRST_COMPLETED)
+        full = None if self.relay is None else self.relay.full
+        ends = [each for each in (self._late, full) if each is not None]
+        await asyncio.wait((self.reading, self._stopped, *ends), return_when=asyncio.FIRST_COMPLETED)
         if self._stopped.done():
             raise asyncio.CancelledError
         if not self.reading.done():
-            full[0].result()
+            for each in ends:
+                if each.done():
+                    each.result()
 
     def taken(self, size: int) -> None:
         """An answer is no longer held."""

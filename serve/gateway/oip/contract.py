@@ -7,7 +7,8 @@ model that other clients' requests are batched with: nothing that does not fit m
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ RANKED = frozenset(ITEM_BYTES) - {"BOOL", "FP16", "BF16"}
 MOST_PARAMETERS, MOST_LETTERS, MOST_CLASSES = 64, 4096, 1_000_000
 MOST_ELEMENTS = 2**31  # of the dimensions beside one that is 0: what is empty has no data to be held against
 INT64 = 2**63
+PIECE = 4096  # elements: what they take is no more than about a millisecond
 END_FP32 = float(2**128 - 2**103)  # halfway from the largest FP32 to what would come next: rounded to infinity
 LARGE_FP32 = 2.0**127
 _FLAG, _TEXT, _SIZE = (bool, 0, 0), (str, 0, 0), (int, 0, INT64)
@@ -44,6 +46,11 @@ RULES: Mapping[str, tuple[type, int, int]] = {
 }  # fmt: skip
 RESERVED, FREE = "triton_", frozenset(("triton_enable_empty_final_response", "triton_final_response"))
 MOST_ID = 128  # bytes of a sequence's id, in UTF-8
+_length = struct.Struct("<I").unpack_from
+
+
+def _go_on_at_once() -> None:
+    """Nobody waits for it."""
 
 
 class UnfitError(BadRequestError):
@@ -239,20 +246,24 @@ def _check_own(name: str, value: object) -> None:
         raise UnfitError(f"parameters that begin with {RESERVED} are Triton's own")
 
 
-def check_range(datatype: object, numbers: Collection[int]) -> None:
+def check_range(datatype: object, numbers: Sequence[int], rest: Callable[[], object] = _go_on_at_once) -> None:
     """Whether whole numbers of up to 64 bits are such as a datatype holds.
 
     Triton fails at some of the others with a status of its servers' (what JSON says beyond 64 bits with a sign, or
     below 0), and takes the rest for what their lower bits say.
 
+    Args:
+        rest: as of `check_framing`.
+
     Raises:
         UnfitError: one is not.
     """
     least, most = RANGES.get(datatype, (None, None))
-    if (least is not None and min(numbers, default=least) < least) or (
-        most is not None and max(numbers, default=most) > most
-    ):
-        raise UnfitError(f"a number is beyond what {datatype} holds")
+    for start in range(0, len(numbers) if (least, most) != (None, None) else 0, PIECE):
+        piece = numbers[start : start + PIECE] if len(numbers) > PIECE else numbers
+        if (least is not None and min(piece) < least) or (most is not None and max(piece) > most):
+            raise UnfitError(f"a number is beyond what {datatype} holds")
+        rest()
 
 
 def check_floats(numbers: Sequence[float]) -> None:
@@ -266,20 +277,33 @@ def check_floats(numbers: Sequence[float]) -> None:
         raise UnfitError("a number is too large for FP32")
 
 
-def check_framing(name: str, raw: bytes | memoryview, count: int) -> None:
+def check_framing(name: str, raw: bytes | memoryview, count: int, rest: Callable[[], object] = _go_on_at_once) -> None:
     """Whether a raw BYTES tensor is so many elements, each after its length, and nothing else.
+
+    Args:
+        name, raw, count: of the tensor.
+        rest: is called about every millisecond.
 
     Raises:
         UnfitError: it is not.
     """
-    at, size = 0, len(raw)
-    for _ in range(count):
-        if at + 4 > size:
+    at, last, left = 0, len(raw) - 4, count
+    while left:
+        piece = min(left, PIECE)
+        for _ in range(piece):
+            if at > last:
+                break
+            at += 4 + _length(raw, at)[0]
+        else:
+            left -= piece
+            rest()
+            continue
+        if at <= last + 4:
             raise UnfitError(f"the raw data of the input {name!r} ends before its {count} elements do")
-        at += 4 + int.from_bytes(raw[at : at + 4], "little")
-        if at > size:
-            raise UnfitError(f"an element of the input {name!r} is longer than the data that is left")
-    if at != size:
+        break
+    if at > last + 4:
+        raise UnfitError(f"an element of the input {name!r} is longer than the data that is left")
+    if at < last + 4:
         raise UnfitError(f"the raw data of the input {name!r} goes on after its {count} elements")
 
 

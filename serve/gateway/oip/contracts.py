@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from serve.gateway.access.slots import Batcher
 from serve.gateway.errors import BadRequestError, GatewayError, UnknownModelError
 from serve.gateway.oip.apart import Apart
 from serve.gateway.oip.bare_contract import BareContract
+from serve.gateway.oip.checks import Checks
 from serve.gateway.oip.contract import Contract, UnfitError
 from serve.gateway.oip.cost import is_dear
 from serve.gateway.oip.encoding import Packed
@@ -38,7 +38,6 @@ HOLDS_S = 0.25
 # The JSON of a binary request is the same from a client's one request to the next.
 REMEMBERED, SHORT_JSON = 512, 2048
 MODELS = 4096  # and versions of such, whose contracts are remembered
-LONG_TEXTS = 16 * 1024
 JSON_AT_HAND = 16 * 1024
 DEEPEST = 8  # ensembles within ensembles
 
@@ -94,6 +93,7 @@ class Contracts:
         self._fits: dict[tuple[bytes, int, bool], tuple[Contract, Request, bytes]] = {}
         self._loop_time = loop_time or LoopTime()
         self.apart = Apart(apart_bytes)
+        self._checks = Checks()
         self.works: Callable[[str, int, Sequence[str]], None] = _nothing
 
     async def of(self, target: Target) -> Contract:
@@ -205,19 +205,27 @@ class Contracts:
         found = self._holding.get((target.model, target.version))
         return found[1] if found is not None and time.monotonic() < found[0] else None
 
-    async def fitting(self, target: Target, check: Callable[[Contract], T]) -> T:
-        """What `check` gives; one that says UnfitError is asked again with the model as it is now.
+    async def fitting(
+        self, target: Target, check: Callable[[Contract, Callable[[], object]], None], who: str = "", size: int = 0
+    ) -> None:
+        """Have a request checked; what says UnfitError is asked again with the model as it is now.
+
+        Args:
+            target: the model.
+            check: gets its contract, and what to call about every millisecond.
+            who: a key, or an address.
+            size: bytes that are looked at element by element.
 
         Raises:
             GatewayError: it does not fit, or the model is not known.
         """
         contract = await self.of(target)
         try:
-            return check(contract)
+            await self._checks.check(who, size, partial(check, contract))
         except UnfitError:
             if (fresh := await self._fresh(target, contract)) is None:
                 raise
-            return check(fresh)
+            await self._checks.check(who, size, partial(check, fresh))
 
     async def read(
         self,
@@ -312,7 +320,7 @@ class Contracts:
             body = await body.wait()
             after = memoryview(body)[length:]
         if request.texts:
-            await _unless_long(request.check_texts, after)
+            await self._checks.check(digest, len(after), partial(request.check_texts, after))
         return b"".join((text, after)), new, request.sequence
 
     def at_hand(
@@ -429,14 +437,6 @@ def _made_in_child(read: Callable[..., T], came: bytes | Packed, most_bytes: int
     text = came if isinstance(came, bytes) else came.unpacked()
     check_json_bytes(text, most_bytes)
     return read(loaded(text), *arguments)
-
-
-async def _unless_long(check: Callable[[memoryview], None], tail: memoryview) -> None:
-    """Check raw texts here, or in a thread where that takes over a millisecond."""
-    if len(tail) > LONG_TEXTS:
-        await asyncio.to_thread(check, tail)
-    else:
-        check(tail)
 
 
 def _nothing(_model: str, _instances: int, _asks: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ beyond 64 bits, depth) can't differ on what was asked.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -61,11 +61,11 @@ class Request:
         self.sequence: Named | None = None
         self.texts: list[tuple[str, int, int, int]] = []
 
-    def check_texts(self, tail: bytes | memoryview) -> None:
-        """Whether the raw BYTES inputs are what they should be; raises UnfitError."""
+    def check_texts(self, tail: bytes | memoryview, rest: Callable[[], object]) -> None:
+        """Whether the raw BYTES inputs are what they should be; raises UnfitError; `rest` as of `check_framing`."""
         view = memoryview(tail)
         for name, count, start, size in self.texts:
-            check_framing(name, view[start : start + size], count)
+            check_framing(name, view[start : start + size], count, rest)
 
     def json(self) -> bytes:
         """The JSON that goes on to Triton."""

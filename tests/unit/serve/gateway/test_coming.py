@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serve.gateway.access.footprint import MIB
+from serve.gateway.access.long_work import LONG_BYTES, LongWork
 from serve.gateway.access.memory import Memory
 from serve.gateway.grpc.brought import Client
 from serve.gateway.grpc.coming import Coming
@@ -99,3 +100,16 @@ def test_over_the_bound_the_caller_with_the_most_is_cut_and_not_another() -> Non
     memory.take(50 * MIB, small=False)  # others'
     assert coming.count({ONE: 4 * MIB, TWO: 9 * MIB}) == set()
     assert coming.count({ONE: 4 * MIB, TWO: 12 * MIB}) == {TWO}
+
+
+@pytest.mark.parametrize(("calls", "known"), [(3, True), (5, False)])
+def test_who_has_long_messages_is_known_by_what_comes_of_them_before_one_is_whole(calls: int, known: bool) -> None:
+    """Of so many bytes for so few calls, one is long at least; short ones never come to as much, however many."""
+    work = LongWork()
+    coming = Coming(Memory(64 * MIB), work)
+    for number in range(calls):
+        coming.calls(OTHER if number else PEER, "alice")
+    coming.calls("ipv4:127.0.0.1:3", "bob")
+    coming.count({ONE: 2 * LONG_BYTES, TWO: 2 * LONG_BYTES, ("127.0.0.1", 3): LONG_BYTES // 2})
+    assert work.knows("alice") is known
+    assert not work.knows("bob")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -44,10 +45,25 @@ def used_and_freed_again_between_two_looks() -> None:
         del kept
 
 
+def a_long_block_has_the_pages_of_the_one_before() -> None:
+    watched = Freed()
+    faults = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        block = b"x" * (48 * MIB)
+        del block
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    assert max(faults[1:]) < 1000, faults
+    assert not watched.give_back(), "it is no more than is kept"
+
+
 @pytest.mark.skipif(
     sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="it is glibc that keeps it"
 )
-@pytest.mark.parametrize("what", [between_blocks_in_use, used_and_freed_again_between_two_looks])
+@pytest.mark.parametrize(
+    "what",
+    [between_blocks_in_use, used_and_freed_again_between_two_looks, a_long_block_has_the_pages_of_the_one_before],
+)
 def test_freed_memory_goes_back(what: Callable[[], None]) -> None:
     """In a process of its own: what other tests have left free in this one takes such blocks, too."""
     assert inspect.getmodule(what) is sys.modules[__name__]

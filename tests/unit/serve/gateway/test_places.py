@@ -22,16 +22,21 @@ LIMIT = 8
 SHARE = 6  # of one caller's streams
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
     """What a turn says of its sequence."""
 
     waits: bool
     begins: bool = False
-    told: list[Callable[[], None]] = field(default_factory=list)
+    told: list[Callable[[], object]] = field(default_factory=list)
 
-    def on_wait(self, then: Callable[[], None]) -> None:
+    def on_wait(self, then: Callable[[], object]) -> None:
         self.told.append(then)
+
+    def waited(self) -> None:
+        self.waits = True
+        for each in self.told:
+            each()
 
 
 def places(patience_s: float = 60.0, **models: int) -> Places:

@@ -156,6 +156,7 @@ CASES: dict[str, tuple[str, list[str], object, object]] = {
     "coalesce_keys": ("true", ["--no-coalesce-keys"], True, False),
     "reuse_port": ("true", ["--no-reuse-port"], True, False),
     "max_address_share": ("0.25", ["--max-address-share", "0.75"], 0.25, 0.75),
+    "max_sequence_share": ("0.25", ["--max-sequence-share", "0.75"], 0.25, 0.75),
     "trace_ratio": ("0.25", ["--trace-ratio", "0.75"], 0.25, 0.75),
     "coalesce_s": ("0.25", ["--coalesce-s", "0"], 0.25, 0.0),
 }

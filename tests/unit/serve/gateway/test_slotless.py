@@ -10,6 +10,7 @@ import pytest
 
 from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.gate import Gate
+from serve.gateway.access.slotless import Waiting
 from serve.gateway.access.slots import MOST_WAITING, Batcher, Turn
 from serve.gateway.edge.asking import ask_model
 from serve.gateway.edge.extensions import LEAVING
@@ -256,3 +257,19 @@ async def test_what_was_left_before_it_began_keeps_no_running_sequence_out() -> 
         each.set_result(None)
     await asyncio.sleep(0)
     asides.check(world.places, "/v2/models/m", "alice", waits=True)
+
+
+def test_all_keys_together_leave_connections_to_what_runs_and_something_to_who_comes_next() -> None:
+    waiting, found = Waiting(8), {}
+    for who in ("a", "b", "c", "d"):
+        while waiting.counts["m", who] < waiting.most_of("m"):
+            waiting.of("m", who).try_enter()
+        with pytest.raises(RateLimitedError, match="too many requests of this key wait"):
+            waiting.of("m", who).try_enter()
+        found[who] = waiting.counts["m", who]
+    assert found == {"a": 4, "b": 2, "c": 1, "d": 1}
+    assert waiting.of("other", "a").try_enter()
+    for who, count in found.items():
+        for _ in range(count):
+            waiting.of("m", who).leave(None)
+    assert dict(waiting.counts) == {("other", "a"): 1}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -312,11 +314,21 @@ async def test_nothing_is_remembered_of_requests_that_triton_refused() -> None:
     assert server.slots._shared[COUNTS].sequences == {}
 
 
-@pytest.mark.parametrize("known", ["no batcher", "no wait"])
-def test_without_a_batcher_or_a_wait_nobody_is_counted(known: str) -> None:
-    server = Server(wait_s=0.0 if known == "no wait" else 1.0)
-    batcher = None if known == "no batcher" else server.batcher
-    assert server.slots.asked(batcher, MODEL, Named(1, 1, start=True), "one") is None
+def test_without_a_batcher_nobody_is_counted() -> None:
+    assert Server().slots.asked(None, MODEL, Named(1, 1, start=True), "one") is None
+
+
+@running
+async def test_with_no_wait_it_is_known_who_waits_and_nothing_is_ended_or_refused_for_it() -> None:
+    server = Server(slots=2, wait_s=0.0)
+    server.held("bad", 1, 2)
+    waiting = [server.asked("good", 50, start=True), server.asked("bad", 3, start=True)]
+    assert [each.waits for each in waiting] == [True, True]
+    assert server.slots.longest_s == math.inf
+    await asyncio.sleep(5 * WAIT_S)
+    assert server.ended == []
+    for turn in waiting:
+        turn.leave(200)
 
 
 @running
@@ -368,3 +380,24 @@ async def test_keys_that_have_their_share_wait_for_one_another_as_before() -> No
     turns = [server.asked(who, number, start=True) for who, number in (("one", 3), ("two", 13), ("one", 4))]
     for turn in turns:
         turn.leave(200)
+
+
+@running
+async def test_where_one_queues_no_slot_is_free_for_those_behind_it() -> None:
+    """Another gateway's sequences have them: what has been learnt of one is true of all."""
+    server = Server(slots=8)
+    server.held("one", 1)
+    told: list[int] = []
+    turns = [server.asked(who, number, start=True) for number, who in enumerate(("a", "b", "c"), 10)]
+    for number, turn in enumerate(turns):
+        assert not turn.waits
+        turn.on_wait(partial(told.append, number))
+        turn.on_wait(partial(told.append, number))  # each who is concerned
+    turns[0].waited()
+    assert told == [0, 0, 1, 1, 2, 2]
+    assert server.asked("d", 20, start=True).waits
+    server.asked("one", 1, end=True).leave(200)
+    for turn in turns:
+        turn.leave(200)
+    server.slots._shared[COUNTS].sequences.pop(20)
+    assert not server.asked("e", 21, start=True).waits, "nobody queues"
