@@ -170,10 +170,9 @@ def _ours(err: OSError, places: list[Path]) -> bool:
         if isinstance(name, str | bytes):
             path = Path(os.path.realpath(os.fsdecode(name)))
             for place in real:
-                beside = path.parts[: len(place.parts)]
-                if path in place.parents or (
-                    beside[:-1] == place.parts[:-1] and beside[-1:] and beside[-1].startswith(place.name)
-                ):
+                *above, beside = path.parts[: len(place.parts)] or ("",)
+                named = beside.lstrip(".").startswith(place.name.lstrip("."))  # what is made beside it is hidden
+                if path in place.parents or (tuple(above) == place.parts[:-1] and named):
                     return True
     return False
 
