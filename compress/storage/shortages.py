@@ -36,7 +36,10 @@ MENDS = {
 }
 MEND = "name a place that can be written with -o"
 # How libraries written in C++ tell it, whose exceptions carry no number.
-WRITER_FAILED = re.compile(r"PytorchStreamWriter failed|No space left on device|Disk quota exceeded|File too large")
+WRITER_FAILED = re.compile(
+    r"PytorchStreamWriter failed|No space left on device|Disk quota exceeded|File too large"
+    r"|Failed to write external initializers|Protobuf serialization failed"  # of ONNX Runtime
+)
 NO_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|out of memory|bad_alloc|Failed to allocate memory|Cannot allocate memory",
     re.IGNORECASE,
@@ -96,19 +99,19 @@ def shortages(*places: Path, need: int = 0) -> Iterator[None]:
     Raises:
         ResourceError: a place can't be written, a disk is full, memory has run out, or a process was ended for it.
     """
+    everywhere = [*places, Path(tempfile.gettempdir())]
     try:
         yield
     except ResourceError:
         raise
     except ToolkitError as err:  # a stage that takes a full disk for a fault of the model
-        found = _told(err.__cause__, list(places)) if err.__cause__ is not None else None
+        found = _told(err.__cause__, everywhere) if err.__cause__ is not None else None
         if found is None and isinstance(err.__cause__, json.JSONDecodeError):  # half a file of ONNX Runtime's
-            found = _nearly_full(err.__cause__, [*places, Path(tempfile.gettempdir())], need)
+            found = _nearly_full(err.__cause__, everywhere, need)
         if found is None:
             raise
         raise found from err
     except Exception as err:
-        everywhere = [*places, Path(tempfile.gettempdir())]
         found = _told(err, everywhere) or _nearly_full(err, everywhere, need)
         if found is None:
             raise

@@ -294,6 +294,8 @@ def test_a_mounted_folder_is_no_output_since_it_can_t_be_swapped(
         (OSError(errno.ENOSPC, "No space left on device"), "No space left"),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "quota"),
         (RuntimeError("[enforce fail at inline_container.cc] PytorchStreamWriter failed writing file data/1"), "failed writing"),
+        (RuntimeError('[ONNXRuntimeError] : 1 : FAIL : Failed to write external initializers to file: "w"'), "Failed to write"),
+        (RuntimeError("[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Protobuf serialization failed."), "serialization failed"),
         (MemoryError("Unable to allocate 8 GiB"), "not enough memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000 bytes"), "not enough memory"),
         (RuntimeError("std::bad_alloc"), "not enough memory"),
