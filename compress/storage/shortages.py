@@ -105,7 +105,7 @@ def shortages(*places: Path, need: int = 0) -> Iterator[None]:
     except ResourceError:
         raise
     except ToolkitError as err:  # a stage that takes a full disk for a fault of the model
-        found = _told(err.__cause__, everywhere) if err.__cause__ is not None else None
+        found = _told(err.__cause__, list(places)) if err.__cause__ is not None else None
         if found is None and isinstance(err.__cause__, json.JSONDecodeError):  # half a file of ONNX Runtime's
             found = _nearly_full(err.__cause__, everywhere, need)
         if found is None:
@@ -141,8 +141,8 @@ def _told(err: BaseException, places: list[Path]) -> ResourceError | None:
                 why=first_line(each),
                 mend="give smaller --batches or fewer --workers, less calibration data at a time, or a larger machine",
             )
-        if WRITER_FAILED.search(str(each)):
-            place = min(places, key=_free)
+        if WRITER_FAILED.search(str(each)):  # they say it of files in the folder for temporary ones, too
+            place = min((*places, Path(tempfile.gettempdir())), key=_free)
             return ResourceError(
                 f"can't write in {place}", why=f"{first_line(each)} ({_free(place) / 1e6:,.1f} MB are free)",
                 mend=MENDS[errno.ENOSPC],
