@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +18,19 @@ __all__ = ["Artifact", "ExportOptions", "OptimizeOptions", "export", "load", "op
 # ONNX Runtime's wheels keep an identifier in the home folder and send events about the machine to their makers: before
 # it is imported, and in every process that is started from here, unless the user says 0.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
+def _keep_torch_apart() -> None:
+    """torch makes a folder in /tmp, by a name that anybody can take before: it goes into this user's own cache."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        base = Path(os.environ.get("HOME") or "/nowhere") / ".cache"
+    there = next(each for each in (base, *base.parents) if os.path.lexists(each))
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):  # else torch could make none there
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "compress-serve" / "torch"))
+
+
+_keep_torch_apart()
 
 _HOMES = {
     "Artifact": "compress.artifact",

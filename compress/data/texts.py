@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from compress.vetting.tables import Row, rows_of
 
 __all__ = ["write_tokens"]
 
-CHUNK = 1024  # rows that are held at a time
+CHUNK, LETTERS = 1024, 16_000_000  # rows that are held at a time, and letters, by which they end before
 MULTIPLE = 8  # of the length that all are padded to
 _LABELS = ("label", "labels")
 
@@ -42,10 +43,11 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
     tokenizer = open_tokenizer(processor)
     for note in tokenizer.notes:
         warnings.warn(note, AssumedWarning, stacklevel=2)
+    wanted = [name for name in (*dataclasses.astuple(processor.columns), *_LABELS) if name]
     lengths: list[int] = []
     labels: list[Any] = []
     columns: dict[str, None] = {}
-    for number, rows in _chunks(rows_of(source)):
+    for number, rows in _chunks(rows_of(source, wanted)):
         lengths += [len(found.ids) for found in tokenizer.encoded(_texts(rows, number, source, processor))]
         labels += _labels_of(rows, number, source, processor)
         columns |= dict.fromkeys(itertools.chain.from_iterable(rows))
@@ -57,7 +59,7 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
         name: np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.int64, (len(lengths), width)) for name in names
     }
     arrays["input_ids"][:] = tokenizer.pad
-    for number, rows in _chunks(rows_of(source)):
+    for number, rows in _chunks(rows_of(source, wanted)):
         for at, found in enumerate(tokenizer.encoded(_texts(rows, number, source, processor)), number):
             if len(found.ids) != lengths[at]:
                 raise DatasetError(
@@ -78,10 +80,15 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
 
 def _chunks(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
     """The rows in pieces, each with the number of its first."""
-    rows, number = iter(rows), 0
-    while piece := list(itertools.islice(rows, CHUNK)):
-        yield number, piece
-        number += len(piece)
+    number, held, letters = 0, list[Row](), 0
+    for row in rows:
+        held.append(row)
+        letters += sum(len(value) for value in row.values() if isinstance(value, str))
+        if len(held) == CHUNK or letters >= LETTERS:
+            yield number, held
+            number, held, letters = number + len(held), [], 0
+    if held:
+        yield number, held
 
 
 def _texts(rows: Sequence[Row], number: int, source: Path, processor: Processor) -> list[Any]:

@@ -21,6 +21,7 @@ from compress.evaluate.metric_choice import by_shape, find_metric
 from compress.evaluate.metrics import BY_LABELS, METRICS, Metric
 from compress.evaluate.output_kind import by_labels
 from compress.evaluate.probe import probe
+from compress.evaluate.samples_elsewhere import samples_elsewhere
 from compress.model import OnnxModel, TorchModel
 from compress.options import CompressOptions
 from compress.runtime.backends import open_model
@@ -203,6 +204,7 @@ def judged(
     metric = find_metric(
         name, data, model.signature, output=output, sample=sample, rows=found.rows, endings=endings, ask=True
     )
+    elsewhere = samples_elsewhere(metric, model.signature)
     judged_one = next((spec for spec in model.signature.outputs if spec.name == metric.output), None)
     if name is None and metric.name == "agreement" and judged_one is not None and by_shape(judged_one, endings):
         shown = f"{judged_one.name!r}, {judged_one.dtype}[{', '.join(map(str, judged_one.shape))}],"
@@ -233,7 +235,7 @@ def judged(
         notes += (Note(f"The metric is {metric.name}, with the original's own answers."),)
     if unlabelled:
         notes += (Note("No labels in the evaluation data: agreement with the original is judged, not accuracy."),)
-    return data, metric, notes
+    return data, metric, (*notes, *elsewhere)
 
 
 def _labelled_alike(data: Dataset, metric: Metric, proof: Dataset, model: TorchModel | OnnxModel) -> Dataset:

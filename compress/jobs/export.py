@@ -42,8 +42,8 @@ from compress.runtime.machine import versions
 from compress.runtime.memory import standing
 from compress.stage import Progress, Stage
 from compress.storage.files import locked
-from compress.storage.folders import replacing
 from compress.storage.stage_cache import StageCache
+from compress.vetting.swap import replacing_folder
 
 __all__ = ["Prepared", "baseline_of", "export", "optimize", "prepare"]
 
@@ -345,7 +345,7 @@ def _share_export(stages: Sequence[Stage], work: Path) -> None:
     if isinstance(stages[0], OnnxFromTorch):
         for made in (work / "original").glob("01-onnx_from_torch-*"):
             if not (work / made.name).exists() and (made / "stage.json").exists():
-                with replacing(work / made.name) as beside:
+                with replacing_folder(work / made.name) as beside:
                     shutil.copytree(made, beside, dirs_exist_ok=True)
 
 

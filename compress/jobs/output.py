@@ -18,7 +18,7 @@ from compress.model import EngineModel, OnnxModel
 from compress.processor import Processor
 from compress.report.export import Report
 from compress.runtime.latency import Latency
-from compress.storage.folders import replacing
+from compress.vetting.swap import replacing_folder
 
 __all__ = ["write_artifact"]
 
@@ -41,7 +41,7 @@ def write_artifact(
     _refuse_other_types(model.path.with_name("model.onnx"), model.signature)
     engine = isinstance(model, EngineModel)
     files = ("model.plan", "model.onnx", "engine.json", "model.plan.stripped") if engine else ("model.onnx",)
-    with replacing(output) as beside:
+    with replacing_folder(output) as beside:
         for name in files:
             if (model.path.with_name(name)).exists():
                 shutil.copyfile(model.path.with_name(name), beside / name)

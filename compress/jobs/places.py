@@ -3,25 +3,67 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from compress.artifact import PROCESSOR
 from compress.errors import ArtifactError, RecipeError, ResourceError
 from compress.jobs.source import DAMAGED, files_of
+from compress.processor import FILES
 from compress.storage.files import LOCK, locked, make_folder, remove_empty
-from compress.storage.folders import put_back
 from compress.storage.shortages import cant_write, shortages
 from compress.storage.work_folder import marked, refuse_foreign, refuse_others
+from compress.vetting.swap import put_back
 
-__all__ = ["check_output", "claimed", "refuse_overwriting"]
+__all__ = ["ARTIFACT", "TRAINING", "Kind", "check_output", "claimed", "refuse_overwriting"]
 
 # Bytes that a run needs to write, at the least, besides so many times the model.
 ROOM, ROOM_TIMES = 1_000_000, 3
-MARKERS = ("artifact.json", "training.json", "sensitivity.json")  # of what took a run to make
 LONGEST = ".missed.01234567.part"  # what is put around the name of an output, at most
 HELD = ("artifact.json", "model.onnx", "model.plan", "engine.json")  # what is read of an artifact
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Of a folder that runs write.
+
+    Attributes:
+        name: what it is called.
+        marker: a file that each has.
+        files: the others that one may have.
+        folders: folders in it, by name, and the files that these may have.
+    """
+
+    name: str
+    marker: str
+    files: frozenset[str]
+    folders: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def foreign(self, folder: Path) -> list[str]:
+        """What no run has put into such a folder, by name; empty folders hold nothing to lose."""
+        found = []
+        for path in folder.iterdir():
+            if not path.is_dir() or path.is_symlink():
+                found += [] if path.name in {self.marker, *self.files} else [path.name]
+                continue
+            own = self.folders.get(path.name, frozenset())
+            found += [str(each.relative_to(folder)) for each in path.rglob("*")
+                      if not each.is_dir() and str(each.relative_to(path)) not in own]  # fmt: skip
+        return sorted(found)
+
+
+ARTIFACT = Kind(
+    "an artifact",
+    "artifact.json",
+    frozenset((
+        "model.onnx", "model.plan", "model.plan.stripped", "engine.json", "report.json", "report.html", "recipe.toml",
+        "reproduce.sh",
+    )),
+    {PROCESSOR: frozenset(FILES)},
+)  # fmt: skip
+TRAINING = Kind("a training", "training.json", frozenset(("training.html", "model.pt", "weights.pt", "trace.json")))
 
 
 @contextmanager
@@ -118,37 +160,36 @@ def _is_in(path: Path, place: Path) -> bool:
     return any(step == place or place in step.parents for step in steps)
 
 
-def check_output(output: Path, marker: str = "artifact.json", kind: str = "an artifact") -> None:
-    """Refuse to replace what is no such folder; one that an earlier run had set aside is put back.
+def check_output(output: Path, kind: Kind = ARTIFACT) -> None:
+    """Refuse to replace what is no such folder, or holds more; one that an earlier run had set aside is put back.
 
     Args:
         output: the folder.
-        marker: a file that each such folder has.
-        kind: what it is called.
+        kind: of what is to take its place.
 
     Raises:
         ArtifactError: there is something else.
     """
-    real = _real(output)
-    put_back(real)
+    real, mend = _real(output), "name a new folder with -o"
     try:
+        put_back(real)
         if not os.path.lexists(real):
             return
         if os.path.ismount(real):
             why = "it is where a file system is mounted, and can't be swapped for another folder"
         elif not real.is_dir():
             why = "it is a file"
-        elif any(real.iterdir()) and not (real / marker).exists():
-            why = f"it is a folder that holds something other than {kind}"
-        elif within := next((path for each in MARKERS for path in real.rglob(f"*/{each}")), None):
-            why = (
-                f"{output / within.parent.relative_to(real)}, the result of another run, is in it and would go with it"
-            )
+        elif any(real.iterdir()) and not (real / kind.marker).exists():
+            why = f"it is a folder that holds something other than {kind.name}"
+        elif others := kind.foreign(real):
+            shown = ", ".join(map(repr, others[:3])) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+            why = f"it holds what no run has put there, and what would go with it: {shown}"
+            mend = f"move that to another folder, or {mend}"
         else:
             return
     except OSError as err:
         raise cant_write(output, err) from err
-    raise ArtifactError(f"won't replace {output}", why=why, mend="name a new folder with -o")
+    raise ArtifactError(f"won't replace {output}", why=why, mend=mend)
 
 
 def refuse_overwriting(file: Path, inputs: Sequence[Path], flag: str, gone: Path | None = None) -> None:

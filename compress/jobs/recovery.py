@@ -24,7 +24,7 @@ from compress.evaluate.intervals import difference_interval, mean_interval
 from compress.evaluate.kinder import overlap_words
 from compress.evaluate.metrics import Metric
 from compress.formats.checkpoint import fingerprint, write
-from compress.jobs.places import check_output, claimed
+from compress.jobs.places import TRAINING, check_output, claimed
 from compress.jobs.profiled import profile_told
 from compress.jobs.recipe import data_at, inputs_of, labelled_of, training_of, with_sizes
 from compress.jobs.source import load_source
@@ -38,12 +38,12 @@ from compress.runtime.backends import Backend, TorchBackend
 from compress.runtime.machine import environment, versions
 from compress.runtime.measure import cores, torch_macs, torch_params
 from compress.stage import Given
-from compress.storage.folders import replacing
 from compress.storage.stage_cache import StageCache
 from compress.training.finetune import Finetune
 from compress.training.loop import TRACE_FILE
 from compress.training.machine.launch import all_here, lost_another
 from compress.training.machine.setup import launched, rank
+from compress.vetting.swap import replacing_folder
 
 __all__ = ["Recovery", "Row", "finetune"]
 
@@ -140,7 +140,7 @@ def _work(options: FinetuneOptions) -> Path:
 def _finetune(
     checkpoint: Path, options: FinetuneOptions, watcher: Watcher, cache: StageCache | None
 ) -> Recovery | None:
-    check_output(options.output, "training.json", "a training")
+    check_output(options.output, TRAINING)
     model = with_sizes(
         load_source(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval}
     )
@@ -328,7 +328,7 @@ def _write(
         "warnings": list(given.warnings),
         "environment": environment(cores()),
     }
-    with replacing(options.output) as beside:
+    with replacing_folder(options.output) as beside:
         try:
             write(model, beside / "model.pt")
         except CheckpointError:  # a forward that can't be traced: the factory that made it is needed again

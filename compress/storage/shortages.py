@@ -36,7 +36,10 @@ MENDS = {
 }
 MEND = "name a place that can be written with -o"
 # How libraries written in C++ tell it, whose exceptions carry no number.
-WRITER_FAILED = re.compile(r"PytorchStreamWriter failed|No space left on device|Disk quota exceeded|File too large")
+WRITER_FAILED = re.compile(
+    r"PytorchStreamWriter failed|No space left on device|Disk quota exceeded|File too large"
+    r"|Failed to write external initializers|Protobuf serialization failed"  # of ONNX Runtime
+)
 NO_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|out of memory|bad_alloc|Failed to allocate memory|Cannot allocate memory",
     re.IGNORECASE,
@@ -96,6 +99,7 @@ def shortages(*places: Path, need: int = 0) -> Iterator[None]:
     Raises:
         ResourceError: a place can't be written, a disk is full, memory has run out, or a process was ended for it.
     """
+    everywhere = [*places, Path(tempfile.gettempdir())]
     try:
         yield
     except ResourceError:
@@ -103,12 +107,11 @@ def shortages(*places: Path, need: int = 0) -> Iterator[None]:
     except ToolkitError as err:  # a stage that takes a full disk for a fault of the model
         found = _told(err.__cause__, list(places)) if err.__cause__ is not None else None
         if found is None and isinstance(err.__cause__, json.JSONDecodeError):  # half a file of ONNX Runtime's
-            found = _nearly_full(err.__cause__, [*places, Path(tempfile.gettempdir())], need)
+            found = _nearly_full(err.__cause__, everywhere, need)
         if found is None:
             raise
         raise found from err
     except Exception as err:
-        everywhere = [*places, Path(tempfile.gettempdir())]
         found = _told(err, everywhere) or _nearly_full(err, everywhere, need)
         if found is None:
             raise
@@ -138,8 +141,8 @@ def _told(err: BaseException, places: list[Path]) -> ResourceError | None:
                 why=first_line(each),
                 mend="give smaller --batches or fewer --workers, less calibration data at a time, or a larger machine",
             )
-        if WRITER_FAILED.search(str(each)):
-            place = min(places, key=_free)
+        if WRITER_FAILED.search(str(each)):  # they say it of files in the folder for temporary ones, too
+            place = min((*places, Path(tempfile.gettempdir())), key=_free)
             return ResourceError(
                 f"can't write in {place}", why=f"{first_line(each)} ({_free(place) / 1e6:,.1f} MB are free)",
                 mend=MENDS[errno.ENOSPC],
@@ -170,10 +173,9 @@ def _ours(err: OSError, places: list[Path]) -> bool:
         if isinstance(name, str | bytes):
             path = Path(os.path.realpath(os.fsdecode(name)))
             for place in real:
-                beside = path.parts[: len(place.parts)]
-                if path in place.parents or (
-                    beside[:-1] == place.parts[:-1] and beside[-1:] and beside[-1].startswith(place.name)
-                ):
+                *above, beside = path.parts[: len(place.parts)] or ("",)
+                named = beside.lstrip(".").startswith(place.name.lstrip("."))  # what is made beside it is hidden
+                if path in place.parents or (tuple(above) == place.parts[:-1] and named):
                     return True
     return False
 

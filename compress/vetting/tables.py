@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,27 @@ __all__ = ["SUFFIXES", "check_file", "rows_of"]
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".parquet")
 LONGEST_LINE = 16 << 20
+MOST_CELLS = 1 << 20  # of a Parquet file, that are read at a time
+UNPACKED = 1 << 26, 10_000  # letters and rows of one: so many, and so many times its size; usual are under 100 times
 
 Row = Mapping[str, Any]
 
 
-def rows_of(path: Path) -> Iterator[Row]:
+def rows_of(path: Path, wanted: Collection[str] | None = None) -> Iterator[Row]:
     """The rows one after the other, each a value by column; a line of a .txt is its column `text`.
+
+    Args:
+        path: of the file.
+        wanted: columns whose values are asked for; by default all. Of Parquet's others the values are None, as of those
+            that hold neither texts nor numbers (lists, dates, bytes).
 
     Raises:
         DatasetError: the file is missing, damaged or no text; or it is Parquet, and pyarrow is not installed.
     """
     check_file(path)
-    read = {".csv": _csv, ".tsv": _csv, ".txt": _lines, ".parquet": _parquet}.get(path.suffix, _json_lines)
+    read = {".csv": _csv, ".tsv": _csv, ".txt": _lines}.get(path.suffix, _json_lines)
     try:
-        yield from read(path)
+        yield from _parquet(path, wanted) if path.suffix == ".parquet" else read(path)
     except (OSError, ValueError, csv.Error) as err:
         raise DatasetError(
             f"can't read the data {path}",
@@ -109,7 +116,7 @@ def _csv(path: Path) -> Iterator[Row]:
             yield row
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
     try:
         import pyarrow.parquet as parquet
     except ImportError as err:
@@ -118,5 +125,64 @@ def _parquet(path: Path) -> Iterator[Row]:
             why="the Python package 'pyarrow' is not installed",
             mend="pip install pyarrow; or write it as .jsonl or .csv",
         ) from err
-    for batch in parquet.ParquetFile(path).iter_batches(1024):
-        yield from batch.to_pylist()
+    try:
+        with open_file(path) as file:
+            schema = parquet.ParquetFile(file).schema_arrow
+            if twice := next((name for name, times in Counter(schema.names).items() if times > 1), None):
+                raise ValueError(f"it has the column {twice[:60]!r} twice")
+            # A text that is there once, and meant by many rows, stays one until it is known how long they all are.
+            table = parquet.ParquetFile(file, read_dictionary=[each.name for each in schema if _is_text(each.type)])
+            read = [each.name for each in schema if _is_plain(each.type) and (wanted is None or each.name in wanted)]
+            others = dict.fromkeys(name for name in schema.names if name not in read)
+            room = UNPACKED[0] + UNPACKED[1] * path.stat().st_size
+            for batch in table.iter_batches(max(1, min(1024, MOST_CELLS // (len(read) or 1))), columns=read):
+                for few, letters in _few(batch):
+                    room -= letters + few.num_rows
+                    if room < 0:
+                        raise ValueError(f"it unpacks to over {UNPACKED[1]:,} times of its size")
+                    yield from (row | others for row in few.to_pylist())
+    except MemoryError:
+        raise
+    except Exception as err:  # of all kinds, for what it does not know
+        raise ValueError(first_line(err)) from err
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether a column holds what a text or a label may be."""
+    from pyarrow import types
+
+    return _is_text(kind) or any(is_kind(kind) for is_kind in (types.is_integer, types.is_floating, types.is_boolean))
+
+
+def _few(batch: Any) -> Iterator[tuple[Any, int]]:
+    """A batch in parts of not too many letters, and how many these are, in bytes.
+
+    Raises:
+        ValueError: a row alone has too many.
+    """
+    import pyarrow.compute as compute
+
+    letters = [0] * batch.num_rows
+    for column in (each for each in batch.columns if _is_text(each.type)):
+        if hasattr(column, "dictionary"):
+            each = compute.binary_length(column.dictionary).fill_null(0).to_pylist()
+            found = [0 if at is None else each[at] for at in column.indices.to_pylist()]
+        else:
+            found = compute.binary_length(column).fill_null(0).to_pylist()
+        letters = [one + more for one, more in zip(letters, found, strict=True)]
+    begun = held = 0
+    for at, count in enumerate(letters):
+        if count >= LONGEST_LINE:
+            raise ValueError(f"a row of it has over {LONGEST_LINE:,} letters")
+        if held + count >= LONGEST_LINE:
+            yield batch.slice(begun, at - begun), held
+            begun, held = at, 0
+        held += count
+    yield batch.slice(begun), held

@@ -19,10 +19,11 @@ from serve.pack.around import Around, around
 from serve.pack.models import BACKENDS, keep_edits, wanted_models, write_model
 from serve.pack.options import PackOptions
 from serve.pack.source import load_source
-from serve.repository.folders import replaceable, replacing, staging
+from serve.repository.folders import recover, replaceable, replacing, staging
 from serve.repository.lock import locked
 from serve.repository.read import read_model
-from serve.repository.versions import add_version, fits, newest
+from serve.repository.strangers import refuse_losing
+from serve.repository.versions import add_version, beyond, fits, newest
 
 __all__ = ["PackOptions", "Packed", "pack"]
 
@@ -101,7 +102,8 @@ def pack(
         DatasetError: the tokenizer contradicts what stands beside it.
         MissingExtraError: texts are to be served, and tokenizers is not installed.
         RepositoryError: the name can't be used, an option makes no sense, the network refuses what preprocess makes of
-            the hooks' own example(), an edit by hand contradicts this pack, or the disk refuses.
+            the hooks' own example(), an edit by hand contradicts this pack, what was not packed would be lost, or the
+            disk refuses.
     """
     _check_name(name)
     if keep < 1:
@@ -150,6 +152,7 @@ def _write(
     wanted = wanted_models(name, source, loaded, options, found.task)
     new = tuple(wanted)
     with locked(repository):
+        recover(repository)
         old = replaceable(repository, name, set(new))
         kept = keep_edits(repository, [model for model in old if model in wanted], wanted, edits)
         configs = tuple(from_message(each.message) for each in wanted.values())
@@ -158,6 +161,9 @@ def _write(
         continues = keep > 1 and _continues(repository, old, configs)
         if continues:
             version = newest(repository, new) + 1
+            refuse_losing([], [folder for each in new for folder in beyond(repository / each, keep)])
+        else:
+            refuse_losing([repository / each for each in old])
         with staging(repository) if continues else replacing(repository, old) as folder:
             for each in wanted.values():
                 write_model(folder / each.name, version, each, source, loaded)

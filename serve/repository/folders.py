@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from compress.errors import RepositoryError
+from compress.vetting.swap import move, put_back
+from compress.vetting.swap import staging as beside_it
 from serve.config.pbtxt import from_pbtxt, read_config
 
 __all__ = [
-    "PACKED_FILE", "PART_OF", "check_hidden", "files_of", "folders_of", "hidden_of", "parts_of", "replaceable",
-    "replacing", "staging", "unwritable",
+    "PACKED_FILE", "PART_OF", "check_hidden", "files_of", "folders_of", "hidden_of", "parts_of", "recover",
+    "replaceable", "replacing", "staging", "unwritable",
 ]  # fmt: skip
 
 PACKED_BY = "packed_by"
@@ -109,7 +110,7 @@ def replacing(repository: Path, old: list[str]) -> Iterator[Path]:
     """A folder to write the new model folders into; when the block ends well, they take the old ones' place.
 
     The folder stands beside the repository, on its file system, so that nothing is copied into place. When the block or
-    a rename fails, the repository is as it was.
+    a rename fails, the repository is as it was; where the process is killed, the next `pack` there puts it back.
 
     Raises:
         RepositoryError: the disk refuses.
@@ -119,9 +120,10 @@ def replacing(repository: Path, old: list[str]) -> Iterator[Path]:
         beside.mkdir()
         aside.mkdir()
         yield beside
-        moves = [(repository / name, aside / name) for name in old]
-        moves += [(path, repository / path.name) for path in sorted(beside.iterdir())]
-        _move_all(moves)
+        real = repository.resolve()
+        moves = [(real / name, aside / name) for name in old]
+        moves += [(path, real / path.name) for path in sorted(beside.iterdir())]
+        move(folder, moves)
 
 
 @contextmanager
@@ -133,22 +135,22 @@ def staging(repository: Path) -> Iterator[Path]:
     """
     try:
         repository.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{repository.name}-", dir=repository.resolve().parent) as folder:
-            yield Path(folder)
+        with beside_it(repository.resolve()) as folder:
+            yield folder
     except OSError as err:
         raise unwritable(repository, err) from err
 
 
-def _move_all(moves: list[tuple[Path, Path]]) -> None:
-    done: list[tuple[Path, Path]] = []
+def recover(repository: Path) -> None:
+    """Put back what a killed process had half done in a repository, and remove what it has left beside it.
+
+    Raises:
+        RepositoryError: the disk refuses.
+    """
     try:
-        for source, target in moves:
-            source.rename(target)
-            done.append((source, target))
-    except BaseException:
-        for source, target in reversed(done):
-            target.rename(source)
-        raise
+        put_back(repository)
+    except OSError as err:
+        raise unwritable(repository, err) from err
 
 
 def _owner(folder: Path) -> str | None:

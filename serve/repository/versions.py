@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from compress.errors import RepositoryError
 from compress.vetting.replace import replace_file
-from compress.vetting.texts import read_bytes
+from compress.vetting.swap import move
 from serve.config.model_config import ModelConfig
 from serve.config.pbtxt import config_text, from_pbtxt, parse, text_of
-from serve.repository.folders import PACKED_FILE, parts_of
+from serve.repository.folders import PACKED_FILE, parts_of, recover
 from serve.repository.lock import locked
 
-__all__ = ["add_version", "fits", "newest", "roll_back", "served", "versions_of"]
+__all__ = ["add_version", "beyond", "fits", "newest", "roll_back", "served", "versions_of"]
 
 SAME = ("stages", "network", "network_outputs", "part_of")  # parameters that hold for all versions
 
@@ -62,30 +63,24 @@ def add_version(repository: Path, staged: Path, names: Sequence[str], version: i
     Raises:
         RepositoryError: a file that would be replaced is no file.
     """
-    moved: list[Path] = []
+    real = repository.resolve()
     files = [path for name in names for path in sorted((staged / name).iterdir()) if path.is_file()]
-    targets = {repository / path.parent.name / path.name: path for path in files}
-    old = {target: _held(target) for target in targets}
-    try:
-        for name in names:
-            folder = repository / name / str(version)
-            (staged / name / str(version)).rename(folder)
-            moved.append(folder)
-        for target, path in targets.items():
-            path.replace(target)
-    except BaseException:
-        for folder in moved:
-            shutil.rmtree(folder, ignore_errors=True)
-        for target, content in old.items():
-            if content is not None:
-                replace_file(target, content)
-        raise
+    targets = {real / path.parent.name / path.name: path for path in files}
+    for target in targets:
+        if os.path.lexists(target) and not target.is_file():
+            raise RepositoryError(f"can't replace {target}", why="it is no file", mend="remove it, then pack again")
+    move(staged, [(staged / name / str(version), real / name / str(version)) for name in names], targets)
     gone: set[int] = set()
     for name in names:
-        for number in versions_of(repository / name)[:-keep]:
-            shutil.rmtree(repository / name / str(number), ignore_errors=True)  # the new version stands
-            gone.add(number)
+        for folder in beyond(repository / name, keep, coming=0):
+            shutil.rmtree(folder, ignore_errors=True)  # the new version stands
+            gone.add(int(folder.name))
     return sorted(gone)
+
+
+def beyond(folder: Path, keep: int, coming: int = 1) -> list[Path]:
+    """A model's versions that go when so many are to stay, where some are to come."""
+    return [folder / str(number) for number in versions_of(folder)[: -(keep - coming) or None]]
 
 
 def served(config: ModelConfig, versions: Sequence[int]) -> int | None:
@@ -118,6 +113,7 @@ def roll_back(repository: Path, name: str) -> tuple[int, int]:
         RepositoryError: it was not packed here, or there is no version before.
     """
     with locked(repository):
+        recover(repository)
         parts = parts_of(repository, name)
         if not parts:
             raise RepositoryError(
@@ -144,13 +140,3 @@ def roll_back(repository: Path, name: str) -> tuple[int, int]:
                     message.version_policy.specific.versions.append(before)
                     replace_file(file, text_of(message).encode())
         return now, before
-
-
-def _held(path: Path) -> bytes | None:
-    """What a file of the repository holds; None where it is not there."""
-    try:
-        return read_bytes(path)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as err:
-        raise RepositoryError(f"can't replace {path}", why=str(err), mend="remove it, then pack again") from err

@@ -14,12 +14,12 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from compress.errors import ServerError, first_line
+from compress.vetting.swap import put_back, staging
 
 __all__ = ["DOWNLOAD_MB", "TRITON", "Wheel", "check_built", "folder_of", "install", "private"]
 
@@ -104,28 +104,23 @@ def install(environ: Mapping[str, str] = os.environ, python: str | None = None) 
     if folder.is_dir():
         return folder
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        put_back(folder)  # half a GB, where an earlier one was killed
+        with staging(folder) as beside:
+            made = beside / "made"
+            made.mkdir(mode=0o755)
+            _fetch(made / "packages", f"nvidia-pytriton=={TRITON}")
+            if sys.version_info[:2] in PYTHONS and python is None:
+                _fetch(made / "numpy", f"numpy=={NUMPY}")
+            else:
+                _environment(made / "python", python)
+            try:
+                made.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # else another process was first
+                    raise
     except OSError as err:
-        raise ServerError(
-            WHAT, why=first_line(err), mend="make room there, or name another folder in XDG_CACHE_HOME"
-        ) from err
-    try:
-        _fetch(made / "packages", f"nvidia-pytriton=={TRITON}")
-        if sys.version_info[:2] in PYTHONS and python is None:
-            _fetch(made / "numpy", f"numpy=={NUMPY}")
-        else:
-            _environment(made / "python", python)
-        made.chmod(0o755)
-        try:
-            made.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was first
-                raise
-    except OSError as err:
-        raise ServerError(WHAT, why=first_line(err), mend=f"look at {folder.parent}, and try again") from err
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+        mend = f"look at {folder.parent}: make room there, or name another folder in XDG_CACHE_HOME"
+        raise ServerError(WHAT, why=first_line(err), mend=mend) from err
     return folder
 
 

@@ -27,6 +27,7 @@ from serve.gateway.settings_file import load_settings
 from serve.gateway.upstream.loading import Loading
 from serve.lint.advice import core_advice
 from serve.lint.model import read
+from serve.repository.folders import recover
 from serve.repository.needs import used_by
 from serve.repository.read import ModelInfo, read_models
 from serve.repository.served import Served, serving
@@ -129,6 +130,7 @@ def up(
             container = options.docker == "run"
             serve = _container if container else _embedded
             changes = options.trust_changes
+            recover(repository)
             with claimed(repository), serving(repository, options.public_key, trust_changes=changes) as served:
                 check_models(repository, container=container, trust_changes=changes)
                 serve(served, options, drain_s, ready, on_event)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
+from compress.vetting.swap import put_back, replacing_folder
 from compress.vetting.texts import read_text
 from serve.deploy.cluster.canary import analysis_templates, rollout
 from serve.deploy.cluster.chart import chart
@@ -70,10 +70,11 @@ def render(repository: Path, folder: Path, options: RenderOptions) -> tuple[list
     """
     workload = workload_of(repository, options.load)
     texts = files(workload, options)
-    if folder.exists() and not (folder / MARK).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ServerError(
-            f"can't write into {folder}", why="it holds something else", mend="name a new folder, or an empty one"
-        )
+    try:
+        put_back(folder)
+        _refuse_others(folder)
+    except OSError as err:
+        raise _unwritable(folder, err) from err
     gone = [
         f"{name} is no longer written: take {instead}" for name, instead in GONE.items() if (folder / name).is_dir()
     ]
@@ -81,22 +82,44 @@ def render(repository: Path, folder: Path, options: RenderOptions) -> tuple[list
         if read is not None and folder.resolve() in (read.resolve(), *read.resolve().parents):
             why = f"{read}, which is read, is in it"
             raise ServerError(f"can't write into {folder}", why=why, mend="name a new folder")
-    mark = secrets.token_hex(4)  # a folder that happens to have such a name is nobody's
-    beside, aside = (folder.with_name(f".{folder.name}.{mark}.{word}") for word in ("new", "old"))
     try:
-        beside.mkdir(parents=True)
-        for name, text in {MARK: "", **texts}.items():
-            path = beside / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        if folder.exists():
-            folder.rename(aside)
-        beside.rename(folder)
-        shutil.rmtree(aside, ignore_errors=True)
+        with replacing_folder(folder) as beside:
+            for name, text in {MARK: "".join(f"{name}\n" for name in sorted(texts)), **texts}.items():
+                path = beside / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
     except OSError as err:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise ServerError(f"can't write {folder}", why=str(err), mend="name a folder that can be written") from err
+        raise _unwritable(folder, err) from err
     return [folder / name for name in texts], [*gone, *warnings_of(workload, options)]
+
+
+def _unwritable(folder: Path, err: OSError) -> ServerError:
+    return ServerError(f"can't write {folder}", why=str(err), mend="name a folder that can be written")
+
+
+def _refuse_others(folder: Path) -> None:
+    """Raises ServerError where there is what no run has written: it would go with the rest.
+
+    An earlier release's mark does not name what was written.
+    """
+    if not os.path.lexists(folder):
+        return
+    marked = (folder / MARK).is_file()
+    if not marked and (not folder.is_dir() or any(folder.iterdir())):
+        why, mend = "it holds something else", "name a new folder, or an empty one"
+        raise ServerError(f"can't write into {folder}", why=why, mend=mend)
+    try:
+        ours = set(read_text(folder / MARK).splitlines()) if marked else set()
+    except ValueError:
+        ours = set()
+    found = [str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()]
+    if ours and (others := sorted({*found} - ours - {MARK})):
+        shown = ", ".join(map(repr, others[:3])) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        raise ServerError(
+            f"can't write into {folder}",
+            why=f"it holds what no run has put there, and what would go with it: {shown}",
+            mend="move that to another folder (a Kustomize overlay names its base by a path), or name a new one",
+        )
 
 
 def warnings_of(workload: Workload, options: RenderOptions) -> list[str]:

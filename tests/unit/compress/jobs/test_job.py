@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ def test_a_swap_that_fails_leaves_the_old_artifact(exported: Path, monkeypatch: 
     rename = Path.rename
 
     def failing(self: Path, target: Path) -> Path:
-        if self.name.startswith(".artifact.") and self.suffix == ".part":
+        if self.name == "new" and self.parent.name.startswith(".artifact."):
             raise KeyboardInterrupt
         return rename(self, target)
 
@@ -51,11 +53,17 @@ def test_a_swap_that_fails_leaves_the_old_artifact(exported: Path, monkeypatch: 
 
 def test_an_artifact_left_aside_by_a_kill_is_put_back(exported: Path) -> None:
     first = Artifact.load(exported / "artifact").sha256
-    (exported / "artifact").rename(exported / ".artifact.01234567.old")
-    (exported / ".artifact.01234567.part").mkdir()  # which was to take its place
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom compress.vetting.swap import replacing_folder\n"
+        "sys.addaudithook(lambda event, args: event == 'os.rename' and str(args[0]).endswith('new') and os.kill(os.getpid(), 9))\n"
+        f"with replacing_folder(Path({str(exported / 'artifact')!r})):\n    pass\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    assert not (exported / "artifact").exists()
     with pytest.raises(ToolkitError):
         compress.export(exported / "nothing.pt", ExportOptions(output=exported / "artifact"))
     assert Artifact.load(exported / "artifact").sha256 == first
+    assert not list(exported.glob(".artifact.*"))
 
 
 def test_another_model_in_the_same_place_is_not_taken_for_the_first(exported: Path) -> None:

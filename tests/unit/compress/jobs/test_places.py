@@ -13,11 +13,11 @@ import compress
 from compress import ExportOptions
 from compress.cli import main
 from compress.errors import ArtifactError, ResourceError
-from compress.jobs.places import claimed
+from compress.jobs.places import TRAINING, check_output, claimed
 from compress.pipeline import _is_ours
 from compress.storage.files import locked
-from compress.storage.folders import replacing
 from compress.storage.work_folder import MARK, keep_log
+from compress.training.loop import TRACE_FILE
 from tests.models import build
 
 X = "x:float32[batch,4]"
@@ -226,13 +226,64 @@ def test_a_lock_that_was_left_behind_blocks_nobody(tmp_path: Path, left: str) ->
     assert not (tmp_path / "out.lock").exists()
 
 
-def test_what_a_killed_run_has_left_beside_an_output_goes_with_the_next(tmp_path: Path) -> None:
-    stays = [".out.0123456g.part", ".other.01234567.part", "out.part"]
-    for name in (".out.01234567.part", ".out.89abcdef.old", *stays):
-        (tmp_path / name).mkdir()
-    with replacing(tmp_path / "out") as beside:
-        (beside / "made").touch()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*stays, "out"])
+# --- what others have put into a folder that is replaced
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "files"),
+    [
+        (["export", "model.pt"], "artifact", ["notes.txt"]),
+        (["export", "model.pt"], "artifact", ["a.txt", "b.txt", "mine/c.txt", "processor/vocab.bak", "z.txt"]),
+        (["export", "model.pt", "--int8", "dynamic", "--eval", "eval.npz", "--max-drop", "1"], "missed", ["notes.txt"]),
+        (["optimize", "model.pt", "--eval", "eval.npz"], "artifact", ["model.onnx.data"]),
+        (["finetune", "model.pt", "--data", "eval.npz"], "training", ["model.onnx"]),
+    ],
+)
+def test_what_no_run_has_put_into_its_output_is_not_lost(
+    here: Path, capsys: pytest.CaptureFixture[str], command: list[str], kind: str, files: list[str]
+) -> None:
+    folder = Path("b.missed" if kind == "missed" else "b")
+    if kind == "training":
+        folder.mkdir()
+        (folder / "training.json").write_text("{}")
+    else:
+        shutil.copytree("artifact", folder)
+    (folder / "empty/deeper").mkdir(parents=True)
+    for name in files:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
+    before = held(here)
+    text = refused(capsys, *command, "-o", "b")
+    assert ", ".join(map(repr, files[:3])) in text
+    assert ("and 2 more" in text) == (len(files) == 5)
+    assert "move that to another folder" in text
+    assert held(here) == before
+
+
+def test_all_that_runs_write_is_known_as_theirs(here: Path) -> None:
+    recipe("mine.toml", OWN + 'eval = "eval.npz"\n')
+    train = [
+        "finetune",
+        "model.pt",
+        "-o",
+        "c",
+        "--data",
+        "eval.npz",
+        "--teacher",
+        "model.pt",
+        "--epochs",
+        "1",
+        "--profile",
+    ]
+    for words in (["run", "mine.toml"], train):
+        for _ in range(2):
+            with pytest.raises(SystemExit) as ended:
+                main(words)
+            assert ended.value.code == 0
+    check_output(Path("b"))
+    check_output(Path("c"), TRAINING)
+    assert {path.name for path in here.glob("[bc]/*")} >= {"recipe.toml", "model.onnx", "model.pt"}
+    assert TRACE_FILE in TRAINING.files
 
 
 # --- single files

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -487,6 +488,8 @@ def test_a_folder_of_something_else_stays(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     render(ROOT / "model_repository", tmp_path / "out", OPTIONS)
     (tmp_path / "out/stale.yaml").write_text("old")
+    with (tmp_path / "out/.rendered-by-serve").open("a") as mark:  # as one that wrote it does
+        mark.write("stale.yaml\n")
     render(ROOT / "model_repository", tmp_path / "out", OPTIONS)
     assert not (tmp_path / "out/stale.yaml").exists()
 
@@ -648,3 +651,35 @@ def test_other_files_at_the_same_place_are_new_pods_and_the_same_files_are_not(
     assert (tmp_path / "one-out/base/gateway.yaml").read_text() == (
         tmp_path / "other-out/base/gateway.yaml"
     ).read_text()
+
+
+def test_what_no_run_has_put_into_the_folder_is_not_lost(tmp_path: Path) -> None:
+    folder, overlay = tmp_path / "kubernetes", tmp_path / "kubernetes/overlays/mine/kustomization.yaml"
+    for _ in range(2):
+        render(ROOT / "model_repository", folder, OPTIONS)
+    overlay.parent.mkdir()
+    overlay.write_text("resources: [../cpu]\n")
+    with pytest.raises(ServerError, match="can't write into") as caught:
+        render(ROOT / "model_repository", folder, OPTIONS)
+    assert "'overlays/mine/kustomization.yaml'" in caught.value.why
+    assert overlay.read_text() == "resources: [../cpu]\n"
+    overlay.unlink()
+    render(ROOT / "model_repository", folder, OPTIONS)
+
+
+@pytest.mark.parametrize("at", ["old", "kubernetes"])
+def test_a_run_that_was_killed_in_its_swap_is_cleared_by_the_next(tmp_path: Path, at: str) -> None:
+    """Killed while the old folder is moved aside, and while the new one is put in its place."""
+    folder = tmp_path / "kubernetes"
+    render(ROOT / "model_repository", folder, OPTIONS)
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom compress.vetting.swap import replacing_folder\n"
+        f"at = {at!r}\n"
+        "sys.addaudithook(lambda event, args: event == 'os.rename' and Path(args[1]).name == at and os.kill(os.getpid(), 9))\n"
+        f"with replacing_folder(Path({str(folder)!r})):\n    pass\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert folder.exists() == (at == "old")
+    assert len(list(tmp_path.iterdir())) == 1 + (at == "old")
+    render(ROOT / "model_repository", folder, OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["kubernetes"]

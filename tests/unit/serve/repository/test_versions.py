@@ -151,3 +151,101 @@ def test_a_lock_that_stays_is_told(repository: Path) -> None:
     assert "another process" in caught.value.why
     with locked(repository, wait_s=0):
         pass
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from serve.pack.write import pack
+artifact, repository, hooks, keep, step = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+def end(event, args):
+    global step
+    if event == "os.rename" and "models" in str(args[1]):
+        step -= 1
+        if step < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(end)
+pack(artifact, repository=repository, name="tiny", hooks=Path(hooks) if hooks else None, keep=keep)
+"""
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_a_pack_that_was_killed_in_its_swap_is_undone_by_the_next_run(
+    tmp_path: Path, artifact: Path, repository: Path, keep: int
+) -> None:
+    """Ended at each of its renames in turn, and found again as it was by what comes next there."""
+    hooks = hook_file(tmp_path)
+    for _ in range(2):
+        pack(artifact, repository=repository, name="tiny", hooks=hooks)
+    before, step = tree(repository), 0
+    hooks.write_text(HOOKS.replace('"abc"', '"xyz"'), encoding="utf-8")
+    while True:
+        command = [sys.executable, "-c", KILLED, str(artifact), str(repository), str(hooks), str(keep), str(step)]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        assert ended.returncode in (0, -9), ended.stderr
+        if ended.returncode == 0:
+            break
+        with pytest.raises(RepositoryError, match="can't roll back 'nothing'"):
+            roll_back(repository, "nothing")
+        assert tree(repository) == before, step
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["artifact", "models", "my_hooks.py"]
+        step += 1
+    assert step > 8
+    assert tree(repository) != before
+
+
+@pytest.mark.parametrize(
+    ("file", "keep"),
+    [
+        ("tiny/notes.md", 1),
+        ("tiny_network/warmup/input", 1),
+        ("tiny_network/1/notes.md", 1),
+        ("tiny_preprocess/1/data.bin", 2),
+        ("tiny_preprocess/2/sub/model.py", 1),
+    ],
+)
+def test_what_was_not_packed_is_not_lost(
+    tmp_path: Path, artifact: Path, repository: Path, file: str, keep: int
+) -> None:
+    hooks = hook_file(tmp_path)
+    for _ in range(2):
+        pack(artifact, repository=repository, name="tiny", hooks=hooks)
+    (repository / file).parent.mkdir(exist_ok=True)
+    (repository / file).write_text("mine", encoding="utf-8")
+    before = tree(repository)
+    with pytest.raises(RepositoryError, match="can't replace") as caught:
+        pack(artifact, repository=repository, name="tiny", hooks=hooks, keep=keep)
+    assert "would go with it" in caught.value.why
+    assert tree(repository) == before
+
+
+def test_a_further_version_leaves_what_was_not_packed(artifact: Path, repository: Path) -> None:
+    pack(artifact, repository=repository, name="tiny")
+    (repository / "tiny/warmup").mkdir()
+    (repository / "tiny/warmup/input").write_text("mine", encoding="utf-8")
+    (repository / "tiny/1/__pycache__").mkdir()
+    (repository / "tiny/1/__pycache__/model.cpython-311.pyc").touch()
+    for _ in range(4):
+        pack(artifact, repository=repository, name="tiny", keep=2)
+    assert (repository / "tiny/warmup/input").exists()
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_a_model_that_is_read_from_what_is_replaced_is_packed_whole(
+    tmp_path: Path, artifact: Path, repository: Path, keep: int
+) -> None:
+    pack(artifact, repository=repository, name="tiny", hooks=hook_file(tmp_path))
+    model, hooks = repository / "tiny_network/1/model.onnx", repository / "tiny_preprocess/1/hooks.py"
+    held, code = model.read_bytes(), hooks.read_bytes()
+    packed = pack(model, repository=repository, name="tiny", hooks=hooks, keep=keep)
+    assert (repository / f"tiny_network/{packed.version}/model.onnx").read_bytes() == held
+    assert (repository / f"tiny_preprocess/{packed.version}/hooks.py").read_bytes() == code
+
+
+def test_an_artifact_that_stands_in_what_is_replaced_is_not_lost(artifact: Path, repository: Path) -> None:
+    pack(artifact, repository=repository, name="tiny")
+    inside = artifact.rename(repository / "tiny/artifact")
+    with pytest.raises(RepositoryError, match="can't replace") as caught:
+        pack(inside, repository=repository, name="tiny", keep=1)
+    assert "'artifact/artifact.json'" in caught.value.why
+    assert (inside / "model.onnx").exists()

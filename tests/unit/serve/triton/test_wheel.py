@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -71,6 +72,19 @@ def test_a_fetch_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         install(environ(tmp_path))
     assert package in caught.value.why
     assert not list((tmp_path / "cache" / "compress-serve").iterdir())
+
+
+def test_what_a_killed_fetch_has_left_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip_of(tmp_path, monkeypatch)
+    folder = folder_of(environ(tmp_path))
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom compress.vetting.swap import staging\n"
+        "with staging(Path(sys.argv[1])) as beside:\n    (beside / 'made').mkdir()\n    os.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode == -9
+    assert [path.name for path in folder.parent.iterdir()] != []
+    assert install(environ(tmp_path)) == folder
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 def test_without_pip_and_uv_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
