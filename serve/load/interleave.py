@@ -34,8 +34,9 @@ def interleave(
 
     async def main() -> tuple[list[LoadResult], list[LoadResult]]:
         runs: tuple[list[LoadResult], list[LoadResult]] = ([], [])
-        async with Session(sides[0], on_progress) as session:
-            await session.target(sides[1])
+        session = Session(sides[0], on_progress)
+        await session.target(sides[1])  # before there are generators, which end if nothing is heard for long
+        async with session:
             for number in range(rounds):
                 for which in (0, 1) if number % 2 == 0 else (1, 0):
                     if session.stopped:
