@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import uvloop
 
+from compress.errors import ServerError
 from serve.load.ask.target import Target, find_target
 from serve.load.figures.recorder import Recorder
 from serve.load.figures.result import LoadResult
@@ -139,7 +140,17 @@ class Session:
         Args:
             options: with the same workers as those that this was made with.
             give_up: asked a few times a second whether the load can be ended early.
+
+        Raises:
+            ServerError: it can't be sent, and none can after it.
         """
+        try:
+            return await self._run(options, give_up)
+        except ServerError as err:
+            self.ended = f"{err.what}: {err.why}"
+            raise
+
+    async def _run(self, options: LoadOptions, give_up: Callable[[Recorder], bool] | None) -> LoadResult:
         target = await self.target(options)
         job = make_job(target, options)
         recorder = Recorder(job)
@@ -185,10 +196,9 @@ class Session:
             if isinstance(end, Exception):
                 raise end
         lost = list(self._processes.lost)
-        if lost:
-            self.ended = "; ".join(lost)
-        elif not (self._interrupted or given_up):
+        if not (lost or self._interrupted or given_up):
             lost = await asyncio.to_thread(_unsent, job, recorder)
+        self.ended = "; ".join(lost)
         if seen:
             seen.append(await observe(target, options.model, ended_ns))
         return summarize(

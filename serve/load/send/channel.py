@@ -52,16 +52,17 @@ class Channel:
         except (OSError, RuntimeError) as err:  # uvloop's, of a transport that is closed
             self.lose(f"the connection broke: {err}")
 
-    async def hear(self, most: int = MOST_BYTES, silence_s: float = SILENCE_S) -> tuple[dict[str, Any], bytes]:
+    async def hear(self, most: int = MOST_BYTES, silence_s: float | None = None) -> tuple[dict[str, Any], bytes]:
         """The next frame.
 
         Args:
             most: bytes that it may have.
-            silence_s: how long nothing may come, not a beat, until the other side counts as gone.
+            silence_s: how long nothing may come, not a beat, until the other side is gone; None for `SILENCE_S`.
 
         Raises:
             WireError: none comes, or it is no frame.
         """
+        silence_s = SILENCE_S if silence_s is None else silence_s
         while True:
             text_bytes, blob_bytes = lengths_of(await self._exactly(LENGTHS.size, silence_s), most)
             message = message_of(await self._exactly(text_bytes, silence_s))

@@ -17,11 +17,11 @@ from compress.errors import ServerError
 from serve.http.message import Address
 from serve.load.ask.target import is_loopback
 from serve.load.options import LoadOptions
-from serve.load.send.channel import SILENCE_S, Channel
+from serve.load.send.channel import Channel
 from serve.load.send.greeting import BUSY, COORDINATOR, SPEAKS, TOKEN, WORKER, place, same, signed
 from serve.load.send.wire import WireError
 
-__all__ = ["START_S", "Member", "join", "start", "tls_to_workers"]
+__all__ = ["Member", "join", "start", "tls_to_workers"]
 
 PINGS = 9
 STOP_S = 5.0
@@ -29,6 +29,7 @@ START_S = 60.0
 """For a child to be there: its interpreter and libraries are read from a disk, on a machine that may be busy."""
 JOIN_S = 10.0
 RETRY_S = 1.0
+AGAIN = "start it again"
 START_IT = "start it there (`serve load worker`), and name it as host:port"
 
 
@@ -50,7 +51,7 @@ class Member:
         self.ahead_ns = 0
         self.trip_ns = 0
 
-    async def hear(self, kind: str, silence_s: float = SILENCE_S) -> Mapping[str, Any]:
+    async def hear(self, kind: str, silence_s: float | None = None) -> Mapping[str, Any]:
         """The next message, which must be of this kind.
 
         Raises:
@@ -61,7 +62,7 @@ class Member:
             raise WireError(_told(message))
         return message
 
-    async def compare_clocks(self, silence_s: float = SILENCE_S) -> None:
+    async def compare_clocks(self, silence_s: float | None = None) -> None:
         """Learn how far its clock is ahead, to half of the shortest round trip (Cristian 1989).
 
         Raises:
@@ -237,8 +238,7 @@ async def _greet(member: Member, text: str, token: str, *, plain: bool) -> None:
                     f"the worker {text} won't work for us", why=_told(message),
                     mend="wait until that has ended (--worker-wait), or start another one",
                 )  # fmt: skip
-            if message.get("about") != TOKEN:
-                mend = "start it again"
+            mend = mend if message.get("about") == TOKEN else AGAIN
             raise WireError(_told(message))
         if not same(message.get("signed"), signed(token, WORKER, theirs, ours)):
             raise ServerError(
@@ -246,11 +246,11 @@ async def _greet(member: Member, text: str, token: str, *, plain: bool) -> None:
                 why="it does not know the token, so that it is somebody else's",
                 mend="look what listens there; " + mend,
             )
-        here = place()
+        mend, here = AGAIN, place()
         member.elsewhere = not here or message.get("place") != here
         member.channel.beat()
         await member.compare_clocks()
     except WireError as err:
-        if plain and ("closed" in str(err) or "nothing" in str(err)):
+        if plain and mend != AGAIN and ("closed" in str(err) or "nothing" in str(err)):
             mend += "; or give --worker-ca, where it speaks TLS"
         raise ServerError(f"the worker {text} won't work for us", why=str(err), mend=mend) from err

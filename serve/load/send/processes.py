@@ -16,14 +16,16 @@ from serve.load.send.batch import Batch
 from serve.load.send.generator import Generator
 from serve.load.send.job import Job
 from serve.load.send.ledger import Ledger
-from serve.load.send.member import START_S, Member, join, start, tls_to_workers
+from serve.load.send.member import Member, join, start, tls_to_workers
 from serve.load.send.timer import check_timer
 from serve.load.send.wire import WireError
 
 __all__ = ["Processes"]
 
 START_AHEAD_NS = 50_000_000
-END_S = 10.0
+PREPARE_S = 30.0
+"""Of silence, while a process reads a load's data, when it is silent for longer than usual."""
+END_S = 5.0
 """For a process to hand on its last figures, once it was told to stop."""
 
 
@@ -120,7 +122,7 @@ class Processes:
             member.channel.tell({"do": "prepare", "job": data, "part": part, "parts": len(self._members)}, blob)
         for member in self._members:
             try:
-                await member.hear("ready", START_S)
+                await member.hear("ready", PREPARE_S)
             except WireError as err:
                 raise ServerError(
                     f"{member.name} can't send the load", why=str(err), mend="mend that, or leave it out"
