@@ -45,7 +45,7 @@ def run(
     An open loop (--rate) sends when requests are due, whatever becomes of the others, and counts latency from then
     on; a closed loop (--concurrency) waits for answers, as clients with nothing else to do would. With --slo alone,
     the highest rate that keeps it is searched. Exit code 3 when an objective is not kept, 1 where
-    nothing was answered, 4 where a run is invalid: its figures are then the tester's own.
+    nothing was answered, 4 where a run is invalid, as its figures are then the tester's own, or not all could be sent.
 
     Parameters
     ----------
