@@ -45,7 +45,7 @@ def run(
     An open loop (--rate) sends when requests are due, whatever becomes of the others, and counts latency from then
     on; a closed loop (--concurrency) waits for answers, as clients with nothing else to do would. With --slo alone,
     the highest rate that keeps it is searched. Exit code 3 when an objective is not kept, 1 where
-    nothing was answered, 4 where a run is invalid: its figures are then the tester's own.
+    nothing was answered, 4 where a run is invalid, as its figures are then the tester's own, or not all could be sent.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def compare(
         Files to write, by their ending: .json, .html; with --ab alone also of both sides.
     """
     from serve.load.figures.compare import compare as compare_files
-    from serve.load.report.report import read_report
+    from serve.load.report.report import NOT_ALL, read_report
     from serve.load.report.terminal import print_comparisons
 
     allowed = _share(max_regression)
@@ -183,6 +183,8 @@ def compare(
         sides = (read_report(before), read_report(after))
         comparisons = compare_files(*sides, allowed=allowed)
     print_comparisons(comparisons, allowed, _console())
+    if ab and sides[0].ended:
+        out.print(f"{NOT_ALL}: {sides[0].ended}", markup=False)
     if output:
         from serve.load.report.overlay import overlaid
 

@@ -118,8 +118,11 @@ def _shorter(given: dict[str, Any], height: int, width: int) -> int | None:
     if given.get("do_center_crop") is not True or given.get("do_resize") is not True:
         return None
     size, crop = given.get("size"), given.get("crop_size")
-    side = size.get("shortest_edge") if isinstance(size, dict) else size
-    sides = (crop.get("height"), crop.get("width")) if isinstance(crop, dict) else (crop, crop)
+    # these keys alone: a longest_edge bounds the other side, and what else there may be is not known
+    side = size.get("shortest_edge") if isinstance(size, dict) and size.keys() == {"shortest_edge"} else size
+    sides = (crop, crop)
+    if isinstance(crop, dict) and crop.keys() == {"height", "width"}:
+        sides = (crop["height"], crop["width"])
     return side if type(side) is int and sides == (height, width) and side >= max(height, width) else None
 
 

@@ -32,25 +32,31 @@ def interleave(
     if rounds < 1:
         raise ServerError("can't take turns", why=f"rounds is {rounds}", mend="give --rounds 5 or more")
 
-    async def main() -> tuple[list[LoadResult], list[LoadResult]]:
+    async def main() -> tuple[list[LoadResult], list[LoadResult], str]:
         runs: tuple[list[LoadResult], list[LoadResult]] = ([], [])
-        async with Session(sides[0], on_progress) as session:
-            await session.target(sides[1])
+        session = Session(sides[0], on_progress)
+        await session.target(sides[1])  # before there are generators, which end if nothing is heard for long
+        async with session:
             for number in range(rounds):
                 for which in (0, 1) if number % 2 == 0 else (1, 0):
                     if session.stopped:
                         break
                     options = sides[which]
-                    runs[which].append(await session.run(options.with_(seed=options.seed + number)))
+                    try:
+                        runs[which].append(await session.run(options.with_(seed=options.seed + number)))
+                    except ServerError:  # the session tells it, and is stopped
+                        if min(map(len, runs)) < 2:
+                            raise
             whole = min(len(runs[0]), len(runs[1])) - (1 if session.stopped else 0)
-            return runs[0][:whole], runs[1][:whole]
+            return runs[0][:whole], runs[1][:whole], session.ended
 
-    before, after = uvloop.run(main())
+    before, after, ended = uvloop.run(main())
     if not before:
-        raise ServerError("nothing was compared", why="it was stopped in the first round", mend="start it again")
+        why = ended or "it was stopped in the first round"
+        raise ServerError("nothing was compared", why=why, mend="start it again")
     machine = describe_machine()
     reports = [
-        LoadReport(tuple(runs), options.url, broken=((),) * len(runs), machine=machine)
+        LoadReport(tuple(runs), options.url, broken=((),) * len(runs), machine=machine, ended=ended)
         for options, runs in zip(sides, (before, after), strict=True)
     ]
     return (reports[0], reports[1]), compare_rounds(before, after, allowed=allowed)

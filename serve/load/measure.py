@@ -88,19 +88,25 @@ def measure(
         async with Session(options if loads is None else loads[0], on_progress) as session:
             if loads is None:
                 assert objective is not None  # noqa: S101
-                found, runs = await search(
+                found, confirmed = await search(
                     session, options, objective,
                     precision=plan.precision, confirmations=plan.confirmations, on_run=on_run,
                 )  # fmt: skip
-                return _report(runs, options, plan, objective, found)
+                return _report(confirmed, options, plan, objective, found, session.ended)
             runs = []
             for load in loads:
-                runs.append(await session.run(load))
+                try:
+                    runs.append(await session.run(load))
+                except ServerError:  # the session tells it
+                    if not runs:
+                        raise
+                    break
                 if on_run is not None:
                     on_run(runs[-1])
                 if session.stopped:
                     break
-            return _report(runs, options, plan, objective, None)
+            ended = session.ended if len(runs) < len(loads) else ""
+            return _report(runs, options, plan, objective, None, ended)
 
     return uvloop.run(main())
 
@@ -168,13 +174,18 @@ def _scenario(options: LoadOptions, plan: Plan, objective: Objective | None) -> 
 
 
 def _report(
-    runs: Sequence[LoadResult], options: LoadOptions, plan: Plan, objective: Objective | None, found: Found | None
+    runs: Sequence[LoadResult],
+    options: LoadOptions,
+    plan: Plan,
+    objective: Objective | None,
+    found: Found | None,
+    ended: str,
 ) -> LoadReport:
     broken = tuple(tuple(objective.broken(run)) if objective is not None else () for run in runs)
     title = f"{options.model} at {options.url}" if options.model else options.url
     return LoadReport(
         tuple(runs), title, plan.scenario or "", str(objective or ""), broken, found,
-        _verdict(runs, plan, objective, broken, found), plan.hourly_cost, describe_machine(),
+        _verdict(runs, plan, objective, broken, found), plan.hourly_cost, describe_machine(), ended,
     )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ __all__ = ["LoadOptions", "Scenario"]
 
 Scenario = Literal["single-stream", "multi-stream", "server", "offline"]
 Hidden = Parameter(parse=False)
+MOST = (1 << 53) - 1
+"""Any whole number that JSON carries everywhere."""
 Many = Parameter(consume_multiple=True, negative_iterable="")
 
 
@@ -75,6 +77,9 @@ class LoadOptions:
     worker_plain: bool = False
     """Speak to workers on other machines without TLS, though requests and their key are sent to them."""
 
+    worker_wait: float = 0.0
+    """How long to wait for workers that are not there yet, or busy, in seconds."""
+
     form: Literal["binary", "json"] = "binary"
     """How tensors are written over HTTP."""
 
@@ -128,9 +133,12 @@ class LoadOptions:
     def __post_init__(self) -> None:
         for name in ("concurrency", "duration", "timeout", "connections", "distinct"):
             self._at_least(name, _finite(getattr(self, name)) and getattr(self, name) > 0, "more than 0")
-        for name in ("warmup", "processes", "tolerance"):
+        for name in ("warmup", "processes", "tolerance", "worker_wait"):
             self._at_least(name, _finite(getattr(self, name)) and getattr(self, name) >= 0, "0 or more")
         self._at_least("max_requests", self.max_requests is None or self.max_requests > 0, "more than 0")
+        self._at_least("seed", self.seed >= 0, "0 or more")
+        for name in ("concurrency", "max_requests", "connections", "distinct", "processes", "seed"):
+            self._at_least(name, (getattr(self, name) or 0) <= MOST, f"{MOST} at most")
         bound = self.max_lateness_ms
         self._at_least("max_lateness_ms", bound is None or (_finite(bound) and bound > 0), "more than 0")
 

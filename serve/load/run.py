@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import uvloop
 
+from compress.errors import ServerError
 from serve.load.ask.target import Target, find_target
 from serve.load.figures.recorder import Recorder
 from serve.load.figures.result import LoadResult
@@ -88,7 +89,7 @@ class Session:
         on_progress: told a few times a second.
 
     Attributes:
-        stopped: whether Ctrl-C came.
+        ended: why no load can be sent any more, in words; "" where one can, and after Ctrl-C.
     """
 
     def __init__(self, options: LoadOptions, on_progress: OnProgress | None = None) -> None:
@@ -96,23 +97,33 @@ class Session:
         self._on_progress = on_progress
         self._processes = Processes(options)
         self._targets: dict[str, Target] = {}
-        self.stopped = False
+        self._interrupted = False
+        self.ended = ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no load is to follow: Ctrl-C came, or a generator was lost."""
+        return self._interrupted or bool(self.ended)
 
     async def __aenter__(self) -> Session:
         await self.target(self._options)  # before any process is started for nothing
         await self._processes.__aenter__()
         if threading.current_thread() is threading.main_thread():
-            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self.stop)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, self.stop)
         return self
 
     async def __aexit__(self, *reason: object) -> None:
         if threading.current_thread() is threading.main_thread():
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().remove_signal_handler(number)
         await self._processes.__aexit__(None, None, None)
 
     def stop(self) -> None:
-        """End the load that is under way, and let none follow."""
-        self.stopped = True
+        """End the load that is under way, and let none follow; the second time, wait for no generator any longer."""
+        if self._interrupted:
+            self._processes.abandon("it was not waited for")
+        self._interrupted = True
         self._processes.stop()
 
     async def target(self, options: LoadOptions) -> Target:
@@ -129,7 +140,17 @@ class Session:
         Args:
             options: with the same workers as those that this was made with.
             give_up: asked a few times a second whether the load can be ended early.
+
+        Raises:
+            ServerError: it can't be sent, and none can after it.
         """
+        try:
+            return await self._run(options, give_up)
+        except ServerError as err:
+            self.ended = f"{err.what}: {err.why}"
+            raise
+
+    async def _run(self, options: LoadOptions, give_up: Callable[[Recorder], bool] | None) -> LoadResult:
         target = await self.target(options)
         job = make_job(target, options)
         recorder = Recorder(job)
@@ -148,7 +169,7 @@ class Session:
                 await asyncio.sleep(PROGRESS_S)
                 if self._on_progress is not None:
                     self._on_progress(_standing(recorder, options, job, start_ns))
-                if given_up or self.stopped:
+                if given_up or self._interrupted:
                     continue
                 if _is_gone(recorder, (time.perf_counter_ns() - start_ns) / NS_PER_S - job.warmup_s):
                     recorder.gone = True
@@ -168,12 +189,16 @@ class Session:
             ended_ns = time.perf_counter_ns()
             for task in tasks[1:]:
                 task.cancel()
-            if tasks and (self.stopped or given_up or not tasks[0].done()):
+            if tasks and (self._interrupted or given_up or not tasks[0].done()):
                 tasks[0].cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
         for end in ends:
             if isinstance(end, Exception):
                 raise end
+        lost = list(self._processes.lost)
+        if not (lost or self._interrupted or given_up):
+            lost = await asyncio.to_thread(_unsent, job, recorder)
+        self.ended = "; ".join(lost)
         if seen:
             seen.append(await observe(target, options.model, ended_ns))
         return summarize(
@@ -185,8 +210,8 @@ class Session:
             ended_ns=ended_ns,
             started=started,
             processes=self._processes.size,
-            lost=self._processes.lost,
-            stopped=self.stopped or given_up,
+            lost=lost,
+            stopped=self._interrupted or given_up,
             seen=seen,
             clock_error_ns=self._processes.clock_error_ns,
         )
@@ -216,6 +241,17 @@ def _arrivals(options: LoadOptions) -> Arrivals:
     if warmup > 0:
         legs = (Leg(legs[0].first, legs[0].first, warmup), *legs)
     return Arrivals(kind, legs, options.seed, burst)
+
+
+def _unsent(job: Job, recorder: Recorder) -> list[str]:
+    """What an open loop's schedule has and the generators did not begin, in words."""
+    if job.arrivals is None:
+        return []
+    due = job.arrivals.total() - job.arrivals.before(int(job.warmup_s * NS_PER_S))
+    due = due if job.max_requests is None else min(due, job.max_requests)
+    if recorder.began == due:
+        return []
+    return [f"{due:,} requests were due, and {recorder.began:,} were begun"]
 
 
 def _is_gone(recorder: Recorder, elapsed_s: float) -> bool:

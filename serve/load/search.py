@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from compress.errors import ServerError
 from serve.load.figures.intervals import share_above
 from serve.load.figures.result import LoadResult
 from serve.load.figures.summary import LATE_SHARE, LEAST_BOUND_MS
@@ -47,8 +48,8 @@ class _Search:
         self._note(result, result.throughput, "peak", kept=True, why=())
         return result.throughput
 
-    async def kept(self, rate: float, stage: str) -> tuple[bool, LoadResult]:
-        """Whether a rate keeps the objective, with arrivals of its own."""
+    async def kept(self, rate: float, stage: str) -> tuple[bool, LoadResult | None]:
+        """Whether a rate keeps the objective, with arrivals of its own; no figures where nothing can be sent now."""
         self.seed += 1
         options = self.options
         enough = min(self.objective.samples * 1.2 / rate, LONGEST * options.duration)
@@ -58,7 +59,10 @@ class _Search:
             max_lateness_ms=late_ms,
         )  # fmt: skip
         expected = rate * load.duration
-        result = await self.session.run(load, give_up=lambda recorder: self.objective.lost(recorder, expected))
+        try:
+            result = await self.session.run(load, give_up=lambda recorder: self.objective.lost(recorder, expected))
+        except ServerError:  # the session tells it, and is stopped
+            return False, None
         why = self.objective.broken(result)
         lost = result.interrupted and not self.session.stopped
         if lost and not why:
@@ -126,8 +130,8 @@ async def search(
         confirmed = []
         for _ in range(confirmations):
             kept, result = await run.kept(low, "confirm")
-            if not kept:
-                high = low
+            if not kept or result is None:
+                high = high if session.stopped else low
                 break
             confirmed.append(result)
         if len(confirmed) == confirmations:
@@ -150,9 +154,10 @@ def _found(run: _Search, low: float | None, high: float | None, peak: float, con
     term = next((term for term in objective.terms if term.percent is not None), None)
     share = bound = allowed = None
     if low is None:
-        stopped = (
-            "Stopped before a rate was found" if run.session.stopped else f"No rate was found that keeps {objective}"
-        )
+        stopped = f"No rate was found that keeps {objective}"
+        if run.session.stopped:
+            stopped = "Stopped before a rate was found"
+            stopped += f" ({run.session.ended})" if run.session.ended else ""
         why: Sequence[str] = next((trial.why for trial in reversed(run.trials) if trial.why), ())
         if not peak:
             why = ["a closed loop, the first one, had no answer"]

@@ -23,9 +23,17 @@ Object = dict[str, Any]
 PORT = 9200
 MOST_WORKERS = 256
 RESULT = "/tmp/load.json"  # noqa: S108  a volume of the pod's own
-SENDS = f'serve load "$@" --output {RESULT}; code=$?; test ! -s {RESULT} || cat {RESULT}; exit $code'
+SENDS = (  # a shell that is process 1 passes no signal on: then the load would go on through the grace period
+    f'serve load "$@" --output {RESULT} & load=$!; trap "kill -TERM $load" TERM; wait $load; code=$?; '
+    f"while kill -0 $load 2>/dev/null; do wait $load; code=$?; done; test ! -s {RESULT} || cat {RESULT}; exit $code"
+)
+WAIT_S = 600
+"""For pods to be placed, and their image to come."""
+SECRETS = re.compile(r"(--header=)?\s*[^\s:]*(authorization|cookie|key|token|secret|password)[^\s:]*\s*:", re.I)
 FINAL = (1, 3, 4)  # exit codes of a load that was sent: only what could not be sent is tried again
-OURS = ("--worker", "--worker-ca", "--worker-plain", "--output", "--allow-remote", "--processes", "--cpus")
+OURS = (
+    "--worker", "--worker-ca", "--worker-plain", "--worker-wait", "--output", "--allow-remote", "--processes", "--cpus",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +91,17 @@ def jobs_of(options: LoadJobs, arguments: Sequence[str]) -> list[Object]:
         arguments: of `serve load`, but for what says who sends.
 
     Raises:
-        ServerError: some say that, too.
+        ServerError: some say that, too, or are secrets.
     """
     if own := [word for word in arguments if word.partition("=")[0] in OURS]:
         why = f"{own[0]} is among what follows --"
         raise ServerError("can't write the load's manifests", why=why, mend="leave it out: the manifests say it")
+    if any(SECRETS.match(word) for word in arguments):
+        raise ServerError(
+            "can't write the load's manifests",
+            why="a header among what follows -- is a secret, and they are no place for one",
+            mend=f"put the key into the Secret {options.name}-key: `serve load` sends it as a bearer token",
+        )
     return [_service(options), _workers(options), _coordinator(options, arguments), _policy(options)]
 
 
@@ -142,8 +156,10 @@ def _workers(options: LoadJobs) -> Object:
 
 def _coordinator(options: LoadJobs, arguments: Sequence[str]) -> Object:
     workers = [f"{host}:{PORT}" for host in options.hosts]
+    wait = str(min(WAIT_S, options.deadline_s))
     given = [
-        options.url, *arguments, "--allow-remote", "--worker", *workers, "--worker-ca", "/run/secrets/tls/tls.crt",
+        *(word.replace("$", "$$") for word in (options.url, *arguments)),  # Kubernetes would put in its variables
+        "--allow-remote", "--worker", *workers, "--worker-ca", "/run/secrets/tls/tls.crt", "--worker-wait", wait,
     ]  # fmt: skip
     container = {"command": ["sh", "-c", SENDS, "serve"], "args": given}
     final = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": list(FINAL)}}

@@ -348,10 +348,11 @@ def _unreachable(options: LoadOptions, err: ExchangeError) -> ServerError:
     return ServerError(f"can't reach {options.url}", why=str(err), mend="start it (`serve up`), or name the right one")
 
 
-async def is_loopback(host: str) -> bool:
-    """Whether every address of a host is this machine's own."""
+async def is_loopback(host: str, *, unspecified: bool = False) -> bool:
+    """Whether every address of a host is this machine's own; with `unspecified` also 0.0.0.0, which ends up there."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return all(ipaddress.ip_address(entry[4][0]).is_loopback for entry in found)
+    addresses = [ipaddress.ip_address(entry[4][0]) for entry in found]
+    return all(each.is_loopback or (unspecified and each.is_unspecified) for each in addresses)

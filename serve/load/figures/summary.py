@@ -17,6 +17,8 @@ MIN_SECOND_SAMPLES = 20
 LATE_SHARE = 0.2
 LEAST_BOUND_MS = 1.0
 """Less is the noise of an idle machine."""
+LEAST_APART_MS = 10.0
+"""Of workers' schedules, half of two round trips: what a network takes within a region."""
 BUSY = 0.95
 """Share of a core from which a closed loop's generator is what is measured."""
 
@@ -97,7 +99,11 @@ def summarize(
         server=use_between(seen[0], seen[-1]) if len(seen) > 1 else None,
         server_untold=seen[-1].untold if seen else "",
         breakdown=breakdown(seen[0], seen[-1], options.model) if len(seen) > 1 else None,
-        invalid=(*_invalid(options, job, latency, lateness, cpu_share, processes, gone=recorder.gone), *lost),
+        invalid=(
+            *_invalid(options, job, latency, lateness, cpu_share, processes, gone=recorder.gone),
+            *_apart(options, job, latency, clock_error_ns),
+            *lost,
+        ),
         interrupted=stopped,
         started=started,
         seed=options.seed,
@@ -131,6 +137,17 @@ def _invalid(
     if job.arrivals is None and cpu_share > BUSY * processes:
         return [f"the generator was busy all the time, so that it may be what was measured; {more}"]
     return []
+
+
+def _apart(options: LoadOptions, job: Job, latency: Latency, clock_error_ns: int | None) -> list[str]:
+    """Whether several machines' parts of an open loop's schedule may have been too far apart to be one."""
+    if job.arrivals is None or clock_error_ns is None:
+        return []
+    error_ms, bound_ms = clock_error_ns / 1e6, max(LEAST_APART_MS, lateness_bound_ms(options, latency))
+    if error_ms <= bound_ms:
+        return []
+    told = f"by up to {error_ms:.3g} ms where {bound_ms:.3g} ms are allowed"
+    return [f"the workers' schedules may have been apart {told}; send from machines that are nearer to this one"]
 
 
 def _rate(job: Job) -> float:

@@ -27,4 +27,5 @@ def overlaid(reports: Sequence[tuple[str, LoadReport]]) -> LoadReport:
         broken=broken,
         hourly_cost=reports[0][1].hourly_cost,
         machine=reports[0][1].machine,
+        ended="; ".join(dict.fromkeys(report.ended for _, report in reports if report.ended)),
     )

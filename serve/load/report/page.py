@@ -20,7 +20,7 @@ from serve.load.report.plots import (
     sweep_plot,
     time_plot,
 )
-from serve.load.report.report import LoadReport
+from serve.load.report.report import NOT_ALL, LoadReport
 from serve.load.slo import parse_objective
 
 __all__ = ["check_plots", "page"]
@@ -64,6 +64,8 @@ def page(report: LoadReport, *, names: Sequence[str] = (), comparisons: Sequence
         for run, label in zip(runs, labels, strict=True)
         for why in run.invalid
     )
+    if report.ended:
+        invalid += f'<li class="bad">{html.escape(f"{NOT_ALL}: {report.ended}")}</li>'
     kind = "" if not report.objective else "good" if report.kept else "bad"
     said = html.escape(report.verdict)
     verdict = f'<p class="verdict"><span class="{kind}">{said}</span></p>' if said else ""

@@ -16,9 +16,10 @@ from compress.vetting.texts import parse_json, read_bytes
 from serve.config.named import LARGEST_DATA
 from serve.load.figures.result import SCHEMA_VERSION, LoadResult
 
-__all__ = ["Found", "LoadReport", "Trial", "describe_machine", "read_report", "write_text"]
+__all__ = ["NOT_ALL", "Found", "LoadReport", "Trial", "describe_machine", "read_report", "write_text"]
 
 KIND = "serve load"
+NOT_ALL = "not all that was asked for was sent"
 Machine = Mapping[str, Any]
 
 
@@ -84,6 +85,7 @@ class LoadReport:
         verdict: a sentence.
         hourly_cost: of what serves; None where nothing was said.
         machine: what this was measured on and with.
+        ended: why not all that was asked for was sent; "" where it was, and after Ctrl-C.
     """
 
     runs: tuple[LoadResult, ...]
@@ -95,6 +97,7 @@ class LoadReport:
     verdict: str = ""
     hourly_cost: float | None = None
     machine: Machine = field(default_factory=dict)
+    ended: str = ""
 
     def cost_of_a_million(self, result: LoadResult) -> float | None:
         """What a million inferences cost at a run's throughput."""
@@ -116,8 +119,10 @@ class LoadReport:
 
     @property
     def invalid(self) -> bool:
-        """Whether figures say more about the generator than about the server; a search's verdict allows for that."""
-        return self.found is None and any(run.invalid for run in self.runs)
+        """Whether figures say more about the generator than about the server, or some are missing; a search's verdict
+        allows for the former.
+        """
+        return bool(self.ended) or (self.found is None and any(run.invalid for run in self.runs))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values by stable names."""
@@ -133,6 +138,7 @@ class LoadReport:
             "hourly_cost": self.hourly_cost,
             "cost_of_a_million": [self.cost_of_a_million(run) for run in self.runs],
             "machine": dict(self.machine),
+            "ended": self.ended,
             "runs": [run.to_dict() for run in self.runs],
         }
 
@@ -159,6 +165,7 @@ class LoadReport:
             data["verdict"],
             data["hourly_cost"],
             data["machine"],
+            data.get("ended", ""),
         )
 
 

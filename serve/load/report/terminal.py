@@ -7,12 +7,13 @@ import io
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from serve.load.figures.compare import Comparison
 from serve.load.figures.intervals import interval
 from serve.load.figures.result import PERCENTS, Latency, LoadResult
-from serve.load.report.report import LoadReport
+from serve.load.report.report import NOT_ALL, LoadReport
 
 __all__ = ["csv_text", "hlog_text", "print_comparisons", "print_report"]
 
@@ -30,9 +31,11 @@ def print_report(report: LoadReport, console: Console | None = None) -> None:
     for number, run in enumerate(report.runs):
         for why in run.invalid:
             which = f"run {number + 1} ({run.offered})" if len(report.runs) > 1 else "this run"
-            console.print(f"[red]invalid[/]: {which}: {why}", highlight=False, soft_wrap=True)
+            console.print(f"[red]invalid[/]: {which}: {escape(why)}", highlight=False, soft_wrap=True)
         if run.interrupted:
             console.print("Stopped before its time: these are the figures up to then.")
+    if report.ended:
+        console.print(f"[red]invalid[/]: {NOT_ALL}: {escape(report.ended)}", highlight=False, soft_wrap=True)
     if report.verdict:
         console.print(report.verdict, highlight=False, soft_wrap=True)
 
@@ -113,7 +116,7 @@ def _facts(report: LoadReport, run: LoadResult) -> Iterable[tuple[str, str]]:
     yield "answers", f"{run.count:,} in {run.seconds:.1f} s"
     yield "errors", f"{run.error_count:,}" + (f" ({run.error_share:.2%})" if run.error_count else "")
     for kind, count in run.errors.items():
-        yield f"  {kind}", f"{count:,}"
+        yield f"  {escape(kind)}", f"{count:,}"
     if run.accuracy is not None:
         yield "accuracy", f"{run.accuracy:.2%} of {run.labelled:,}"
     if run.latency.mean_ms is not None and run.latency.max_ms is not None:

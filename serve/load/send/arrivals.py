@@ -91,6 +91,20 @@ class Arrivals:
             mine = numbers % parts == part
             yield (times[mine] * 1e9).astype(np.int64), numbers[mine]
 
+    def total(self) -> int:
+        """How many are due."""
+        return sum(len(times) for _, times in self._times())
+
+    def before(self, at_ns: int) -> int:
+        """How many are due before that time, in nanoseconds from the beginning."""
+        count = 0
+        for times, _ in self.chunks():
+            found = int(np.searchsorted(times, at_ns))
+            count += found
+            if found < len(times):
+                break
+        return count
+
     def _times(self) -> Iterator[tuple[int, Floats]]:
         if self.kind == "trace":
             times = np.asarray(self.times_s, np.float64)

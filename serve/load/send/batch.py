@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["COLUMNS", "NS_PER_S", "Batch"]
+__all__ = ["COLUMNS", "NS_PER_S", "Batch", "Ending"]
+
+Ending = Literal["", "whole", "stopped", "cut"]
+"""How a generator's part came out: "" while more is to come; all of it; told to stop; broken off by whatever else."""
 
 NS_PER_S = 1_000_000_000
 COLUMNS = ("due", "taken", "sent", "end", "bytes", "request", "kind")
@@ -24,7 +28,7 @@ class Batch:
         waiting: requests that are due and have no connection yet.
         cpu_s: of this process so far, since its load began.
         memory_bytes: the most it has had resident.
-        done: nothing more will come.
+        ended: how, once nothing more will come.
     """
 
     records: bytes
@@ -36,4 +40,4 @@ class Batch:
     waiting: int
     cpu_s: float
     memory_bytes: int
-    done: bool
+    ended: Ending

@@ -12,21 +12,21 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
-
-import numpy as np
 
 from compress.vetting.memory import peak_memory
 from serve.load.ask.check import Judge
-from serve.load.send.batch import NS_PER_S, Batch
+from serve.load.send.batch import NS_PER_S, Batch, Ending
 from serve.load.send.connection import Connection, Flight, HttpConnection
 from serve.load.send.job import Job
 from serve.load.send.timer import PreciseTimer
+from serve.load.send.turns import numbers, order_of, share
 
 __all__ = ["DOWN", "Generator"]
 
 HAND_ON_S = 0.2
-OPEN_AHEAD = 64
+OPEN_AHEAD, OPEN_S = 64, 10.0
 PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
 DOWN = frozenset(("refused", "closed", "grpc unavailable"))
 BUSY = frozenset(("status 429", "status 503", "grpc resource_exhausted"))
@@ -49,7 +49,7 @@ class Generator:
         self._hand_on = hand_on
         self._loop = asyncio.get_running_loop()
         self._wires = [request.wire for request in job.requests]
-        self._order = _order(job)
+        self._order = order_of(job)
         self._judge = None if job.check is None else Judge(job.check)
         self._records = array("q")
         self._kinds = {"": 0}
@@ -60,8 +60,10 @@ class Generator:
         self._backlog: deque[Flight] = deque()
         self._ended = asyncio.Event()
         self._stopped = False
-        self._number = part
-        self._left = _share(job.max_requests, part, parts)
+        self._ending: Ending = "whole"
+        self._next = numbers(job, part, parts)
+        self._left = share(job.max_requests, part, parts)
+        self._end_number: int | None = None
         self._begin_ns = self._limit_ns = 0
         self._cpu_s = 0.0
         self._channels: Any = None
@@ -81,9 +83,13 @@ class Generator:
             self._channels = Channels(job)
         wanted = self._concurrency()
         if job.arrivals is not None:
+            if job.max_requests is not None:
+                self._end_number = job.arrivals.before(int(job.warmup_s * NS_PER_S)) + job.max_requests
             wanted = min(self._connections(), max(8, min(OPEN_AHEAD, int(job.arrivals.rate / self._parts / 50))))
         connections = [self._new_connection() for _ in range(wanted)]
-        await asyncio.gather(*(each.open() for each in connections if isinstance(each, HttpConnection)))
+        with suppress(TimeoutError):  # what does not answer shows when requests are sent
+            async with asyncio.timeout(min(job.timeout_s, OPEN_S)):
+                await asyncio.gather(*(each.open() for each in connections if isinstance(each, HttpConnection)))
         self._idle.extend(connections)
         gc.collect()  # here, as it can take a second in a large process
         gc.freeze()
@@ -100,6 +106,7 @@ class Generator:
         self._timer = PreciseTimer(self._arrive if job.arrivals is not None else self._release)
         watcher = self._loop.create_task(self._watch())
         gc.disable()  # a full collection takes longer than a request may be late
+        ending: Ending = "cut"
         try:
             if job.arrivals is not None:
                 self._chunks = job.arrivals.chunks(self._part, self._parts)
@@ -109,22 +116,29 @@ class Generator:
                 self._timer.at(start_ns)
             if not self._stopped:
                 await self._ended.wait()
+            ending = self._ending
         finally:
             gc.enable()
             gc.unfreeze()
             watcher.cancel()
             self._timer.close()
             self._stopped = True
-            for connection in (*self._flying, *self._idle):
-                connection.close()
-            if self._channels is not None:
-                await self._channels.close()
-            self._drain(done=True)
+            await self.close()
+            self._drain(ending)
 
-    def stop(self) -> None:
-        """Drop what is under way, and end."""
+    def stop(self, ending: Ending = "stopped") -> None:
+        """Drop what is under way, and end; `ending` tells how that came."""
+        if not self._ended.is_set():
+            self._ending = ending
         self._stopped = True
         self._ended.set()
+
+    async def close(self) -> None:
+        """Close its connections, also where it was prepared for nothing."""
+        for connection in (*self._flying, *self._idle):
+            connection.close()
+        if self._channels is not None:
+            await self._channels.close()
 
     # The open loop.
 
@@ -152,13 +166,10 @@ class Generator:
                 self._timer.at(due)
                 return
             number = self._numbers[self._at]
+            if self._end_number is not None and number >= self._end_number:
+                self._exhausted = True
+                break
             self._at += 1
-            if due >= self._begin_ns:
-                if self._left == 0:
-                    self._exhausted = True
-                    break
-                if self._left is not None:
-                    self._left -= 1
             flight = Flight(number, due, now)
             self._count(due)
             if self._idle:
@@ -189,18 +200,17 @@ class Generator:
                 self._idle.append(connection)
                 return
             self._left -= 1
-        flight = Flight(self._number, now, now)
-        self._number += self._parts
+        flight = Flight(next(self._next), now, now)
         self._count(now)
         self._send(connection, flight)
 
     # Both.
 
     def _concurrency(self) -> int:
-        return _share(self._job.concurrency, self._part, self._parts) or 0
+        return share(self._job.concurrency, self._part, self._parts) or 0
 
     def _connections(self) -> int:
-        return max(self._job.connections // self._parts, 1)
+        return share(self._job.connections, self._part, self._parts) or 1
 
     def _new_connection(self) -> Connection:
         self._opened += 1
@@ -289,26 +299,12 @@ class Generator:
                 handed = now
                 self._drain()
 
-    def _drain(self, *, done: bool = False) -> None:
+    def _drain(self, ended: Ending = "") -> None:
         records, self._records = self._records, array("q")
         self._hand_on(
             Batch(
                 records.tobytes(), tuple(self._kinds), right=self._right, labelled=self._labelled, began=self._began,
                 warmup=self._warmup, waiting=len(self._backlog), cpu_s=time.process_time() - self._cpu_s,
-                memory_bytes=peak_memory(), done=done,
+                memory_bytes=peak_memory(), ended=ended,
             )
         )  # fmt: skip
-
-
-def _order(job: Job) -> list[int]:
-    """Which request each number sends: in turn, or drawn by weight."""
-    if not job.weights:
-        return list(range(len(job.requests)))
-    weights = np.asarray(job.weights, np.float64)
-    drawn = np.random.default_rng(job.seed).choice(len(job.requests), 4096, p=weights / weights.sum())
-    found: list[int] = drawn.tolist()
-    return found
-
-
-def _share(whole: int | None, part: int, parts: int) -> int | None:
-    return None if whole is None else whole // parts + (part < whole % parts)

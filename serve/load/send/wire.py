@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections.abc import Mapping
 from dataclasses import fields
@@ -10,44 +9,47 @@ from typing import Any
 
 import orjson
 
+from compress.errors import printable
 from serve.load.send.batch import Batch
 
-__all__ = ["MOST_BYTES", "WireError", "batch_of", "frame_of_batch", "pack", "read"]
+__all__ = ["LENGTHS", "MOST_BYTES", "WireError", "batch_of", "frame_of_batch", "lengths_of", "message_of", "pack"]
 
 MOST_BYTES = 1 << 30
-_LENGTHS = struct.Struct(">II")
+LENGTHS = struct.Struct(">II")
+MOST_KINDS, LONGEST_KIND = 1000, 200
+MOST_NUMBER = 1 << 62
 _NUMBERS = tuple(field.name for field in fields(Batch) if field.name not in ("records", "kinds"))
+_COUNTS = ("right", "labelled", "began", "warmup", "waiting", "memory_bytes")
+_ENDINGS = ("", "whole", "stopped", "cut")
 
 
 class WireError(Exception):
-    """The other side left, or sends what is no frame."""
+    """The other side left, is silent, or sends what can't be."""
 
 
 def pack(message: Mapping[str, Any], blob: bytes = b"") -> bytes:
     """A frame."""
     text = orjson.dumps(message)
-    return b"".join((_LENGTHS.pack(len(text), len(blob)), text, blob))
+    return b"".join((LENGTHS.pack(len(text), len(blob)), text, blob))
 
 
-async def read(reader: asyncio.StreamReader, most: int = MOST_BYTES) -> tuple[dict[str, Any], bytes]:
-    """The next frame.
+def lengths_of(head: bytes, most: int) -> tuple[int, int]:
+    """How long a frame's two parts are; raises WireError where they are over `most` bytes."""
+    text_bytes, blob_bytes = LENGTHS.unpack(head)
+    if text_bytes + blob_bytes > most:
+        raise WireError("it sent a message that is too long")
+    return text_bytes, blob_bytes
 
-    Raises:
-        WireError: none comes, or it is longer than `most` bytes.
-    """
+
+def message_of(text: bytes) -> dict[str, Any]:
+    """A frame's JSON; raises WireError where it is no object."""
     try:
-        text_bytes, blob_bytes = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
-        if text_bytes + blob_bytes > most:
-            raise WireError("a message that is too long")
-        message = orjson.loads(await reader.readexactly(text_bytes))
-        blob = await reader.readexactly(blob_bytes)
-    except (asyncio.IncompleteReadError, ConnectionError) as err:
-        raise WireError("the connection was closed") from err
+        message = orjson.loads(text)
     except orjson.JSONDecodeError as err:
-        raise WireError("a message that is not JSON") from err
+        raise WireError("it sent a message that is not JSON") from err
     if not isinstance(message, dict):
-        raise WireError("a message that is no object")
-    return message, blob
+        raise WireError("it sent a message that is no object")
+    return message
 
 
 def frame_of_batch(batch: Batch) -> bytes:
@@ -57,5 +59,23 @@ def frame_of_batch(batch: Batch) -> bytes:
 
 
 def batch_of(message: Mapping[str, Any], blob: bytes) -> Batch:
-    """The other way round."""
-    return Batch(blob, tuple(message["kinds"]), **{name: message[name] for name in _NUMBERS})
+    """The other way round.
+
+    Raises:
+        WireError: it is none, whatever it is.
+    """
+    kinds = message.get("kinds")
+    if not (isinstance(kinds, list) and 0 < len(kinds) <= MOST_KINDS and kinds[0] == ""):
+        raise WireError("it sent figures without a list of kinds")
+    for kind in kinds:
+        if not isinstance(kind, str) or len(kind) > LONGEST_KIND or printable(kind) != kind:
+            raise WireError("it sent a kind of error that is no line of text")
+    for name in _COUNTS:
+        if type(message.get(name)) is not int or not 0 <= message[name] < MOST_NUMBER:
+            raise WireError(f"it sent figures whose {name} is no count")
+    cpu_s = message.get("cpu_s")
+    if isinstance(cpu_s, bool) or not isinstance(cpu_s, int | float) or not 0 <= cpu_s < MOST_NUMBER:
+        raise WireError("it sent figures whose cpu_s is no time")
+    if message.get("ended") not in _ENDINGS:
+        raise WireError("it sent figures that do not say whether they are the last")
+    return Batch(blob, tuple(kinds), **{name: message[name] for name in _NUMBERS})

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from compress.errors import ServerError
 from serve.deploy.cluster.load_jobs import LoadJobs, jobs_of, lines_first
 from tests.certificates import self_signed
 from tests.custom_resources import VERSIONS, check
-from tests.load_servers import at_once, served
+from tests.load_servers import at_once, inferences, served
 
 Object = dict[str, Any]
 IMAGE = "registry.example/gateway:0.1.0"
@@ -72,6 +73,7 @@ def test_no_secret_is_in_a_manifest_and_what_has_to_be_made_is_said() -> None:
     [
         ({"image": "gateway"}, ()), ({"workers": 0}, ()), ({"workers": 257}, ()), ({"name": "Load"}, ()),
         ({"cpu": "much"}, ()), ({"deadline_s": 0}, ()), ({"namespace": "a b"}, ()),
+        ({}, ("--header", "authorization: Bearer x")), ({}, ("--header=X-Api-Key: x",)), ({}, ("--worker-wait", "1")),
         ({}, ("--worker", "x:1")), ({}, ("--output=x.json",)), ({}, ("--processes", "4")),
     ],
 )  # fmt: skip
@@ -88,6 +90,31 @@ def test_the_command_writes_them_and_takes_what_serve_load_does(tmp_path: Path) 
     made = [each for each in yaml.safe_load_all(file.read_text()) if each]
     assert [each["kind"] for each in made] == ["Service", "Job", "Job", "NetworkPolicy"]
     assert container(made[2])["args"][1:5] == ["--model", "m", "--rate", "100"]
+
+
+def test_kubernetes_puts_nothing_into_arguments() -> None:
+    """It would the workers' token for $(SERVE_LOAD_TOKEN), into requests; $$ is what it makes a $ of."""
+    given = container(objects("--expect", "contains:$(SERVE_LOAD_TOKEN)$$")["Job", "load-coordinator"])["args"]
+    assert given[2] == "contains:$$(SERVE_LOAD_TOKEN)$$$$"
+
+
+@pytest.mark.clock
+def test_a_pod_that_is_to_end_ends_its_load_and_prints_the_figures(tmp_path: Path) -> None:
+    """A shell passes no signal on by itself."""
+    script = container(objects()["Job", "load-coordinator"])["command"][2]
+    script = script.replace("serve load", f"{sys.executable} -m serve load")
+    script = script.replace("/tmp/load.json", str(tmp_path / "load.json"))  # noqa: S108
+    with served(at_once) as server:
+        words = [server.url, "--model", "m", "--rate", "100", "--duration", "300", "--warmup", "0"]
+        command = ["/bin/sh", "-c", script, "serve", *words]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as pod:
+            while inferences(server) < 50:
+                time.sleep(0.05)
+            pod.send_signal(signal.SIGTERM)
+            out, _ = pod.communicate(timeout=30)
+    (run,) = orjson.loads(out[out.index("\n{") :])["runs"]
+    assert run["interrupted"]
+    assert run["count"] >= 45
 
 
 @pytest.mark.clock

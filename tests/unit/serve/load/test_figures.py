@@ -288,7 +288,7 @@ def test_a_percentile_needs_ten_samples_beyond_it() -> None:
 
 def batch(rows: list[list[int]], **others: Any) -> Batch:
     values: dict[str, Any] = {"right": 0, "labelled": 0, "began": len(rows), "warmup": 0, "waiting": 0, "cpu_s": 0.1}
-    values |= {"memory_bytes": 1, "done": False} | others
+    values |= {"memory_bytes": 1, "ended": ""} | others
     return Batch(array("q", [value for row in rows for value in row]).tobytes(), ("", "timeout"), **values)
 
 

@@ -70,6 +70,10 @@ def test_without_the_flag_it_takes_arrays_and_says_that_it_could(tmp_path: Path)
         (CENTRE | {"do_center_crop": None}, "says do_center_crop None"),
         (CENTRE | {"size": {"shortest_edge": 4}}, "the network takes"),
         (CENTRE | {"crop_size": 9}, "the network takes"),
+        (CENTRE | {"size": {"shortest_edge": 16, "longest_edge": 20}}, "the network takes"),
+        (CENTRE | {"size": {"shortest_edge": 16, "height": 8, "width": 8}}, "the network takes"),
+        (CENTRE | {"crop_size": {"height": 8, "width": 8, "x": 1}}, "the network takes"),
+        (CENTRE | {"crop_size": {"height": 8}}, "the network takes"),
         (CENTRE | {"default_to_square": True}, "'default_to_square', which is not known"),
     ],
 )
