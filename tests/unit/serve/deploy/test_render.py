@@ -451,12 +451,33 @@ def test_pods_are_sized_by_what_a_load_test_saw(tmp_path: Path) -> None:
         ({"min_replicas": 0}, "too small"),
         ({"signed_by": "No"}, "no name"),
         ({"engine_script": Path("/nowhere/build.py")}, "no such file"),
+        ({"monitoring_namespace": "monitoring\n  evil: x"}, "no name"),
+        ({"monitoring_namespace": "{{ .Values.x }}"}, "no name"),
+        ({"monitoring_namespace": ""}, "no name"),
+        ({"prometheus": "http://prometheus:9090\n"}, "no address"),
+        ({"prometheus": "http://{{ .Values.x }}:9090"}, "no address"),
+        ({"prometheus": "prometheus:9090"}, "no address"),
+        ({"prometheus": "http://prometheus:99999"}, "no address"),
+        ({"prometheus": "http://me:secret@prometheus:9090"}, "no address"),
+        ({"prometheus": "http://prometheus/{{ a }}"}, "no address"),
+        ({"gpu_product": "NVIDIA H100"}, "no value of a label"),
+        ({"gpu_product": "{{H100}}"}, "no value of a label"),
+        ({"gpu_product": "H100\n"}, "no value of a label"),
     ],
 )
 def test_options_that_can_not_work_are_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ServerError, match=why) as raised:
         replace(OPTIONS, **changes)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", [
+    "http://prometheus:9090", "https://prometheus.example", "https://mimir.example/prometheus/", "http://[fd00::1]:9090",
+])  # fmt: skip
+def test_a_prometheus_is_named_by_its_address(url: str) -> None:
+    assert (
+        replace(OPTIONS, prometheus=url, monitoring_namespace="1st", gpu_product="NVIDIA-A100_80.GB").prometheus == url
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from deploy.containers.engine import Engine
 from deploy.containers.fence import Fence, rules
 from deploy.containers.keys import is_known, make_keys
 from deploy.containers.marks import PEM
+from deploy.containers.ready import within
 from deploy.containers.renewed import renew_keys
 from deploy.containers.stack import Stack
 from deploy.containers.volumes import digest, packed
@@ -44,6 +46,7 @@ without() { grep -vx -- "$2" $1 > $1.new; mv $1.new $1; }
 [ ! -e fails ] || case "$*" in $(cat fails)*) echo "it refuses" >&2; exit 125;; esac
 case "$*" in
 info*) pwd;;
+"ps --all"*) [ ! -e containers ] || cat containers;;
 unshare*) shift; exec "$@";;
 "pod ps"*) cat pods;;
 "pod rm"*) without pods $(last "$@");;
@@ -355,7 +358,7 @@ def test_a_pod_is_asked_by_members_of_its_networks_and_triton_asks_nobody() -> N
 def test_whose_signature_is_asked_for_holds_for_what_is_rolled_out_too(
     stack: Stack, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.containers.stack._answers", lambda _: True)
+    monkeypatch.setattr("deploy.containers.stack.answers", lambda _: True)
     monkeypatch.setattr("deploy.containers.stack.NOTICE_S", 0)
     models, public = signed(tmp_path)
     pod = stack.up(models, public)
@@ -402,7 +405,7 @@ def test_what_is_not_signed_is_told_before_anything_is_started(stack: Stack, sta
 def test_an_up_that_was_killed_is_told_by_roll_and_cleared_by_the_next_one(
     stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.containers.stack._answers", lambda _: True)
+    monkeypatch.setattr("deploy.containers.stack.answers", lambda _: True)
     runs(state, "serving-gateway", "serving-triton-models-0")
     (state / "volumes").write_text("serving-models-0\n")
     with pytest.raises(ServerError, match="can't roll") as told:
@@ -434,7 +437,7 @@ def test_roll_says_so_where_the_gateway_does_not_answer(
 def test_a_gateway_that_is_not_ready_with_the_new_version_keeps_the_first(
     stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.containers.stack.READY_S", 1)
+    monkeypatch.setattr("deploy.containers.ready.READY_S", 1)
     runs(state, "serving-gateway", "serving-triton-models-0")
     (state / "fails").write_text("exec serving-gateway-gateway http-ok http://127.0.0.1:8080/readyz")
     with pytest.raises(ServerError, match="can't bring the gateway up"):
@@ -606,7 +609,7 @@ def test_keys_that_were_added_and_revoked_are_brought_to_the_gateway_that_runs(s
 def test_keys_of_another_checkout_dont_take_the_place_of_those_that_clients_have(
     stack: Stack, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.containers.stack._answers", lambda _: True)
+    monkeypatch.setattr("deploy.containers.stack.answers", lambda _: True)
     stack.up(MODELS)
     elsewhere = replace(stack, folder=tmp_path / "elsewhere")
     make_keys(elsewhere.folder)
@@ -627,3 +630,92 @@ def test_what_serves_by_a_key_that_is_not_here_is_not_replaced_by_what_nobody_si
         with pytest.raises(ServerError, match="can't tell whose signature"):
             call(MODELS)
     assert stack.tritons() == ["serving-triton-models-0"]
+
+
+COMMANDS = """import sys
+from pathlib import Path
+from deploy.containers import commands, limits, stack
+from deploy.containers.engine import Engine
+limits.PROC = limits.CGROUPS = Path(sys.argv[1]).parent
+stack.answers = lambda _: True
+own = stack.Stack(Engine(sys.argv[1], podman=True), Path(sys.argv[2]), *map(int, sys.argv[3:5]))
+commands._serving = lambda *_, **__: own
+commands.check_machine = lambda *_, **__: None
+sys.argv[1:] = sys.argv[5:]
+commands.run()
+"""
+
+
+def command(stack: Stack, *words: object) -> list[str]:
+    """As `python -m deploy.containers`, of this engine."""
+    given = (stack.engine.command, stack.folder, stack.gateway_port, stack.prometheus_port, *words)
+    return [sys.executable, "-c", COMMANDS, *map(str, given)]
+
+
+def test_a_terminal_that_is_closed_in_the_middle_of_an_up_leaves_nothing(stack: Stack, state: Path) -> None:
+    """What is left of the terminal refuses each line, and its shell says once more that it is gone."""
+    (state / "podman").write_text(
+        (state / "podman")
+        .read_text()
+        .replace('"pod start"*)', '"pod start"*gateway) touch at; sleep 3;;\n"pod start"*)')
+    )
+    mine, its = os.openpty()
+    with subprocess.Popen(
+        command(stack, "up", MODELS), cwd=ROOT, stdin=its, stdout=its, stderr=its, start_new_session=True
+    ) as up:
+        os.close(its)
+        until(lambda: (state / "at").exists())
+        os.close(mine)
+        os.kill(up.pid, signal.SIGHUP)
+        until(lambda: "pod stop" in (state / "said").read_text())
+        os.kill(up.pid, signal.SIGHUP)
+    assert up.returncode == 130
+    assert "pod stop --time 0 serving-gateway" in (state / "said").read_text()
+    assert not stack.pods()
+    assert volumes(state) <= {"serving-keys", "serving-metrics-key"}
+    assert not list(state.glob("network-*"))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    assert within(30, holds)
+
+
+def test_a_reader_that_has_seen_enough_keeps_nothing_from_going(stack: Stack, state: Path) -> None:
+    runs(state, "serving-gateway", "serving-prometheus", "serving-triton-models-0")
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as pipe:
+        down = subprocess.run(
+            command(stack, "down"), cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (down.returncode, down.stderr) == (0, "")
+    assert not stack.pods()
+    assert not list(state.glob("network-*"))
+
+
+SAYS = """from deploy.containers.say import say
+for _ in range(3):
+    say("\\u00e4")
+    say("x", error=True)
+"""
+
+
+@pytest.mark.parametrize("way", [">&-", "2>&-", ">/dev/full 2>/dev/full"])
+def test_nothing_that_is_said_fails(way: str, tmp_path: Path) -> None:
+    (tmp_path / "says.py").write_text(SAYS)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    shell = ["/bin/sh", "-c", f"{sys.executable} {tmp_path}/says.py {way}"]
+    done = subprocess.run(shell, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert set((done.stderr + done.stdout).split()) <= {"x", r"\xe4"}
+
+
+def test_who_interrupts_while_modules_are_imported_sees_no_traceback(tmp_path: Path) -> None:
+    package = tmp_path / "cyclopts.py"
+    package.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.containers", "down"], cwd=ROOT, env=environ, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "")
