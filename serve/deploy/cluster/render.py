@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
+from compress.vetting.replace import mend_of
 from compress.vetting.texts import read_text
 from serve.deploy.cluster.canary import analysis_templates, rollout
 from serve.deploy.cluster.chart import chart
@@ -95,7 +96,8 @@ def render(repository: Path, folder: Path, options: RenderOptions) -> tuple[list
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as err:
         shutil.rmtree(beside, ignore_errors=True)
-        raise ServerError(f"can't write {folder}", why=str(err), mend="name a folder that can be written") from err
+        mend = mend_of(err, "name a folder that can be written")
+        raise ServerError(f"can't write {folder}", why=str(err), mend=mend) from err
     return [folder / name for name in texts], [*gone, *warnings_of(workload, options)]
 
 

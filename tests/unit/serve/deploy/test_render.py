@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import shutil
@@ -17,11 +18,14 @@ import yaml
 
 from compress.artifact import Runtime
 from compress.errors import ServerError
+from compress.vetting.replace import mend_of
+from deploy.containers.keys import make_keys
 from serve.deploy.cluster.canary import analysis_templates, passes, rollout
 from serve.deploy.cluster.policies import network_policies
 from serve.deploy.cluster.render import render, warnings_of
 from serve.deploy.cluster.workload import workload_of
 from serve.deploy.gate import judge
+from serve.deploy.monitoring.monitoring import MonitoringOptions, write_monitoring
 from serve.deploy.monitoring.objectives import objectives_of
 from serve.deploy.monitoring.scope import Scope
 from serve.deploy.options import RenderOptions
@@ -669,3 +673,20 @@ def test_other_files_at_the_same_place_are_new_pods_and_the_same_files_are_not(
     assert (tmp_path / "one-out/base/gateway.yaml").read_text() == (
         tmp_path / "other-out/base/gateway.yaml"
     ).read_text()
+
+
+def test_a_place_without_room_is_told_as_that(tmp_path: Path) -> None:
+    """Not as a folder that can't be written: another one on that disk would not help."""
+    for write in (
+        lambda: render(ROOT / "model_repository", tmp_path / "render", OPTIONS),
+        lambda: write_monitoring(tmp_path / "monitoring", MonitoringOptions()),
+        lambda: make_keys(tmp_path / "keys"),
+    ):
+        with full_disk(10), pytest.raises(ServerError, match="can't write") as told:
+            write()
+        assert "raise the limit on the size of files" in told.value.mend
+
+
+def test_room_is_made_where_there_is_none() -> None:
+    assert "free some space" in mend_of(OSError(errno.ENOSPC, "No space left on device"), "else")
+    assert mend_of(OSError(errno.EACCES, "Permission denied"), "else") == mend_of(None, "else") == "else"

@@ -6,6 +6,7 @@ The engine is a program that remembers pods, volumes and networks; `make images-
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from deploy.containers.composed import Composed
 from deploy.containers.engine import Engine
 from deploy.containers.fence import Fence, rules
 from deploy.containers.keys import is_known, make_keys
+from deploy.containers.leaving import ASK, Asked, Silent, asked
 from deploy.containers.marks import PEM
 from deploy.containers.ready import within
 from deploy.containers.renewed import renew_keys
@@ -719,3 +722,106 @@ def test_who_interrupts_while_modules_are_imported_sees_no_traceback(tmp_path: P
         check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (130, "")
+
+
+METRICS = """import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        known = self.headers["Authorization"] == "Bearer known"
+        self.send_response(200 if known else int(sys.argv[1]))
+        self.end_headers()
+    log_message = lambda *_: None
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "told"),
+    [
+        ("known", 401, Asked(up=False, in_flight=0)), ("revoked", 401, Silent.REFUSES), ("none", 403, Silent.REFUSES),
+        ("known", 0, Silent.NOW), ("revoked", 503, Silent.NOW), ("revoked", 429, Silent.NOW),
+    ],
+)  # fmt: skip
+def test_a_gateway_that_does_not_answer_is_told_from_one_that_has_no_such_key(
+    stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch, key: str, code: int, told: object
+) -> None:
+    """By what runs in its container, against a server; code 0: it listens, and nobody answers."""
+    (state / "key").write_text(key)
+    text = (state / "podman").read_text()
+    (state / "podman").write_text(text.replace("cat > key; head", 'shift 3; exec "$@";;\n"no such"*) head'))
+    python = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
+    (state / "python3").write_text(python)
+    (state / "python3").chmod(0o755)
+    with contextlib.ExitStack() as kept:
+        if code:
+            words = [sys.executable, "-c", METRICS, str(code)]
+            server = kept.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+            kept.callback(server.kill)
+            assert server.stdout is not None
+            port = int(server.stdout.readline())
+        else:
+            port = kept.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+        ask = ASK.replace(":8080/", f":{port}/").replace("timeout=5", "timeout=1")
+        monkeypatch.setattr("deploy.containers.leaving.ASK", ask)
+        assert asked(stack.engine, stack.name, "serving-triton-models-0") == told
+
+
+def test_the_first_version_stays_where_the_gateway_is_silent(
+    stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silence is no word that it asks the second; it may be at work with the first."""
+    monkeypatch.setattr("deploy.containers.stack.READY_S", 0.5)
+    runs(state, "serving-gateway", "serving-triton-models-0")
+    (state / "key").write_text("metrics-key\n")
+    (state / "fails").write_text("exec --interactive serving-gateway-gateway")
+    with pytest.raises(ServerError, match="can't roll") as caught:
+        stack.roll(MODELS)
+    assert "does not say what it asks" in caught.value.why
+    assert stack.tritons() == ["serving-triton-models-0"]
+
+
+SAID = r"""I1128 03:17:43.8 1 model_lifecycle.cc:472] "loading: tiny:1"
+E1128 03:17:43.9 1 server.cc:241] "CudaDriverHelper has not been initialized."
+E1128 03:17:45.6 1 model_lifecycle.cc:642] "failed to load 'tiny' version 1: Internal: no model.\n\nAt:\n  /opt/a.py(1): b"
+I1128 03:17:45.7 1 model_lifecycle.cc:777] "failed to load 'tiny'"
+"""
+
+
+def test_what_ends_again_and_again_is_not_waited_for_and_its_reason_is_told(
+    stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs(state, "serving-gateway", "serving-triton-models-0")
+    (state / "logs").write_text(SAID + "I1128 03:17:46.0 1 server.cc:1] | a table |\n" * 50 + SAID)
+    (state / "count").write_text("0")
+    text = (state / "podman").read_text()
+    text = text.replace(
+        '"inspect"*) echo 1',
+        '"inspect"*RestartCount*) cat count; echo $(($(cat count)+1)) > count;;\n"logs"*) cat logs;;\n"inspect"*) echo 1',
+    )
+    (state / "podman").write_text(text.replace('"exec"*) grep -qx -- "${2%-triton}" ready', '"exec"*) false'))
+    begun = time.monotonic()
+    with pytest.raises(ServerError, match="can't bring Triton up") as told:
+        stack.roll(MODELS)
+    assert time.monotonic() - begun < 60
+    assert told.value.why == "it ended 2 times: failed to load 'tiny' version 1: Internal: no model."
+    assert capsys.readouterr().err == "\"failed to load 'tiny' version 1: Internal: no model.\n"
+    assert stack.tritons() == ["serving-triton-models-0"]
+
+
+@pytest.mark.parametrize("there", ["pods", "containers"])
+def test_a_name_that_is_another_applications_pod_is_told_before_anything_is_made(
+    stack: Stack, state: Path, there: str
+) -> None:
+    """`serving-gateway` beside `serving`: Podman has one list of names for pods and containers."""
+    (state / there).write_text("serving-prometheus-prometheus\n" if there == "containers" else "")
+    if there == "pods":
+        text = (state / "podman").read_text()
+        (state / "podman").write_text(
+            text.replace('"pod ps"*)', '"pod ps --format"*) echo serving-gateway;;\n"pod ps"*)')
+        )
+    with pytest.raises(ServerError, match="can't bring serving up") as told:
+        stack.up(MODELS)
+    assert "take another --name" in told.value.mend
+    assert not any(line.startswith(("network create", "kube", "volume create")) for line in said(state))
