@@ -15,8 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-__all__ = ["replace_file", "replacing_file"]
+__all__ = ["mend_of", "replace_file", "replacing_file"]
 
+ROOM = {
+    errno.ENOSPC: "free some space there, or name another place",
+    errno.EDQUOT: "free some of your quota there, or name another place",
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`)",
+}
 LONGEST = 200  # of a name's bytes, so that what is added to it fits, too
 
 
@@ -62,6 +67,11 @@ def replace_file(path: Path, content: bytes | str, *, mode: int | None = None) -
     data = content.encode() if isinstance(content, str) else content
     with replacing_file(path, mode=mode) as file:
         file.write(data)
+
+
+def mend_of(error: BaseException | None, otherwise: str) -> str:
+    """What to do about a file that can't be written: `otherwise`, but where there is no room for it."""
+    return ROOM.get(error.errno or 0, otherwise) if isinstance(error, OSError) else otherwise
 
 
 def _mode_of(path: Path) -> int | None:

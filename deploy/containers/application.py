@@ -9,6 +9,7 @@ from pathlib import Path
 
 from compress.errors import ResourceError, ServerError
 from compress.storage.files import locked
+from compress.vetting.replace import mend_of
 from deploy.containers.engine import Engine
 
 __all__ = ["PART_OF", "Application"]
@@ -78,11 +79,11 @@ def _hold(kept: ExitStack, place: Path) -> None:
                 why=f"{place}: {err.why}",
                 mend="wait until that process has ended, then the same command again",
             ) from None
-        raise _unwritable(place, err.why) from None
+        raise _unwritable(place, err.why, err.__cause__) from None
     except OSError as err:
-        raise _unwritable(place, str(err)) from None
+        raise _unwritable(place, str(err), err) from None
 
 
-def _unwritable(place: Path, why: str) -> ServerError:
-    mend = f"make {place} a folder that you may write"
+def _unwritable(place: Path, why: str, error: BaseException | None) -> ServerError:
+    mend = mend_of(error, f"make {place} a folder that you may write")
     return ServerError("can't change what runs in containers", why=why, mend=mend)

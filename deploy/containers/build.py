@@ -14,6 +14,7 @@ from pathlib import Path
 
 from compress.errors import ServerError
 from deploy.containers.engine import Engine, missing
+from deploy.containers.say import say
 from deploy.containers.sbom import write_sbom
 from serve.doctor.before import CPU_WHEELS, own_sources
 from serve.repository.read import read_models
@@ -158,7 +159,7 @@ def build(engine: Engine, image: Image, repository: Path, *, cache: bool = True,
         done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False, env=environ)
         if done.returncode:
             log.seek(0)
-            print(log.read()[-4000:])
+            say(log.read()[-4000:])
             raise ServerError(f"can't build {tag}", why=f"exit code {done.returncode}", mend="see what it said above")
     seconds = time.perf_counter() - begun
     (told,) = engine.ask("image", "inspect", tag)
@@ -184,9 +185,9 @@ def build_all(engine: Engine, names: Iterable[str], repository: Path, folder: Pa
         if image.packages:
             path = folder / f"{image.name}.cdx.json"
             words += f"  {write_sbom(engine, made.tag, path)} packages: {path}"
-        print(words, flush=True)
+        say(words)
         if image.name == "triton-cpu":
-            print(f"{NVIDIAS[0]:45} {NVIDIAS[1]:8,.1f} MB  by the word of its maintainers, for comparison", flush=True)
+            say(f"{NVIDIAS[0]:45} {NVIDIAS[1]:8,.1f} MB  by the word of its maintainers, for comparison")
         done.append(made)
     return done
 

@@ -26,7 +26,8 @@ from typing import Any
 from compress.errors import ServerError
 from deploy.containers.build import IMAGES, MB, ROOT, Built, build, build_all
 from deploy.containers.composed import SERVICES, Composed
-from deploy.containers.disturbed import apart, at_once, bounded, half_up, hold, interrupted
+from deploy.containers.disturbed import apart, at_once, bounded, half_up, hold, hung_up, interrupted
+from deploy.containers.say import say
 from deploy.containers.stack import Stack
 from serve.load.report.report import read_report
 
@@ -35,6 +36,7 @@ __all__ = ["run", "run_composed"]
 Serving = Stack | Composed
 
 DIGITS = ROOT / "examples/digits"
+MODELS = ROOT / "model_repository"  # as `make images` has it: what is left here afterwards is what it would build
 RATE, LOAD_S, SETTLE_S = 50, 20, 5.0
 STARTED_S = 60.0  # for the load to begin, on a machine with other work
 ANSWERED = re.compile(r'^gateway_requests_total\{.*/infer".*\} (\S+)$', re.MULTILINE)
@@ -60,11 +62,12 @@ def run(stack: Stack, *, twice: bool) -> dict[str, Any]:
     versions = [_version(stack.folder, name, flags) for name, flags in (
         ("first", []), ("second", ["--int8", "static", "--calibration", "calibration.npz"]),
     )]  # fmt: skip
-    images = build_all(stack.engine, [image.name for image in IMAGES], versions[0], stack.folder)
+    images = build_all(stack.engine, [image.name for image in IMAGES], MODELS, stack.folder)
     found: dict[str, Any] = {"images_mb": {each.tag: round(each.size_bytes / MB) for each in images}}
     if twice:
-        found["same_when_built_again"] = [_again(stack, each, versions[0]) for each in images if _serves(each)]
+        found["same_when_built_again"] = [_again(stack, each) for each in images if _serves(each)]
     try:
+        _said("an up whose terminal is closed", hung_up, stack, versions[0])
         _said("an up that is killed, and a roll after it", half_up, stack, versions[0])
         begun = time.perf_counter()
         pod = _said("Triton, gateway and Prometheus come up", stack.up, versions[0])
@@ -140,10 +143,10 @@ def _serves(image: Built) -> bool:
     return any(f"-{name}:" in image.tag for name in SERVING)
 
 
-def _again(stack: Stack, before: Built, repository: Path) -> str:
+def _again(stack: Stack, before: Built) -> str:
     """A build from nothing has the same layers."""
     (image,) = [each for each in IMAGES if f"-{each.name}:" in before.tag]
-    after = build(stack.engine, image, repository, cache=False)
+    after = build(stack.engine, image, MODELS, cache=False)
     hold(after.layers == before.layers, f"{before.tag} built again holds the same bytes")
     return before.tag
 
@@ -176,7 +179,7 @@ def _python(*words: str, environ: dict[str, str] | None = None, fails: bool = Fa
 def _said(what: str, call: Callable[..., Any], *given: Any) -> Any:
     begun = time.perf_counter()
     result = call(*given)
-    print(f"{what}: {time.perf_counter() - begun:.1f} s", flush=True)
+    say(f"{what}: {time.perf_counter() - begun:.1f} s")
     return result
 
 
@@ -208,7 +211,7 @@ def _verify(serving: Serving, name: str) -> str:
     data = serving.folder / "digits"
     words = ["--eval", str(data / "images"), "--artifact", str(data / name), "--output", "label", "--tolerance", "0"]
     said = _python("-m", "serve", "verify", "digits", *words, "--url", serving.url, environ=_keyed(serving))
-    print(said.strip(), flush=True)
+    say(said.strip())
     return said.splitlines()[0]
 
 
@@ -243,7 +246,7 @@ def _counted(path: Path) -> dict[str, Any]:
     failed = sum(result.errors.values()) + result.unfinished
     slowest = result.latency.at("max")
     found = {"answered": result.count, "failed": failed, "errors": dict(result.errors), "max_ms": slowest}
-    print(f"{path.stem}: {found}", flush=True)
+    say(f"{path.stem}: {found}")
     return found
 
 
@@ -259,7 +262,7 @@ def _kill(serving: Serving, container: str) -> None:
                 f"{container} did not come back", why="60 s went by", mend=f"look at the logs of {container}"
             )
         time.sleep(0.1)
-    print(f"{container} was killed, and is ready again after {time.perf_counter() - begun:.1f} s", flush=True)
+    say(f"{container} was killed, and is ready again after {time.perf_counter() - begun:.1f} s")
 
 
 def _pid(serving: Serving, container: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from pathlib import Path
 
 from compress.errors import ServerError
 from deploy.containers.build import ROOT
+from deploy.containers.say import say
 from deploy.containers.stack import Stack
 
-__all__ = ["apart", "at_once", "bounded", "half_up", "hold", "interrupted"]
+__all__ = ["apart", "at_once", "bounded", "half_up", "hold", "hung_up", "interrupted"]
 
 WAIT_S = 60.0
 # In a container: whether a port answers, and whether somebody tells the address of a name.
@@ -43,7 +45,7 @@ def hold(holds: bool, what: str) -> None:
     """
     if not holds:
         raise ServerError(f"not so: {what}", why="the check found otherwise", mend="look at the lines above")
-    print(f"holds: {what}", flush=True)
+    say(f"holds: {what}")
 
 
 def apart(stack: Stack, pod: str) -> None:
@@ -93,6 +95,22 @@ def half_up(stack: Stack, repository: Path) -> None:
     with _command("roll", repository) as roll:
         told = roll.communicate()[0]
     hold(roll.returncode == 2 and "not finished" in told, "a roll after an `up` that was killed says so")
+
+
+def hung_up(stack: Stack, repository: Path) -> None:
+    """An `up` whose terminal is closed leaves nothing: nobody reads what it says as it takes all away."""
+    ports = ("--gateway-port", stack.gateway_port, "--prometheus-port", stack.prometheus_port)
+    mine, its = os.openpty()
+    command = ["setsid", "--ctty", sys.executable, "-m", "deploy.containers", "up", *map(str, (repository, *ports))]
+    with subprocess.Popen(command, cwd=ROOT, stdin=its, stdout=its, stderr=its) as up:
+        os.close(its)
+        try:
+            _wait(lambda: f"{stack.name}-gateway" in stack.pods(), "its gateway")
+        finally:
+            os.close(mine)
+    left = [*stack.pods(), *stack.engine.run("network", "ls", "--format", "{{.Name}}").stdout.split()]
+    left = [each for each in left if each.startswith(f"{stack.name}-")]
+    hold(up.returncode == 130 and not left, f"an `up` whose terminal is closed leaves nothing: {left}")
 
 
 def interrupted(stack: Stack, repository: Path) -> None:

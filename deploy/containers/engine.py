@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -56,11 +57,10 @@ class Engine:
         done = subprocess.run(command, capture_output=True, text=True, check=False, input=text, cwd=NOWHERE)
         if check and done.returncode:
             said = done.stderr.strip().splitlines() or ["it said nothing"]
-            raise ServerError(
-                f"can't run {shlex.join([self.command, *words[:4]])} …",
-                why=said[-1],
-                mend=f"the whole command, by hand: {shlex.join([self.command, *words])}",
-            )
+            mend = f"the whole command, by hand: {shlex.join([self.command, *words])}"
+            if os.strerror(errno.ENOSPC).lower() in said[-1].lower():
+                mend = f"free some space: {self.command} system df tells what images and volumes take"
+            raise ServerError(f"can't run {shlex.join([self.command, *words[:4]])} …", why=said[-1], mend=mend)
         return done
 
     def ask(self, *words: str) -> Any:

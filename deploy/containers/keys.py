@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
-from compress.vetting.replace import replace_file
+from compress.vetting.replace import mend_of, replace_file
 from serve.gateway.access.keys import add_key, digest_of, read_keys, revoke_key
 
 __all__ = ["is_known", "make_keys"]
@@ -44,9 +44,8 @@ def make_keys(folder: Path) -> None:
             secret, _ = add_key(keys, name, **given)
             replace_file(path, f"{secret}\n", mode=0o600)
     except OSError as err:
-        raise ServerError(
-            f"can't write keys into {folder}", why=str(err), mend=f"make {folder} a folder that you may write"
-        ) from err
+        mend = mend_of(err, f"make {folder} a folder that you may write")
+        raise ServerError(f"can't write keys into {folder}", why=str(err), mend=mend) from err
 
 
 def is_known(folder: Path, name: str) -> bool:

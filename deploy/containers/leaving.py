@@ -8,21 +8,24 @@ probes, as of any server that stops, and asks the other one, while the old one a
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from deploy.containers.engine import Engine
 from serve.deploy.cluster.naming import GATEWAY_PORT, TRITON_PORTS
 
-__all__ = ["Asked", "asked", "within"]
+__all__ = ["Asked", "Silent", "asked"]
 
 # In the gateway's container, as who rolls need not know where it was published; the key comes by stdin.
-ASK = f"""import sys, urllib.request as web
+REFUSED = 41  # as no shell and no engine ends
+ASK = f"""import sys, urllib.error, urllib.request as web
 head = {{"Authorization": "Bearer " + sys.stdin.read().strip()}}
 request = web.Request("http://127.0.0.1:{GATEWAY_PORT}/metrics", headers=head)
-print(web.urlopen(request, timeout=5).read().decode())
+try:
+    print(web.urlopen(request, timeout=5).read().decode())
+except urllib.error.HTTPError as err:
+    sys.exit({REFUSED} if err.code in (401, 403) else 1)
 """
 ROW = re.compile(r'^gateway_upstream_(up|in_flight)\{upstream="([^"]*)"\} (\S+)$', re.MULTILINE)
 NETWORKS = "{{range $name, $at := .NetworkSettings.Networks}}{{$name}}={{$at.IPAddress}} {{end}}"
@@ -41,8 +44,15 @@ class Asked:
     in_flight: int
 
 
-def asked(engine: Engine, name: str, pod: str) -> Asked | None:
-    """What the gateway says of a pod's Triton; None where it says nothing at all, as once its metrics' key is revoked.
+class Silent(Enum):
+    """Why the gateway does not say whom it asks."""
+
+    NOW = "it does not answer just now"
+    REFUSES = "it has no key for its metrics, as once that was revoked: however long one waits, it won't say"
+
+
+def asked(engine: Engine, name: str, pod: str) -> Asked | Silent:
+    """What the gateway says of a pod's Triton.
 
     Args:
         engine: Podman.
@@ -53,23 +63,13 @@ def asked(engine: Engine, name: str, pod: str) -> Asked | None:
     try:
         key = (Path(at.stdout.strip()) / "key").read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
-        return None
+        return Silent.REFUSES if at.returncode == 0 else Silent.NOW
     told = engine.run("exec", "--interactive", f"{name}-gateway-gateway", "python3", "-c", ASK, check=False, text=key)
     if told.returncode:
-        return None
+        return Silent.REFUSES if told.returncode == REFUSED else Silent.NOW
     first = engine.run("pod", "inspect", "--format", "{{.InfraContainerID}}", pod, check=False).stdout.strip()
     found = engine.run("inspect", "--format", NETWORKS, first, check=False).stdout.split()
     address = dict(each.partition("=")[::2] for each in found).get(f"{name}-models", "")
     upstream = f"{address}:{TRITON_PORTS['http']}"
     rows = {what: float(value) for what, which, value in ROW.findall(told.stdout) if which == upstream}
     return Asked(up=rows.get("up") == 1.0, in_flight=int(rows.get("in_flight", 0.0)))
-
-
-def within(seconds: float, holds: Callable[[], bool]) -> bool:
-    """Whether it comes to hold in that time."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)
-    return True

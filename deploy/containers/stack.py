@@ -14,10 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,9 +26,12 @@ from deploy.containers.application import PART_OF, Application
 from deploy.containers.build import PLAYED, check_images, tag_of
 from deploy.containers.fence import put_up
 from deploy.containers.keys import make_keys
-from deploy.containers.leaving import asked, within
+from deploy.containers.leaving import Asked, Silent, asked
 from deploy.containers.limits import limit
+from deploy.containers.names import check_names
 from deploy.containers.networks import fence_of, make_networks, remove_networks
+from deploy.containers.ready import READY_S, answers, until_ready, within
+from deploy.containers.say import say
 from deploy.containers.trust import check_repository, kept_key, key_of, trusted_key
 from deploy.containers.volumes import digest, packed, same, sweep
 from serve.deploy.cluster.naming import GATEWAY_PORT
@@ -44,9 +44,10 @@ __all__ = ["Stack"]
 NOTICE_S = 5.0  # for the gateway to look up the new one, where it does not say what it asks
 LEAVE_S = 30.0  # for the old one to answer what it has: as long as the gateway waits for an answer
 GRACE_S = 45
-READY_S = 120.0
 ALIVE_S = 20.0  # for a gateway that died to be there again
 LONGEST = 18  # of names: with a digest they are Kubernetes' names, too
+PACKAGES = "packages that hooks require get into the image by: "
+PACKAGES += "python -m deploy.containers build triton-cpu --repository REPOSITORY"
 LOG_SIZE = "10mb"  # of each container; Podman begins anew where it is full
 
 
@@ -111,8 +112,9 @@ class Stack(Application):
             trusted = trusted_key(public_key)
             check_repository(repository, trusted, public_key, self.folder)
             if whole or there:
-                print(f"what an earlier command left unfinished of {self.name} is taken away", flush=True)
+                say(f"what an earlier command left unfinished of {self.name} is taken away")
                 self._clear(grace_s=0)
+            check_names(self.engine, self.name)
             for port, flag in ((self.gateway_port, "--gateway-port"), (self.prometheus_port, "--prometheus-port")):
                 _check_free(port, flag)
             try:
@@ -122,9 +124,10 @@ class Stack(Application):
                 pod = self._add(repository, trusted)
                 both = [f"{self.name}-models:alias={self.name}-gateway", f"{self.name}-front"]
                 self._play("gateway", f"{self.name}-gateway", both)
-                self._until(lambda: _answers(f"{self.url}/readyz"), "the gateway", f"{self.name}-gateway")
+                self._until(lambda: answers(f"{self.url}/readyz"), "the gateway", f"{self.name}-gateway-gateway")
                 self._play("prometheus", f"{self.name}-prometheus", [f"{self.name}-front", f"{self.name}-models"])
-                self._until(lambda: _answers(f"{self.prometheus}/-/ready"), "Prometheus", f"{self.name}-prometheus")
+                container = f"{self.name}-prometheus-prometheus"
+                self._until(lambda: answers(f"{self.prometheus}/-/ready"), "Prometheus", container)
                 marks.mark_up(self.engine, self.name)
             except BaseException:
                 with contextlib.suppress(ServerError):  # what is told is why it failed; the next `up` clears the rest
@@ -259,11 +262,11 @@ class Stack(Application):
             said = self.engine.run("logs", "--tail", "3", f"{pod}-check", check=False)
             if not (said.stdout + said.stderr).strip():
                 raise
-            print(f"the repository's check: {said.stdout}{said.stderr}".rstrip(), file=sys.stderr)
+            say(f"the repository's check: {said.stdout}{said.stderr}".rstrip(), error=True)
             mend = "see what it said above; the repository has to be as `serve pack` wrote it"
             mend += ", and signed by that key" if trusted else ""
             raise ServerError(f"can't serve {repository}", why="its check failed", mend=mend) from err
-        self._until(lambda: self._serves(pod), "Triton", pod)
+        self._until(lambda: self._serves(pod), "Triton", f"{pod}-triton", PACKAGES)
 
     def _serves(self, pod: str) -> bool:
         ready = ["exec", f"{pod}-triton", "http-ok", "http://127.0.0.1:8000/v2/health/ready"]
@@ -282,21 +285,30 @@ class Stack(Application):
 
         def is_left() -> bool:
             told = asked(self.engine, self.name, pod)
-            return told is None or not (told.up or told.in_flight)
+            return told is Silent.REFUSES or (isinstance(told, Asked) and not (told.up or told.in_flight))
 
         with contextlib.suppress(ServerError, ValueError):  # its network may be gone with its first process
             self._fence("triton", pod, closed=True)
             within(LEAVE_S, is_left)
 
     def _until_asked(self, repository: Path, pod: str) -> None:
-        if asked(self.engine, self.name, pod) is None:
-            time.sleep(NOTICE_S)
-        elif not within(READY_S, lambda: (told := asked(self.engine, self.name, pod)) is None or told.up):
+        told: Asked | Silent = Silent.NOW
+
+        def is_asked() -> bool:
+            nonlocal told
+            told = asked(self.engine, self.name, pod)
+            return told is Silent.REFUSES or (isinstance(told, Asked) and told.up)
+
+        if not within(READY_S, is_asked):
+            does = "does not say what it asks" if told is Silent.NOW else "does not ask it"
             raise ServerError(
                 f"can't roll {repository} out",
-                why=f"it is ready, and the gateway does not ask it after {READY_S:g} s",
+                why=f"it is ready, and the gateway {does} after {READY_S:g} s",
                 mend=f"see podman logs {self.name}-gateway-gateway",
             )
+        if told is Silent.REFUSES:
+            time.sleep(NOTICE_S)
+            self._until_gateway_is_ready()
 
     def _clear(self, *, grace_s: int) -> None:
         """Everything that is not kept; one thing that refuses keeps none of the others."""
@@ -307,7 +319,7 @@ class Stack(Application):
             begun = time.perf_counter()
             self.engine.run("pod", "stop", "--time", str(grace_s), pod, check=False)
             self._forget(pod)
-            print(f"{pod} is stopped: {time.perf_counter() - begun:.1f} s", flush=True)
+            say(f"{pod} is stopped: {time.perf_counter() - begun:.1f} s")
         self._sweep()
         remove_networks(self.engine, self.name)
 
@@ -379,18 +391,10 @@ class Stack(Application):
         return self.engine.run("exec", f"{self.name}-gateway-gateway", "http-ok", url, check=False).returncode == 0
 
     def _until_gateway_is_ready(self) -> None:
-        self._until(lambda: self._gateway_says("readyz"), "the gateway", f"{self.name}-gateway")
+        self._until(lambda: self._gateway_says("readyz"), "the gateway", f"{self.name}-gateway-gateway")
 
-    def _until(self, ready: Callable[[], bool], what: str, pod: str) -> None:
-        if within(READY_S, ready):
-            return
-        said = self.engine.run("pod", "logs", "--tail", "20", pod, check=False)
-        print(said.stdout[-4000:], said.stderr[-2000:], file=sys.stderr)
-        mend = "see what it said above"
-        if what == "Triton":
-            mend += "; packages that hooks require get into the image by: "
-            mend += "python -m deploy.containers build triton-cpu --repository REPOSITORY"
-        raise ServerError(f"can't bring {what} up", why=f"not ready after {READY_S:g} s", mend=mend)
+    def _until(self, ready: Callable[[], bool], what: str, container: str, mend: str = "") -> None:
+        until_ready(self.engine, ready, what, container, mend)
 
 
 def _check_gone(left: Sequence[str]) -> None:
@@ -411,11 +415,3 @@ def _check_free(port: int, flag: str) -> None:
             raise ServerError(
                 f"can't listen at 127.0.0.1:{port}", why=str(err), mend=f"stop what does, or name another: {flag}"
             ) from None
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310  on this machine
-            return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError):
-        return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Bucket", "bucket_of", "is_claim"]
+__all__ = ["Bucket", "bucket_of", "is_claim", "is_url"]
 
 _LABEL = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")  # of Kubernetes' objects: a name of DNS
@@ -13,6 +13,7 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _NUMBERS = re.compile(r"\d+(?:\.\d+){3}")
 _PATH = re.compile(r"[A-Za-z0-9!_.*'()/=+@,-]*")
 _ENDPOINT = re.compile(r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>\d{1,5}))?")
+_URL = re.compile(r"[A-Za-z0-9!_.*'()/=+@,~%:&?;-]*")
 _PORTS = {"https": 443, "http": 80}
 LONGEST = 253
 
@@ -35,6 +36,15 @@ class Bucket:
 def is_claim(name: str) -> bool:
     """Whether Kubernetes takes a name for a claim."""
     return len(name) <= LONGEST and _NAME.fullmatch(name) is not None
+
+
+def is_url(text: str) -> bool:
+    """Whether it is the address of a server, and maybe a path there, without what may be a password."""
+    endpoint, _, path = text.partition("://")[2].partition("/")
+    found = _ENDPOINT.fullmatch(f"{text.partition('://')[0]}://{endpoint}")
+    return (
+        found is not None and 0 < int(found["port"] or _PORTS[found["scheme"]]) < 65536 and bool(_URL.fullmatch(path))
+    )
 
 
 def bucket_of(storage: str) -> Bucket:

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from compress.errors import ServerError
 from compress.vetting.texts import parse_json, read_bytes
-from serve.deploy.addresses import bucket_of, is_claim
+from serve.deploy.addresses import bucket_of, is_claim, is_url
 from serve.deploy.monitoring.objectives import DEFAULT
 
 __all__ = ["RenderOptions", "image_of", "read_plan"]
@@ -21,6 +21,8 @@ NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 IMAGE = re.compile(
     r"(?P<name>[a-z0-9]+(?:[._:/-][a-z0-9]+)*?)(?::(?P<tag>[\w][\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 SMALL = "take small letters, digits and -, a letter first, 40 at most"
 Many = Parameter(consume_multiple=True, negative_iterable="")
 
@@ -119,6 +121,15 @@ class RenderOptions:
                 raise _unusable(flag, name, "it is no name for Kubernetes", SMALL)
         if self.signed_by and not NAME.fullmatch(self.signed_by):
             raise _unusable("--signed-by", self.signed_by, "it is no name for Kubernetes", f"name a ConfigMap: {SMALL}")
+        if not NAMESPACE.fullmatch(self.monitoring_namespace):
+            why, mend = "it is no name for Kubernetes", "take small letters, digits and -, 63 at most"
+            raise _unusable("--monitoring-namespace", repr(self.monitoring_namespace), why, mend)
+        if not is_url(self.prometheus):
+            mend = "give http://HOST:PORT, or https://HOST/PATH, without a password"
+            raise _unusable("--prometheus", "…", "it is no address of a server", mend)
+        if self.gpu_product and not LABEL.fullmatch(self.gpu_product):
+            mend = "give what `kubectl get nodes -L nvidia.com/gpu.product` shows"
+            raise _unusable("--gpu-product", repr(self.gpu_product), "it is no value of a label", mend)
         kind, _, where = self.storage.partition(":")
         if self.engine_script is not None and (kind == "s3" or not self.engine_script.is_file()):
             why = "a bucket can't be mounted" if kind == "s3" else "there is no such file"

@@ -94,7 +94,8 @@ def render(repository: Path, folder: Path, options: RenderOptions) -> tuple[list
 
 
 def _unwritable(folder: Path, err: OSError) -> ServerError:
-    return ServerError(f"can't write {folder}", why=str(err), mend="name a folder that can be written")
+    mend = mend_of(err, "name a folder that can be written")
+    return ServerError(f"can't write {folder}", why=str(err), mend=mend)
 
 
 def _refuse_others(folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from compress.errors import ServerError
-from compress.vetting.replace import replace_file
+from compress.vetting.replace import mend_of, replace_file
 from serve.deploy.cluster.yaml_text import yaml_text
 from serve.deploy.monitoring.alerts import alert_rules
 from serve.deploy.monitoring.dashboards import dashboard
@@ -97,7 +97,8 @@ def write_monitoring(folder: Path, options: MonitoringOptions) -> list[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, text)
         except OSError as err:
-            raise ServerError(f"can't write {path}", why=str(err), mend="name a folder that can be written") from err
+            mend = mend_of(err, "name a folder that can be written")
+            raise ServerError(f"can't write {path}", why=str(err), mend=mend) from err
         made.append(path)
     return made
 

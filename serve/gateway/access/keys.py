@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
-from compress.vetting.replace import replace_file
+from compress.vetting.replace import mend_of, replace_file
 from serve.config.ours import check_ours
 from serve.repository.lock import hold
 
@@ -242,9 +242,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _unwritable(path: Path, err: OSError) -> ServerError:
-    return ServerError(
-        f"can't write the keys to {path}", why=err.strerror or str(err), mend="name a file in a folder of yours"
-    )
+    mend = mend_of(err, "name a file in a folder of yours")
+    return ServerError(f"can't write the keys to {path}", why=err.strerror or str(err), mend=mend)
 
 
 def _number(value: Any) -> bool:

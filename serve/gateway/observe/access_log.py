@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from compress.errors import ServerError
+from compress.vetting.replace import mend_of
 
 __all__ = ["AccessLog"]
 
@@ -44,7 +45,7 @@ class AccessLog:
             raise ServerError(
                 f"can't write the access log {path}",
                 why=err.strerror or str(err),
-                mend="name a file that can be written",
+                mend=mend_of(err, "name a file that can be written"),
             ) from err
 
     def add(self, **values: Any) -> None:

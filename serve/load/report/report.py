@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from compress.errors import ServerError
-from compress.vetting.replace import replace_file
+from compress.vetting.replace import mend_of, replace_file
 from compress.vetting.texts import parse_json, read_bytes
 from serve.config.named import LARGEST_DATA
 from serve.load.figures.result import SCHEMA_VERSION, LoadResult
@@ -194,9 +194,8 @@ def write_text(path: Path, text: str) -> None:
     try:
         replace_file(path, text)
     except OSError as err:
-        raise ServerError(
-            f"can't write {path}", why=err.strerror or str(err), mend="name a file in a folder that you can write to"
-        ) from err
+        mend = mend_of(err, "name a file in a folder that you can write to")
+        raise ServerError(f"can't write {path}", why=err.strerror or str(err), mend=mend) from err
 
 
 def describe_machine() -> dict[str, Any]:

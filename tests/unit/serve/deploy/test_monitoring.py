@@ -58,7 +58,10 @@ def test_prometheus_takes_the_files(words: list[str]) -> None:
 def test_each_alert_fires_when_it_should_and_only_then() -> None:
     paths = sorted((DEPLOY / "prometheus").glob("alerts_*test.yml"))
     names = [test["name"] for path in paths for test in yaml.safe_load(path.read_text())["tests"]]
-    assert sorted(names) == sorted(f"{alert.name} {what}" for alert in alerts(GOAL) for what in ("fires", "is quiet"))
+    wanted = [f"{alert.name} {what}" for alert in alerts(GOAL) for what in ("fires", "is quiet")]
+    # What asks whether something is 0 has to ring where nothing is told at all, too.
+    wanted += [f"{alert.name} fires where" for alert in alerts(GOAL) if re.search(r"== 0\b", alert.expr)]
+    assert sorted(re.sub(r"(?<= fires where).*", "", name) for name in names) == sorted(wanted)
     done = subprocess.run(
         [str(PROMTOOL), "test", "rules", *map(str, paths)], capture_output=True, text=True, check=False
     )
@@ -103,6 +106,53 @@ def test_an_objective_becomes_two_budgets(text: str, goal: Objectives) -> None:
     bound = f"{14.4 * goal.slow_share:.6g}"
     assert f"serving:request_slow:ratio_rate1h > {bound} and" in alerts(goal)[0].expr
     assert f'le="{goal.slow_s}"' in json.dumps(recording_rules(goal)).replace("\\", "")
+
+
+def fires(folder: Path, goal: Objectives) -> None:
+    """promtool: each page of the budgets rings where all answers are slow and all requests fail."""
+    folder.mkdir()
+    for name, written in (("recording.yml", recording_rules(goal)), ("alerts.yml", alert_rules(goal))):
+        (folder / name).write_text(yaml.safe_dump(written))
+    label = 'model="digits",route="/v2/models/{model}/infer"'
+    seconds = "gateway_request_duration_seconds"
+    series = {
+        f'gateway_requests_total{{{label},code="500"}}': "0+60x200",
+        f'{seconds}_bucket{{model="digits",le="{goal.slow_s}"}}': "0x200",
+        f'{seconds}_count{{model="digits"}}': "0+60x200",
+    }  # fmt: skip
+    pages = [alert for alert in alerts(goal) if "BudgetBurns" in alert.name and alert.severity == "page"]
+    assert len(pages) == 4
+    told: Any = [
+        {
+            "expr": f'count(ALERTS{{alertname="{alert.name}",alertstate="firing"}})',
+            "eval_time": "390m",
+            "exp_samples": [{"labels": "{}", "value": 1}],
+        }
+        for alert in pages
+    ]
+    scraped: Any = [{"series": name, "values": values} for name, values in series.items()]
+    test: Any = {"interval": "2m", "input_series": scraped, "promql_expr_test": told}
+    text: Any = {"rule_files": ["recording.yml", "alerts.yml"], "evaluation_interval": "2m", "tests": [test]}
+    (folder / "test.yml").write_text(yaml.safe_dump(text))
+    done = subprocess.run(
+        [str(PROMTOOL), "test", "rules", "test.yml"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@with_promtool
+@pytest.mark.parametrize("text", ["p50<250ms,errors<50%", "p90<250ms,errors<10%", "p20<1s,errors<80%", "p99<250ms"])
+def test_every_page_rings_when_all_is_slow_or_all_fails(text: str, tmp_path: Path) -> None:
+    """Of a wide budget many times as fast is more than all there is: such a page would never ring."""
+    goal = objectives_of(text)
+    fires(tmp_path / "rules", goal)
+    for alert in alerts(goal):
+        if "BudgetBurns" in alert.name:
+            bounds = [float(each) for each in re.findall(r"> ([\d.]+)", alert.expr)]
+            share = goal.slow_share if "Latency" in alert.name else goal.error_share
+            assert len(set(bounds)) == 1
+            assert share - 1e-9 <= bounds[0] < 1
+            assert (bounds[0] > share) is (alert.severity == "page")
 
 
 @pytest.mark.parametrize("text", ["errors<1%", "p99<260ms", "mean<1s", "p50<1s,p99<2.5s", "p99<250ms,errors<0"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import shutil
@@ -18,11 +19,14 @@ import yaml
 
 from compress.artifact import Runtime
 from compress.errors import ServerError
+from compress.vetting.replace import mend_of
+from deploy.containers.keys import make_keys
 from serve.deploy.cluster.canary import analysis_templates, passes, rollout
 from serve.deploy.cluster.policies import network_policies
 from serve.deploy.cluster.render import render, warnings_of
 from serve.deploy.cluster.workload import workload_of
 from serve.deploy.gate import judge
+from serve.deploy.monitoring.monitoring import MonitoringOptions, write_monitoring
 from serve.deploy.monitoring.objectives import objectives_of
 from serve.deploy.monitoring.scope import Scope
 from serve.deploy.options import RenderOptions
@@ -452,12 +456,33 @@ def test_pods_are_sized_by_what_a_load_test_saw(tmp_path: Path) -> None:
         ({"min_replicas": 0}, "too small"),
         ({"signed_by": "No"}, "no name"),
         ({"engine_script": Path("/nowhere/build.py")}, "no such file"),
+        ({"monitoring_namespace": "monitoring\n  evil: x"}, "no name"),
+        ({"monitoring_namespace": "{{ .Values.x }}"}, "no name"),
+        ({"monitoring_namespace": ""}, "no name"),
+        ({"prometheus": "http://prometheus:9090\n"}, "no address"),
+        ({"prometheus": "http://{{ .Values.x }}:9090"}, "no address"),
+        ({"prometheus": "prometheus:9090"}, "no address"),
+        ({"prometheus": "http://prometheus:99999"}, "no address"),
+        ({"prometheus": "http://me:secret@prometheus:9090"}, "no address"),
+        ({"prometheus": "http://prometheus/{{ a }}"}, "no address"),
+        ({"gpu_product": "NVIDIA H100"}, "no value of a label"),
+        ({"gpu_product": "{{H100}}"}, "no value of a label"),
+        ({"gpu_product": "H100\n"}, "no value of a label"),
     ],
 )
 def test_options_that_can_not_work_are_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ServerError, match=why) as raised:
         replace(OPTIONS, **changes)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", [
+    "http://prometheus:9090", "https://prometheus.example", "https://mimir.example/prometheus/", "http://[fd00::1]:9090",
+])  # fmt: skip
+def test_a_prometheus_is_named_by_its_address(url: str) -> None:
+    assert (
+        replace(OPTIONS, prometheus=url, monitoring_namespace="1st", gpu_product="NVIDIA-A100_80.GB").prometheus == url
+    )
 
 
 @pytest.mark.parametrize(
@@ -683,3 +708,20 @@ def test_a_run_that_was_killed_in_its_swap_is_cleared_by_the_next(tmp_path: Path
     assert len(list(tmp_path.iterdir())) == 1 + (at == "old")
     render(ROOT / "model_repository", folder, OPTIONS)
     assert [path.name for path in tmp_path.iterdir()] == ["kubernetes"]
+
+
+def test_a_place_without_room_is_told_as_that(tmp_path: Path) -> None:
+    """Not as a folder that can't be written: another one on that disk would not help."""
+    for write in (
+        lambda: render(ROOT / "model_repository", tmp_path / "render", OPTIONS),
+        lambda: write_monitoring(tmp_path / "monitoring", MonitoringOptions()),
+        lambda: make_keys(tmp_path / "keys"),
+    ):
+        with full_disk(10), pytest.raises(ServerError, match="can't write") as told:
+            write()
+        assert "raise the limit on the size of files" in told.value.mend
+
+
+def test_room_is_made_where_there_is_none() -> None:
+    assert "free some space" in mend_of(OSError(errno.ENOSPC, "No space left on device"), "else")
+    assert mend_of(OSError(errno.EACCES, "Permission denied"), "else") == mend_of(None, "else") == "else"

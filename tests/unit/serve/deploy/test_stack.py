@@ -6,6 +6,7 @@ The engine is a program that remembers pods, volumes and networks; `make images-
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +29,9 @@ from deploy.containers.composed import Composed
 from deploy.containers.engine import Engine
 from deploy.containers.fence import Fence, rules
 from deploy.containers.keys import is_known, make_keys
+from deploy.containers.leaving import ASK, Asked, Silent, asked
 from deploy.containers.marks import PEM
+from deploy.containers.ready import within
 from deploy.containers.renewed import renew_keys
 from deploy.containers.stack import Stack
 from deploy.containers.volumes import digest, packed
@@ -44,6 +49,7 @@ without() { grep -vx -- "$2" $1 > $1.new; mv $1.new $1; }
 [ ! -e fails ] || case "$*" in $(cat fails)*) echo "it refuses" >&2; exit 125;; esac
 case "$*" in
 info*) pwd;;
+"ps --all"*) [ ! -e containers ] || cat containers;;
 unshare*) shift; exec "$@";;
 "pod ps"*) cat pods;;
 "pod rm"*) without pods $(last "$@");;
@@ -355,7 +361,7 @@ def test_a_pod_is_asked_by_members_of_its_networks_and_triton_asks_nobody() -> N
 def test_whose_signature_is_asked_for_holds_for_what_is_rolled_out_too(
     stack: Stack, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.containers.stack._answers", lambda _: True)
+    monkeypatch.setattr("deploy.containers.stack.answers", lambda _: True)
     monkeypatch.setattr("deploy.containers.stack.NOTICE_S", 0)
     models, public = signed(tmp_path)
     pod = stack.up(models, public)
@@ -402,7 +408,7 @@ def test_what_is_not_signed_is_told_before_anything_is_started(stack: Stack, sta
 def test_an_up_that_was_killed_is_told_by_roll_and_cleared_by_the_next_one(
     stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.containers.stack._answers", lambda _: True)
+    monkeypatch.setattr("deploy.containers.stack.answers", lambda _: True)
     runs(state, "serving-gateway", "serving-triton-models-0")
     (state / "volumes").write_text("serving-models-0\n")
     with pytest.raises(ServerError, match="can't roll") as told:
@@ -434,7 +440,7 @@ def test_roll_says_so_where_the_gateway_does_not_answer(
 def test_a_gateway_that_is_not_ready_with_the_new_version_keeps_the_first(
     stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.containers.stack.READY_S", 1)
+    monkeypatch.setattr("deploy.containers.ready.READY_S", 1)
     runs(state, "serving-gateway", "serving-triton-models-0")
     (state / "fails").write_text("exec serving-gateway-gateway http-ok http://127.0.0.1:8080/readyz")
     with pytest.raises(ServerError, match="can't bring the gateway up"):
@@ -606,7 +612,7 @@ def test_keys_that_were_added_and_revoked_are_brought_to_the_gateway_that_runs(s
 def test_keys_of_another_checkout_dont_take_the_place_of_those_that_clients_have(
     stack: Stack, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.containers.stack._answers", lambda _: True)
+    monkeypatch.setattr("deploy.containers.stack.answers", lambda _: True)
     stack.up(MODELS)
     elsewhere = replace(stack, folder=tmp_path / "elsewhere")
     make_keys(elsewhere.folder)
@@ -627,3 +633,195 @@ def test_what_serves_by_a_key_that_is_not_here_is_not_replaced_by_what_nobody_si
         with pytest.raises(ServerError, match="can't tell whose signature"):
             call(MODELS)
     assert stack.tritons() == ["serving-triton-models-0"]
+
+
+COMMANDS = """import sys
+from pathlib import Path
+from deploy.containers import commands, limits, stack
+from deploy.containers.engine import Engine
+limits.PROC = limits.CGROUPS = Path(sys.argv[1]).parent
+stack.answers = lambda _: True
+own = stack.Stack(Engine(sys.argv[1], podman=True), Path(sys.argv[2]), *map(int, sys.argv[3:5]))
+commands._serving = lambda *_, **__: own
+commands.check_machine = lambda *_, **__: None
+sys.argv[1:] = sys.argv[5:]
+commands.run()
+"""
+
+
+def command(stack: Stack, *words: object) -> list[str]:
+    """As `python -m deploy.containers`, of this engine."""
+    given = (stack.engine.command, stack.folder, stack.gateway_port, stack.prometheus_port, *words)
+    return [sys.executable, "-c", COMMANDS, *map(str, given)]
+
+
+def test_a_terminal_that_is_closed_in_the_middle_of_an_up_leaves_nothing(stack: Stack, state: Path) -> None:
+    """What is left of the terminal refuses each line, and its shell says once more that it is gone."""
+    (state / "podman").write_text(
+        (state / "podman")
+        .read_text()
+        .replace('"pod start"*)', '"pod start"*gateway) touch at; sleep 3;;\n"pod start"*)')
+    )
+    mine, its = os.openpty()
+    with subprocess.Popen(
+        command(stack, "up", MODELS), cwd=ROOT, stdin=its, stdout=its, stderr=its, start_new_session=True
+    ) as up:
+        os.close(its)
+        until(lambda: (state / "at").exists())
+        os.close(mine)
+        os.kill(up.pid, signal.SIGHUP)
+        until(lambda: "pod stop" in (state / "said").read_text())
+        os.kill(up.pid, signal.SIGHUP)
+    assert up.returncode == 130
+    assert "pod stop --time 0 serving-gateway" in (state / "said").read_text()
+    assert not stack.pods()
+    assert volumes(state) <= {"serving-keys", "serving-metrics-key"}
+    assert not list(state.glob("network-*"))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    assert within(30, holds)
+
+
+def test_a_reader_that_has_seen_enough_keeps_nothing_from_going(stack: Stack, state: Path) -> None:
+    runs(state, "serving-gateway", "serving-prometheus", "serving-triton-models-0")
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as pipe:
+        down = subprocess.run(
+            command(stack, "down"), cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (down.returncode, down.stderr) == (0, "")
+    assert not stack.pods()
+    assert not list(state.glob("network-*"))
+
+
+SAYS = """from deploy.containers.say import say
+for _ in range(3):
+    say("\\u00e4")
+    say("x", error=True)
+"""
+
+
+@pytest.mark.parametrize("way", [">&-", "2>&-", ">/dev/full 2>/dev/full"])
+def test_nothing_that_is_said_fails(way: str, tmp_path: Path) -> None:
+    (tmp_path / "says.py").write_text(SAYS)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    shell = ["/bin/sh", "-c", f"{sys.executable} {tmp_path}/says.py {way}"]
+    done = subprocess.run(shell, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert set((done.stderr + done.stdout).split()) <= {"x", r"\xe4"}
+
+
+def test_who_interrupts_while_modules_are_imported_sees_no_traceback(tmp_path: Path) -> None:
+    package = tmp_path / "cyclopts.py"
+    package.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.containers", "down"], cwd=ROOT, env=environ, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+METRICS = """import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        known = self.headers["Authorization"] == "Bearer known"
+        self.send_response(200 if known else int(sys.argv[1]))
+        self.end_headers()
+    log_message = lambda *_: None
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "told"),
+    [
+        ("known", 401, Asked(up=False, in_flight=0)), ("revoked", 401, Silent.REFUSES), ("none", 403, Silent.REFUSES),
+        ("known", 0, Silent.NOW), ("revoked", 503, Silent.NOW), ("revoked", 429, Silent.NOW),
+    ],
+)  # fmt: skip
+def test_a_gateway_that_does_not_answer_is_told_from_one_that_has_no_such_key(
+    stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch, key: str, code: int, told: object
+) -> None:
+    """By what runs in its container, against a server; code 0: it listens, and nobody answers."""
+    (state / "key").write_text(key)
+    text = (state / "podman").read_text()
+    (state / "podman").write_text(text.replace("cat > key; head", 'shift 3; exec "$@";;\n"no such"*) head'))
+    python = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
+    (state / "python3").write_text(python)
+    (state / "python3").chmod(0o755)
+    with contextlib.ExitStack() as kept:
+        if code:
+            words = [sys.executable, "-c", METRICS, str(code)]
+            server = kept.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+            kept.callback(server.kill)
+            assert server.stdout is not None
+            port = int(server.stdout.readline())
+        else:
+            port = kept.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+        ask = ASK.replace(":8080/", f":{port}/").replace("timeout=5", "timeout=1")
+        monkeypatch.setattr("deploy.containers.leaving.ASK", ask)
+        assert asked(stack.engine, stack.name, "serving-triton-models-0") == told
+
+
+def test_the_first_version_stays_where_the_gateway_is_silent(
+    stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silence is no word that it asks the second; it may be at work with the first."""
+    monkeypatch.setattr("deploy.containers.stack.READY_S", 0.5)
+    runs(state, "serving-gateway", "serving-triton-models-0")
+    (state / "key").write_text("metrics-key\n")
+    (state / "fails").write_text("exec --interactive serving-gateway-gateway")
+    with pytest.raises(ServerError, match="can't roll") as caught:
+        stack.roll(MODELS)
+    assert "does not say what it asks" in caught.value.why
+    assert stack.tritons() == ["serving-triton-models-0"]
+
+
+SAID = r"""I1128 03:17:43.8 1 model_lifecycle.cc:472] "loading: tiny:1"
+E1128 03:17:43.9 1 server.cc:241] "CudaDriverHelper has not been initialized."
+E1128 03:17:45.6 1 model_lifecycle.cc:642] "failed to load 'tiny' version 1: Internal: no model.\n\nAt:\n  /opt/a.py(1): b"
+I1128 03:17:45.7 1 model_lifecycle.cc:777] "failed to load 'tiny'"
+"""
+
+
+def test_what_ends_again_and_again_is_not_waited_for_and_its_reason_is_told(
+    stack: Stack, state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs(state, "serving-gateway", "serving-triton-models-0")
+    (state / "logs").write_text(SAID + "I1128 03:17:46.0 1 server.cc:1] | a table |\n" * 50 + SAID)
+    (state / "count").write_text("0")
+    text = (state / "podman").read_text()
+    text = text.replace(
+        '"inspect"*) echo 1',
+        '"inspect"*RestartCount*) cat count; echo $(($(cat count)+1)) > count;;\n"logs"*) cat logs;;\n"inspect"*) echo 1',
+    )
+    (state / "podman").write_text(text.replace('"exec"*) grep -qx -- "${2%-triton}" ready', '"exec"*) false'))
+    begun = time.monotonic()
+    with pytest.raises(ServerError, match="can't bring Triton up") as told:
+        stack.roll(MODELS)
+    assert time.monotonic() - begun < 60
+    assert told.value.why == "it ended 2 times: failed to load 'tiny' version 1: Internal: no model."
+    assert capsys.readouterr().err == "\"failed to load 'tiny' version 1: Internal: no model.\n"
+    assert stack.tritons() == ["serving-triton-models-0"]
+
+
+@pytest.mark.parametrize("there", ["pods", "containers"])
+def test_a_name_that_is_another_applications_pod_is_told_before_anything_is_made(
+    stack: Stack, state: Path, there: str
+) -> None:
+    """`serving-gateway` beside `serving`: Podman has one list of names for pods and containers."""
+    (state / there).write_text("serving-prometheus-prometheus\n" if there == "containers" else "")
+    if there == "pods":
+        text = (state / "podman").read_text()
+        (state / "podman").write_text(
+            text.replace('"pod ps"*)', '"pod ps --format"*) echo serving-gateway;;\n"pod ps"*)')
+        )
+    with pytest.raises(ServerError, match="can't bring serving up") as told:
+        stack.up(MODELS)
+    assert "take another --name" in told.value.mend
+    assert not any(line.startswith(("network create", "kube", "volume create")) for line in said(state))
