@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
+from compress.vetting.replace import mend_of
 from compress.vetting.swap import put_back, replacing_folder
 from compress.vetting.texts import read_text
 from serve.deploy.cluster.canary import analysis_templates, rollout
