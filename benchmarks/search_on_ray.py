@@ -40,7 +40,7 @@ from compress.stage import Progress
 from tests.ray_cluster import Running, ray_cluster
 
 PRUNE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-EPOCHS = 60
+EPOCHS = 30
 NOTHING = 100  # tasks that do nothing
 
 

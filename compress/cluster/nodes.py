@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from compress.storage.stage_cache import code_digest
 
 __all__ = ["Needs", "check_nodes", "differing", "facts"]
 
+TURNS, SETTLES = 6, 2.0  # looks at a node that can't be given a task, and seconds between them
 LOOKS = 90.0  # seconds: a node imports torch for the first time
 
 
@@ -79,7 +81,7 @@ def check_nodes(ray: Any, shared: Shared, needs: Needs, code: Sequence[str] = ()
     here, word = facts(code), shared.write_probe()
     answered = 0
     try:
-        for name, found in _looked(ray, nodes, shared, word, code):
+        for name, found in _settled(ray, nodes, shared, word, code):
             if isinstance(found, Exception):
                 raise _silent(name, found) from found
             wrong, there = found
@@ -127,10 +129,31 @@ def _of(number: int, kind: str) -> str:
     return f"{number} {kind}{'s' * (number != 1)}"
 
 
-def _looked(
+def _settled(
     ray: Any, nodes: Sequence[Mapping[str, Any]], shared: Shared, word: str, code: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
-    """For each node its name, and what it found of the folder and of itself, or why it did not."""
+    """As `_looked`, without nodes that have died: Ray lists one for seconds after that, and before it takes tasks."""
+    for left in reversed(range(TURNS)):
+        again = set()
+        for node_id, name, found in _looked(ray, nodes, shared, word, code):
+            if (
+                left
+                and isinstance(found, ray.exceptions.RayError)
+                and not isinstance(found, ray.exceptions.RayTaskError)
+            ):
+                again.add(node_id)
+            else:
+                yield name, found
+        if not again:
+            return
+        time.sleep(SETTLES)
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] in again]
+
+
+def _looked(
+    ray: Any, nodes: Sequence[Mapping[str, Any]], shared: Shared, word: str, code: Sequence[str]
+) -> Iterator[tuple[str, str, Any]]:
+    """For each node its id, its name, and what it found of the folder and of itself, or why it did not."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     look = ray.remote(num_cpus=0, max_retries=1)(_look)
@@ -138,15 +161,15 @@ def _looked(
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         name = f"the node {node['NodeManagerAddress']} ({node['NodeID'][:8]})"
-        sent[look.options(scheduling_strategy=there).remote(shared, word, tuple(code))] = name
+        sent[look.options(scheduling_strategy=there).remote(shared, word, tuple(code))] = node["NodeID"], name
     done, late = ray.wait(list(sent), num_returns=len(sent), timeout=LOOKS)
     for each in done:
         try:
-            yield sent[each], ray.get(each)
+            yield *sent[each], ray.get(each)
         except ray.exceptions.RayError as err:
-            yield sent[each], err
+            yield *sent[each], err
     for each in late:
-        yield sent[each], TimeoutError(f"it did not answer within {LOOKS:g} s")
+        yield *sent[each], TimeoutError(f"it did not answer within {LOOKS:g} s")
 
 
 def _look(shared: Shared, word: str, code: Sequence[str]) -> tuple[str, dict[str, str]]:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from compress.artifact import sha256_of
 from compress.errors import RecipeError, ResourceError
+from compress.storage.files import make_folder
 from compress.storage.shortages import shortages
 from compress.storage.stage_cache import StageCache
 from compress.storage.work_folder import refuse_others
@@ -38,10 +39,12 @@ class Shared:
     Attributes:
         root: of this user alone.
         given: the folder that the user names; what lies in it is read where it is.
+        made: of it and those above, what was not there before.
     """
 
     root: Path
     given: Path
+    made: tuple[Path, ...] = ()
 
     @classmethod
     def at(cls, named: str | Path) -> Shared:
@@ -61,13 +64,13 @@ class Shared:
         given = Path(os.path.realpath(named))
         root = given / FOLDER
         with shortages(root):
-            given.mkdir(parents=True, exist_ok=True)
+            made = make_folder(given)
             refuse_others(given)
             root.mkdir(mode=0o700, exist_ok=True)
             refuse_others(root)
             for name in PARTS:
                 (root / name).mkdir(mode=0o700, exist_ok=True)
-        return cls(root, given)
+        return cls(root, given, tuple(made))
 
     @property
     def stages(self) -> StageCache:
@@ -124,7 +127,7 @@ class Shared:
 
     def remove_empty(self) -> None:
         """What nothing came to be kept in."""
-        for folder in (*(self.root / name for name in PARTS), self.root, self.given):
+        for folder in (*(self.root / name for name in PARTS), self.root, *self.made):
             with contextlib.suppress(OSError):
                 folder.rmdir()
 

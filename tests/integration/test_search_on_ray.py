@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -186,18 +185,18 @@ def test_what_the_cluster_can_not_do_is_told_before_any_work(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_node_with_other_code_is_named(cluster: Running, task: Path, tmp_path: Path) -> None:
-    shutil.copytree(Path(compress.__file__).parent, tmp_path / "other/compress")
-    with (tmp_path / "other/compress/stage.py").open("a", encoding="utf-8") as file:
-        file.write("# changed\n")
-    node = cluster.add(PYTHONPATH=str(tmp_path / "other"))
+def test_a_node_with_another_release_is_named(cluster: Running, task: Path, tmp_path: Path) -> None:
+    installed = tmp_path / "installed/torch-2.0.1.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.0.1\n", encoding="utf-8")
+    node = cluster.add(PYTHONPATH=str(installed.parent))
     try:
         with pytest.raises(ServerError, match="would give other results") as caught:
-            search(task, tmp_path / "out/best", ray=cluster.address)
+            search(task, tmp_path / "best", ray=cluster.address)
     finally:
         cluster.kill(node)
-    assert caught.value.why.startswith("compress's code is ")
-    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+    assert caught.value.why.startswith("torch is 2.0.1 there and ")
+    assert [path.name for path in tmp_path.iterdir()] == ["installed"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a folder of its own")
