@@ -10,6 +10,7 @@ from serve.gateway.observe.buckets import BUCKETS_S
 __all__ = ["Objectives", "objectives_of"]
 
 DEFAULT = "p99<250ms,errors<0.1%"
+LEAST, WIDEST = 1e-6, 0.99  # budgets that can be watched
 
 
 @dataclass(frozen=True)
@@ -52,4 +53,11 @@ def objectives_of(text: str = DEFAULT) -> Objectives:
             why="the gateway counts answers by bounds, and this is none of them",
             mend="take one of " + ", ".join(f"{1000 * bound:g}ms" for bound in BUCKETS_S),
         )
-    return Objectives(slow_s, round(1 - (latency.percent or 0) / 100, 6), errors[0])
+    goal = Objectives(slow_s, round(1 - (latency.percent or 0) / 100, 6), errors[0])
+    if not all(LEAST <= share <= WIDEST for share in (goal.slow_share, goal.error_share)):
+        raise ServerError(
+            f"can't make rules of the objective {text!r}",
+            why=f"a budget is of {LEAST:.4%} to {WIDEST:.0%} of the requests: another is as good as none, or all",
+            mend=f"write it as in {DEFAULT}",
+        )
+    return goal

@@ -155,7 +155,19 @@ def test_every_page_rings_when_all_is_slow_or_all_fails(text: str, tmp_path: Pat
             assert (bounds[0] > share) is (alert.severity == "page")
 
 
-@pytest.mark.parametrize("text", ["errors<1%", "p99<260ms", "mean<1s", "p50<1s,p99<2.5s", "p99<250ms,errors<0"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "errors<1%",
+        "p99<260ms",
+        "mean<1s",
+        "p50<1s,p99<2.5s",
+        "p99<250ms,errors<0",
+        "p99.99999<1s",
+        "p0.1<1s",
+        "p99<1s,errors<99.9%",
+    ],
+)
 def test_what_the_gateways_histogram_can_t_tell_is_refused(text: str) -> None:
     with pytest.raises(ServerError) as caught:
         objectives_of(text)
