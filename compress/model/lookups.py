@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from compress.console.wording import counted
+
 __all__ = ["beyond_table"]
 
 OUT_OF_TABLE = re.compile(r"idx=(-?\d+) must be within the inclusive range \[-\d+,(\d+)\]")  # ONNX Runtime's words
@@ -21,7 +23,7 @@ def beyond_table(err: Exception, inputs: Mapping[str, Any]) -> str:
     if not rows:
         return ""
     ids = [name for name, values in inputs.items() if _holds(values, asked)]
-    told = f"a table of {rows:,} rows was asked for row {asked:,}"
+    told = f"a table of {counted(rows, 'rows')} was asked for row {asked:,}"
     if ids:
         told += (
             f", which {ids[0]} holds: the tokenizer, or whoever made the ids, has a larger vocabulary than the model"

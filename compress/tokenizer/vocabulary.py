@@ -28,6 +28,6 @@ def ids_of(told: Mapping[str, Any]) -> int:
 def too_many(ids: int, rows: int) -> str:
     """What to know of a tokenizer that makes more ids than a table has rows."""
     return (
-        f"tokenizer.json has {ids:,} ids, and the network's table of tokens {rows:,} rows: a text with one of the ids "
-        f"from {rows:,} on can't be answered"
+        f"tokenizer.json has {ids:,} ids, and the network's table of tokens a row for {rows:,}: a text with one of the "
+        f"ids from {rows:,} on can't be answered"
     )

@@ -43,7 +43,7 @@ def server(folder: Path) -> Iterator[TritonServer]:
     bert_folder(folder / "classifier")
     judge = hub_artifact(folder / "classifier", folder / "classifier-artifact")
     pairs = hub_artifact(folder / "classifier", folder / "pairs-artifact", pair="second")
-    with pytest.warns(AssumedWarning, match="60 ids, and the network's table of tokens 30 rows"):
+    with pytest.warns(AssumedWarning, match="60 ids, and the network's table of tokens a row for 30"):
         short = hub_artifact(sentence_folder(folder / "short", rows=30), folder / "short-artifact")
     slow = PackOptions(instances=1, max_queue_delay_microseconds=200_000)
     pack(encoder, repository=folder / "models", name="encoder", options=slow)
