@@ -23,6 +23,7 @@ IMAGE = re.compile(
 )
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+CPU = re.compile(r"\d+(\.\d+)?|\d+m")
 SMALL = "take small letters, digits and -, a letter first, 40 at most"
 Many = Parameter(consume_multiple=True, negative_iterable="")
 

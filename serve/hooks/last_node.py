@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from compress.vetting.wire import fields
 
-__all__ = ["GRAPH", "INPUT", "NODE", "OPERATOR", "OUTPUT", "gives_probabilities", "parts"]
+__all__ = ["GRAPH", "INPUT", "NODE", "OPERATOR", "OUTPUT", "gives_probabilities", "mapped", "parts"]
 
 MAKES = {"Softmax", "Sigmoid", "HardSigmoid", "Hardmax"}
 PASSES = {
@@ -33,11 +34,7 @@ def gives_probabilities(path: Path, output: str) -> bool:
         False, too, where the file can't be read so.
     """
     try:
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held,
-            memoryview(held) as data,
-        ):
+        with mapped(path) as data:
             nodes = _nodes(data)
     except (OSError, ValueError):
         return False
@@ -54,6 +51,21 @@ def gives_probabilities(path: Path, output: str) -> bool:
             return False
         output = inputs[0]
     return False
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[memoryview]:
+    """A file's bytes, read as they are looked at; what is cut out of them is let go of within it.
+
+    Raises:
+        OSError, ValueError: it can't be read, or is empty.
+    """
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held,
+        memoryview(held) as data,
+    ):
+        yield data
 
 
 def _nodes(data: memoryview) -> Nodes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from compress.artifact import Artifact
 from compress.tokenizer.open import TOKENIZER, tokenizer_of
 from compress.tokenizer.vocabulary import ids_of, too_many
 from compress.vetting.wire import fields
-from serve.hooks.last_node import GRAPH, INPUT, NODE, OPERATOR, OUTPUT, parts
+from serve.hooks.last_node import GRAPH, INPUT, NODE, OPERATOR, OUTPUT, mapped, parts
 from serve.hooks.packed.values import Array
 
 __all__ = ["beyond_table", "table_rows", "tokenizer_ids"]
@@ -66,11 +65,7 @@ def table_rows(path: Path) -> dict[str, int]:
         path: an ONNX file that was vetted.
     """
     try:
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held,
-            memoryview(held) as data,
-        ):
+        with mapped(path) as data:
             graph = _graph(data)
     except (OSError, ValueError):
         return {}

@@ -44,7 +44,7 @@ def interleave(
                     options = sides[which]
                     try:
                         runs[which].append(await session.run(options.with_(seed=options.seed + number)))
-                    except ServerError:  # the session tells it, and is stopped
+                    except ServerError:  # `ended` has its words, and no more is sent
                         if min(map(len, runs)) < 2:
                             raise
             whole = min(len(runs[0]), len(runs[1])) - (1 if session.stopped else 0)

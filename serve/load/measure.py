@@ -97,7 +97,7 @@ def measure(
             for load in loads:
                 try:
                     runs.append(await session.run(load))
-                except ServerError:  # the session tells it
+                except ServerError:  # `ended` has its words
                     if not runs:
                         raise
                     break

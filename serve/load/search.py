@@ -61,7 +61,7 @@ class _Search:
         expected = rate * load.duration
         try:
             result = await self.session.run(load, give_up=lambda recorder: self.objective.lost(recorder, expected))
-        except ServerError:  # the session tells it, and is stopped
+        except ServerError:  # `ended` has its words, and no more is sent
             return False, None
         why = self.objective.broken(result)
         lost = result.interrupted and not self.session.stopped

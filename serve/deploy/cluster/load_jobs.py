@@ -15,7 +15,7 @@ from compress.errors import ServerError
 from serve.deploy.cluster.manifests import pod_security
 from serve.deploy.cluster.naming import labels, meta
 from serve.deploy.cluster.storage import secured
-from serve.deploy.options import NAME, image_of
+from serve.deploy.options import CPU, NAME, SMALL, image_of
 
 __all__ = ["LoadJobs", "jobs_of", "lines_first"]
 
@@ -69,10 +69,10 @@ class LoadJobs:
         image_of(self.image, "--image")
         for flag, text in (("--name", self.name), ("--namespace", self.namespace)):
             if not NAME.fullmatch(text):
-                raise _unusable(f"{flag} {text!r}", "take small letters, digits and -, a letter first, 40 at most")
+                raise _unusable(f"{flag} {text!r}", SMALL)
         if not 1 <= self.workers <= MOST_WORKERS:
             raise _unusable(f"--workers {self.workers}", f"take 1 to {MOST_WORKERS}")
-        if not re.fullmatch(r"\d+(\.\d+)?|\d+m", self.cpu):
+        if not CPU.fullmatch(self.cpu):
             raise _unusable(f"--cpu {self.cpu!r}", "write it as Kubernetes does, as in 2 or 1500m")
         if self.deadline_s < 1:
             raise _unusable(f"--deadline-s {self.deadline_s}", "take 1 or more")

@@ -15,7 +15,7 @@ from compress.errors import ServerError
 from serve.deploy.cluster.manifests import pod_security
 from serve.deploy.cluster.naming import labels
 from serve.deploy.cluster.storage import secured
-from serve.deploy.options import NAME, image_of
+from serve.deploy.options import CPU, NAME, SMALL, image_of
 
 __all__ = ["TrainJob", "lines_first", "training_of"]
 
@@ -80,13 +80,13 @@ class TrainJob:
         image_of(self.image, "--image")
         for flag, text in (("--name", self.name), ("--namespace", self.namespace), ("--claim", self.claim)):
             if not NAME.fullmatch(text):
-                raise _unusable(f"{flag} {text!r}", "take small letters, digits and -, a letter first, 40 at most")
+                raise _unusable(f"{flag} {text!r}", SMALL)
         if not 1 <= self.least_nodes <= self.nodes <= MOST_NODES:
             what = f"--least-nodes {self.least_nodes} of --nodes {self.nodes}"
             raise _unusable(what, f"take 1 to {MOST_NODES}, and no more of the least than of all")
         if not 0 <= self.gpus <= 16:
             raise _unusable(f"--gpus {self.gpus}", "take 0 to 16, those of one machine")
-        if not re.fullmatch(r"\d+(\.\d+)?|\d+m", self.cpu):
+        if not CPU.fullmatch(self.cpu):
             raise _unusable(f"--cpu {self.cpu!r}", "write it as Kubernetes does, as in 2 or 1500m")
         if not re.fullmatch(r"\d+([KMGT]i?)?", self.memory):
             raise _unusable(f"--memory {self.memory!r}", "write it as Kubernetes does, as in 8Gi")
