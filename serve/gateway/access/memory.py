@@ -98,7 +98,11 @@ class Memory(Collector):
 
     def has_long(self, key: str, size: int) -> bool:
         """The same, of a long one of a key."""
-        return self.used + size <= self.most_long and self._by_key[key] + size <= self.bound // 2
+        return self.used + size <= self.most_long and self.may_have(key, size)
+
+    def may_have(self, key: str, size: int) -> bool:
+        """Whether a key would have no more than it may, whatever others have."""
+        return self._by_key[key] + size <= self.bound // 2
 
     def try_small(self, size: int) -> bool:
         """Hold so many bytes of a short request, if there is room; to be given back by `give_small`."""
@@ -231,6 +235,12 @@ class Share:
     def fits(self, size: int) -> bool:
         """Whether there is room for so many bytes more."""
         return self._closed or size <= SMALL_BYTES or self._memory.has_long(self._key, size)
+
+    def crowded(self, size: int) -> bool:
+        """Whether others have the room for so many bytes more, which its key might have."""
+        if self._closed or not self._key or size <= SMALL_BYTES:
+            return False
+        return self._memory.used + size > self._memory.most_long and self._memory.may_have(self._key, size)
 
     def at_close(self, call: Callable[[], object]) -> None:
         """Have something called then: what was counted, and is still coming, has to end with it."""

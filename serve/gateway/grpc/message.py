@@ -17,6 +17,7 @@ from serve.gateway.access.slots import Batcher, Turn
 from serve.gateway.errors import BadRequestError, GatewayError, OverloadedError
 from serve.gateway.grpc.brought import client_of
 from serve.gateway.grpc.clients import Clients, address_of
+from serve.gateway.grpc.crowded import Crowded
 from serve.gateway.grpc.request import check_message, rename, walked_bytes
 from serve.gateway.grpc.status import Context
 from serve.gateway.grpc.wire import HEAD_COST, head_of, whole
@@ -121,6 +122,9 @@ class Incoming:
         releases: say who answers for a model.
         contracts: of the models, which each request is held against.
         clients: whose connections and calls are bounded.
+
+    Attributes:
+        crowded: counts messages that were read.
     """
 
     def __init__(
@@ -131,6 +135,7 @@ class Incoming:
         self._gate = gate
         self._releases = releases
         self._contracts = contracts
+        self.crowded = Crowded(gate.memory)
         self._reading: set[asyncio.Task[Any]] = set()
 
     def share(self, context: Context, identity: Identity) -> Share:
@@ -195,7 +200,7 @@ class Incoming:
                 step = min(waited, self._settings.body_timeout_s - waited)
                 if coming is None or coming.unread(context.peer()) > SMALL_BYTES:
                     most = min(self._settings.max_body_bytes, int(DELIVERED_BYTES * (waited + step)))
-                    share.take(max(0, before + most - share.size))
+                    await self.crowded.take(share, max(0, before + most - share.size))
                 await asyncio.wait((reading,), timeout=step)
         except BaseException:
             if not steps.begun:
@@ -208,7 +213,7 @@ class Incoming:
         if not isinstance(body, bytes):
             raise BadRequestError("the call has no message")
         self.came(context, body)
-        share.take(len(body))
+        await self.crowded.take(share, len(body))
         return await self.plain(body, share)
 
     async def _turn(self, steps: Steps[Any], reading: asyncio.Task[Any]) -> None:

@@ -118,7 +118,8 @@ class Streams:
                     read = True
                     with Share(self._gate.memory, share.key) as unpacking:
                         body = await self._incoming.plain(body, unpacking)
-                    unanswered.take(len(body))
+                    await self._incoming.crowded.take(share, len(body))
+                    unanswered.takes(len(body))
                     identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
                     if not paid:
                         identity.take()

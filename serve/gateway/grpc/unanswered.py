@@ -26,7 +26,7 @@ FINAL_ASKED: bytes = messages.ModelInferRequest(parameters={ASKED: {"bool_param"
 
 
 class Unanswered:
-    """Counts them, and holds their share of the gateway's memory until they are answered and the answer was taken.
+    """Counts them, and gives back their share of the gateway's memory once they are answered and the answer was taken.
 
     Args:
         share: of the stream.
@@ -64,9 +64,8 @@ class Unanswered:
         self._ended = True
         self._answered.set()
 
-    def take(self, size: int) -> None:
-        """Hold a message of so many bytes; raises MemoryFullError."""
-        self._share.take(size)
+    def takes(self, size: int) -> None:
+        """A message of so many bytes, which the share holds."""
         self._sizes.append(size)
         self._bytes += size
 

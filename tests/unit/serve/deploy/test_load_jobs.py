@@ -109,6 +109,7 @@ def test_a_pod_that_is_to_end_ends_its_load_and_prints_the_figures(tmp_path: Pat
         command = ["/bin/sh", "-c", script, "serve", *words]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as pod:
             while inferences(server) < 50:
+                assert pod.poll() is None
                 time.sleep(0.05)
             pod.send_signal(signal.SIGTERM)
             out, _ = pod.communicate(timeout=30)

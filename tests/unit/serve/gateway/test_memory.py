@@ -11,6 +11,7 @@ import pytest
 from serve.gateway.access.footprint import MIB, footprint_bytes
 from serve.gateway.access.memory import CONNECTION_BYTES, SMALL_BYTES, LastingShare, Memory, MemoryFullError, Share
 from serve.gateway.errors import BodyTooLargeError, GatewayError, TooManyElementsError
+from serve.gateway.grpc.crowded import Crowded
 from serve.gateway.oip.contract import UnfitError
 from serve.gateway.oip.request import check_json_bytes
 from serve.http.client import Address, Pool, Response
@@ -170,3 +171,43 @@ async def test_an_answer_counts_for_the_key_that_asked_while_it_comes() -> None:
             answer.held.close()
         assert memory.used == 0
         await pool.close()
+
+
+def test_who_has_room_waits_a_while_for_what_others_hold_for_moments() -> None:
+    async def run() -> tuple[int, int]:
+        memory = Memory(32 * MIB)
+        crowded, others = Crowded(memory), [Share(memory, key) for key in ("a", "")]
+        others[0].hold(16 * MIB)
+        others[1].take(8 * MIB)  # a copy on its way
+        with Share(memory, "b") as share, Share(memory, "c") as further, Share(memory, "a") as over:
+            waiting = asyncio.ensure_future(crowded.take(share, 8 * MIB))
+            await asyncio.sleep(0)
+            assert share.size == 8 * MIB  # it is there, and counted
+            for refused in (further, over):  # one of them waits at a time, and none whose own key has too much
+                with pytest.raises(MemoryFullError):
+                    await crowded.take(refused, 8 * MIB)
+            others[1].close()
+            await waiting
+            held = memory.used
+        others[0].close()
+        return held, memory.used
+
+    assert asyncio.run(run()) == (24 * MIB, 0)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_who_waits_in_vain_or_leaves_holds_nothing(left: bool) -> None:
+    async def run() -> int:
+        memory = Memory(32 * MIB)
+        with Share(memory) as others, Share(memory, "b") as share:
+            others.take(28 * MIB)
+            waiting = asyncio.ensure_future(Crowded(memory).take(share, 8 * MIB))
+            await asyncio.sleep(0)
+            if left:
+                waiting.cancel()
+            with pytest.raises(asyncio.CancelledError if left else MemoryFullError):
+                await waiting
+            assert share.size == 0
+        return memory.used
+
+    assert asyncio.run(run()) == 0
