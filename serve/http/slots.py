@@ -44,20 +44,26 @@ class Slots:
         model, who = whose
         if not self._room_of_model(model) or (who and not self._room_of_key(who)):
             return False
-        self._count(whose)
+        self.used += 1
+        self._by_model[model] = self._by_model.get(model, 0) + 1
+        if who:
+            self._keyed += 1
+            self._by_key[who] = self._by_key.get(who, 0) + 1
         return True
 
     def give(self, whose: Whose) -> None:
         """Give a slot back; whoever waits and may take it has it at once."""
         model, who = whose
         self.used -= 1
-        self._by_model[model] -= 1
-        if not self._by_model[model]:
+        if left := self._by_model[model] - 1:
+            self._by_model[model] = left
+        else:
             del self._by_model[model]
         if who:
             self._keyed -= 1
-            self._by_key[who] -= 1
-            if not self._by_key[who]:
+            if left := self._by_key[who] - 1:
+                self._by_key[who] = left
+            else:
                 del self._by_key[who]
         if self._waiting:
             self._grant()
@@ -105,8 +111,10 @@ class Slots:
         if self.most < FEWEST_SHARED:
             return True
         held = self._by_key.get(who, 0)
+        if held < self.most - self.used:  # no more than the others may have, too
+            return True
         alone = held == self._keyed and all(each in ("", who) for _, each in self._waiting)
-        return held < (self.most - self.most // KEPT if alone else self.most - self.used)
+        return alone and held < self.most - self.most // KEPT
 
     def _count(self, whose: Whose) -> None:
         model, who = whose

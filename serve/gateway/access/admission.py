@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serve.gateway.access.fairness import Fairness, Work
+from serve.gateway.access.fairness import Account, Fairness, Work
 from serve.gateway.access.left_behind import leave_once_through, once_through
 from serve.gateway.access.memory import Share
 from serve.gateway.access.queues import Queues, Waiter
@@ -40,6 +40,7 @@ SMOOTHING = 0.3
 FADING = 0.9  # of what the slowest answer took, with each window
 FASTEST_FACTOR = 8
 SHORTEST_TARGET_S = 0.05
+NOBODY = Account()  # stands for those who have no key, between whom nothing is fair
 LEFT_S = 10.0  # that a request which was given up keeps its key from others, where such are not known to take long
 
 
@@ -92,6 +93,15 @@ class Beside:
         return self.places.latency if self.excused and (self.met or self.places.in_flight) else 0.0
 
 
+@dataclass(eq=False, slots=True)
+class _Kind:
+    """Answers to requests of a kind: how many, what the fastest of them took, and whose it was."""
+
+    answers: int
+    shortest: float
+    whose: str
+
+
 class Admission:
     """The places of one model.
 
@@ -121,7 +131,7 @@ class Admission:
         self.beside: Beside | None = None
         self.limit = float(min(bounds.most, max(bounds.least, 32)))
         self.fairness = Fairness(bounds.target_s) if fairness is None else fairness
-        self.fairness.sharers.append(self._wake)
+        self.fairness.sharers.append(self)
         self._clock = clock
         self._works: dict[str, deque[Work]] = {}  # of each key, those that have places
         self._later: asyncio.TimerHandle | None = None  # when a key may have its turn by time alone
@@ -136,7 +146,7 @@ class Admission:
         self._from = now
         self._answers = 0
         self._seconds = self._longest = 0.0
-        self._kinds: dict[int, tuple[int, float, str]] = {}  # answers, the fastest of them, and whose it was
+        self._kinds: dict[int, _Kind] = {}
         self._peak = self.in_flight
         if self.beside is not None:
             self.beside.met = False
@@ -154,9 +164,9 @@ class Admission:
     def join(self, fairness: Fairness) -> None:
         """Share what the keys use from here on with other places of the same servers."""
         if self.fairness is not fairness:
-            self.fairness.sharers.remove(self._wake)
+            self.fairness.sharers.remove(self)
             self.fairness = fairness
-            fairness.sharers.append(self._wake)
+            fairness.sharers.append(self)
 
     @property
     def free(self) -> bool:
@@ -165,11 +175,56 @@ class Admission:
 
     def free_for(self, who: str, priority: int = 5) -> bool:
         """Whether a place is free for a key, and nobody waits who could have it."""
-        if not who or not self._room:
-            return self.free
-        now = self._clock()
-        account = self.fairness.of(who, priority, now)
-        return self.fairness.may(account, self._limit_now, now) and (not self.waiting or self._whose(now) is None)
+        return self.offer(who, priority) is not None
+
+    def offer(self, who: str, priority: int = 5) -> Account | None:
+        """The account of a key for which a place is free that nobody waits for who could have it; None for none.
+
+        It may be taken by `seat` before anything else is asked of these places.
+        """
+        limit = self.limit if self.beside is None else self.beside.limit(self.limit)
+        others = 0 if self.beside is None else self.beside.places.in_flight
+        if self.in_flight + 1 > limit or self.in_flight + others >= self.bounds.most:
+            return None
+        waiting = self._queues.waiting
+        if not who:
+            return None if waiting else NOBODY
+        now, fairness = self._clock(), self.fairness
+        account = fairness.of(who, priority, now)
+        if account.target_s != math.inf and not fairness.may(account, limit, now):
+            return None
+        return account if not waiting or self._whose(now) is None else None
+
+    def seat(self, account: Account) -> Work | None:
+        """Take the place that was offered to an account; to be left by `rise`, with what this gives."""
+        self.in_flight += 1
+        if self.beside is not None and self.beside.places.in_flight:
+            self.beside.met = True
+        if self.in_flight > self._peak:
+            self._peak = self.in_flight
+        return None if account is NOBODY else self.fairness.begin(account, self._clock())
+
+    def rise(self, work: Work | None, seconds: float | None, size: int, who: str) -> None:
+        """Leave the place that `seat` took.
+
+        Args:
+            work: that it gave.
+            seconds, size, who: as of `leave`.
+        """
+        if work is None:
+            self.leave(seconds, size, who)
+            return
+        if seconds is not None and not (work.account.heavy or work.account.large or work.account.light):
+            self._learn(seconds, size.bit_length(), who)
+        work.fairness.end(work, size, self._clock())
+        self._free()
+
+    def stand(self, work: Work | None, who: str) -> None:
+        """What `seat` gave is left by `leave_after` or `abandon`."""
+        if work is not None:
+            works = self._works.setdefault(who, deque())
+            works.append(work)
+            self._works[who] = deque(sorted(works, key=lambda each: each.begun))
 
     @property
     def kinds(self) -> tuple[Admission, ...]:
@@ -203,10 +258,11 @@ class Admission:
 
     def try_enter(self, who: str = "", priority: int = 5) -> bool:
         """Take a place if one is free for a key and nobody waits; each must be given back with `leave`."""
-        if self.free_for(who, priority):
-            self.take(who, priority)
-            return True
-        return False
+        account = self.offer(who, priority)
+        if account is None:
+            return False
+        self._note(self.seat(account), who)
+        return True
 
     def check(self, priority: int, patience_s: float, who: str = "", *, times: float = 1.0) -> None:
         """Raises OverloadedError where a request that came now would wait too long; for those not yet read.
@@ -280,7 +336,7 @@ class Admission:
         loop = asyncio.get_running_loop()
         waiter = Waiter(priority, who, loop.create_future())
         self._queues.add(waiter)
-        self._wake()
+        self.wake()
         timer = loop.call_later(longest, self._expire, waiter) if longest < math.inf else None
         try:
             await waiter.place
@@ -394,19 +450,16 @@ class Admission:
 
     def take(self, who: str = "", priority: int = 5) -> None:
         """Take a place that `free_for` has just told of; to be given back in the same way."""
-        self.in_flight += 1
-        if who:
-            now = self._clock()
-            work = self.fairness.begin(self.fairness.of(who, priority, now), now)
+        self._note(self.seat(self.fairness.of(who, priority, self._clock()) if who else NOBODY), who)
+
+    def _note(self, work: Work | None, who: str) -> None:
+        """Who gives this one back says only whose it is."""
+        if work is not None:
             works = self._works.get(who)
             if works is None:
                 self._works[who] = deque((work,))
             else:
                 works.append(work)
-        if self.beside is not None and self.beside.places.in_flight:
-            self.beside.met = True
-        if self.in_flight > self._peak:
-            self._peak = self.in_flight
 
     def _work_of(self, who: str, begun: float = -math.inf) -> Work | None:
         """One of a key's that have places, which is over with it: of those begun by then the last, else the oldest."""
@@ -440,12 +493,14 @@ class Admission:
 
     def _wake_all(self) -> None:
         # The others first, so that they take turns where `most`, or a key's part, is what all wait for.
-        for wake in self.fairness.sharers:
-            if wake != self._wake:
-                wake()
-        self._wake()
+        for each in self.fairness.sharers:
+            if each.waiting and each is not self:
+                each.wake()
+        if self._queues.waiting:
+            self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let those have places who wait, as far as they may."""
         while self._room and (waiter := self._next()) is not None:
             if not waiter.place.done():  # its client has left, and will be told
                 self.take(waiter.who, waiter.priority)
@@ -458,7 +513,7 @@ class Admission:
             self._later.cancel()
             self._later = None
         if self.waiting and self._room:
-            self._later = asyncio.get_running_loop().call_later(self.fairness.next_s(self._clock()), self._wake)
+            self._later = asyncio.get_running_loop().call_later(self.fairness.next_s(self._clock()), self.wake)
 
     def _whose(self, now: float) -> tuple[int, str] | None:
         """Priority and key of whose turn it is: of those that may, who has used least; among equals in turn."""
@@ -508,9 +563,15 @@ class Admission:
     def _learn(self, seconds: float, kind: int, who: str) -> None:
         self._answers += 1
         self._seconds += seconds
-        self._longest = max(self._longest, seconds)
-        count, shortest, whose = self._kinds.get(kind, (0, math.inf, who))
-        self._kinds[kind] = (count + 1, seconds, who) if seconds < shortest else (count + 1, shortest, whose)
+        if seconds > self._longest:
+            self._longest = seconds
+        found = self._kinds.get(kind)
+        if found is None:
+            self._kinds[kind] = _Kind(1, seconds, who)
+        else:
+            found.answers += 1
+            if seconds < found.shortest:
+                found.shortest, found.whose = seconds, who
         if self._answers < WINDOW_ANSWERS or (now := self._clock()) - self._from < WINDOW_S:
             return
         mean = self._seconds / self._answers
@@ -519,7 +580,8 @@ class Admission:
         bounds = self.bounds
         # The fastest answer is an idle server's: under load it may only fall, or the target would follow the load.
         quiet = self._peak <= 2 * bounds.least
-        for each, (_, shortest, whose) in self._kinds.items():
+        for each, of_kind in self._kinds.items():
+            shortest, whose = of_kind.shortest, of_kind.whose
             fastest, since, of = self._fastest.get(each, (math.inf, -math.inf, ""))
             # Where the limit is as low as it gets, and answers stay slow, it is not their number that makes them so.
             slow = now - self._lowest_from > LOWEST_FOR_S and shortest > self._target_of(each)
@@ -527,7 +589,8 @@ class Admission:
             strange = bool(of) and not self.fairness.is_usual(of)
             if shortest < fastest or strange or (quiet and (now - since > FASTEST_FOR_S or slow)):
                 self._fastest[each] = shortest, now, whose
-        self._target = sum(found[0] * self._target_of(each) for each, found in self._kinds.items()) / self._answers
+        weighed = (found.answers * self._target_of(each) for each, found in self._kinds.items())
+        self._target = sum(weighed) / self._answers
         excuse_s = self.fairness.excuse_s()
         if self.beside is not None:
             excuse_s += self.beside.excuse_s()

@@ -18,8 +18,9 @@ import bisect
 import itertools
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 __all__ = ["Account", "Fairness", "Work"]
 
@@ -128,27 +129,42 @@ class Account:
         self.cost += (seconds - self.cost) * max(RISES if seconds > self.cost else FALLS, 1.0 / self.answers)
 
 
-@dataclass(eq=False, slots=True)
 class Work:
     """One request with the model server; to be told to those who began it when it is over.
 
-    Attributes:
+    Args:
         fairness: that counts it, whatever its model shares its keys with by the time that it is over.
         account: of its key.
         begun: when it was sent.
+        at_once: whether an instance was free as it was sent.
+
+    Attributes:
         guards: what counts it, as heavy ones are kept back while it is with the server, up to GUARDS_S.
         priority: that it had then.
         over: whether that was told.
-        at_once: whether an instance was free as it was sent.
     """
 
-    fairness: Fairness
-    account: Account
-    begun: float
-    guards: tuple[Counter[int], ...] = ()
-    priority: int = 0
-    over: bool = False
-    at_once: bool = False
+    __slots__ = ("account", "at_once", "begun", "fairness", "guards", "over", "priority")
+
+    def __init__(self, fairness: Fairness, account: Account, begun: float, at_once: bool) -> None:
+        self.fairness = fairness
+        self.account = account
+        self.begun = begun
+        self.at_once = at_once
+        self.guards: tuple[Counter[int], ...] = ()
+        self.priority = 0
+        self.over = False
+
+
+class Sharer(Protocol):
+    """Places of a model, or of what its keys share with it."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for one."""
+
+    def wake(self) -> None:
+        """Let those have places who wait, as far as they may."""
 
 
 class Fairness:
@@ -160,13 +176,13 @@ class Fairness:
     Attributes:
         instances: of the model, that work at the same time; of several, of that which has fewest.
         heavy: requests of heavy keys that are with the server.
-        sharers: those who are to look at who waits with them, when an answer has come.
+        sharers: those who are to look at who waits with them, if anybody does, when an answer has come.
     """
 
     def __init__(self, target_s: float | None = None) -> None:
         self.instances = 1
         self.heavy = 0
-        self.sharers: list[Callable[[], None]] = []
+        self.sharers: list[Sharer] = []
         self._set_target_s = target_s
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._least = 0.0  # used by whom was served last
@@ -189,6 +205,7 @@ class Fairness:
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
         self._guarding: deque[Work] = deque()  # they, and some that are over
         self._payers: Counter[int] = Counter()  # those among them that pay for all of it by what they use
+        self._guard, self._guard_all = (self._guards,), (self._guards, self._payers)
         self._kept_part = 0.0  # of the time of late, that they were
         self._kept: dict[int, float] = {}  # by priority of the light ones: until when heavy ones are kept back
 
@@ -305,11 +322,12 @@ class Fairness:
             pause_s = now - account.answered_at
             account.pause_s += PAUSES * (min(pause_s, 2 * SOON_S) - account.pause_s)
         account.in_flight += 1
-        self._least = account.used = max(account.used, self._least)
-        account.used += account.cost
-        work = Work(self, account, now, at_once=self._in_flight < self.instances)
+        if account.used > self._least:
+            self._least = account.used
+        account.used = self._least + account.cost
+        work = Work(self, account, now, self._in_flight < self.instances)
         self._in_flight += 1
-        if account.is_new:
+        if account.answers < FEWEST and account.is_new:
             self._new[work] = None
         if account.heavy:
             self.heavy += 1
@@ -319,12 +337,13 @@ class Fairness:
             return work
         pays = FACTOR * account.cost >= SHORTEST_TARGET_S
         if pays or account.spent <= now:
-            work.guards = (self._guards, self._payers) if pays else (self._guards,)
+            work.guards = self._guard_all if pays else self._guard
             for each in work.guards:
                 each[account.priority] += 1
             work.priority = account.priority
             self._guarding.append(work)
-            self._let_go(now)
+            if self._guarding[0].over or now - self._guarding[0].begun > GUARDS_S:
+                self._let_go(now)
         return work
 
     def undo(self, work: Work) -> None:
@@ -344,9 +363,10 @@ class Fairness:
             self._settle()
             self._before = self._answered_at
         self._answered_at = now
-        seconds = now - max(begun, self._before)
-        self._batch_s = max(self._batch_s, seconds)
-        self._batch.append((account, max(size, 1)))
+        seconds = now - (begun if begun > self._before else self._before)
+        if seconds > self._batch_s:
+            self._batch_s = seconds
+        self._batch.append((account, size or 1))
         account.took.append(now - begun)
         if account.answers < FEWEST:
             self._saw_first(account, now - begun if self.instances > 1 else seconds, at_once=work.at_once)
@@ -371,15 +391,19 @@ class Fairness:
             self._doubted_at = self._answered_at
 
     def _over(self, work: Work) -> None:
-        self._new.pop(work, None)
+        if self._new:
+            self._new.pop(work, None)
         self._in_flight -= 1
         self.heavy -= work.account.heavy
-        self._unguard(work)
+        if work.guards:
+            self._unguard(work)
 
     def _let_go(self, now: float) -> None:
         """What is with the server for long may wait there for a heavy request: for a slot, until its sequence ends."""
         while self._guarding and (self._guarding[0].over or now - self._guarding[0].begun > GUARDS_S):
-            self._unguard(self._guarding.popleft())
+            gone = self._guarding.popleft()
+            if gone.guards:
+                self._unguard(gone)
 
     def _unguard(self, work: Work) -> None:
         for each in work.guards:

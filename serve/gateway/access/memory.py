@@ -106,7 +106,7 @@ class Memory(Collector):
 
     def try_small(self, size: int) -> bool:
         """Hold so many bytes of a short request, if there is room; to be given back by `give_small`."""
-        if not self.has_small(size):
+        if self.used + size > self.bound and not self.has_small(size):
             return False
         self.used += size
         return True

@@ -14,6 +14,7 @@ import time
 from typing import Protocol
 
 from serve.gateway.access.admission import Admission
+from serve.gateway.access.fairness import Work
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.edge.asked import Asked
@@ -112,7 +113,7 @@ class Direct:
             return False
         node = self.upstream.sole
         places = gate.places(model)
-        if node is None or not places.free_for(identity.id, identity.priority):
+        if node is None or (account := places.offer(identity.id, identity.priority)) is None:
             return False
         try:
             head = asked.head_for(node.pool, len(sent), length)
@@ -128,8 +129,8 @@ class Direct:
             gate.memory.give_small(len(body))
             node.pool.give(connection)
             return False
-        places.take(identity.id, identity.priority)
-        call = _Call(self, client, asked, identity, places, node.pool, connection, len(body))
+        work = places.seat(account)
+        call = _Call(self, client, asked, identity, places, work, node.pool, connection, len(body))
         self.telemetry.began()
         call.send(head, sent, call.started + self._timeout_s)
         return True
@@ -162,7 +163,7 @@ class _Call(Observed):
 
     __slots__ = (
         "_again", "_asked", "_asking", "_body", "_client", "_connection", "_deadline", "_direct", "_flight", "_gone",
-        "_head", "_identity", "_places", "_pool",
+        "_head", "_identity", "_places", "_pool", "_work",
     )  # fmt: skip
 
     def __init__(
@@ -172,6 +173,7 @@ class _Call(Observed):
         asked: Asked,
         identity: Identity,
         places: Admission,
+        work: Work | None,
         pool: Pool,
         connection: Connection,
         size: int,
@@ -184,6 +186,7 @@ class _Call(Observed):
         self._asked = asked
         self._identity = identity
         self._places = places
+        self._work = work
         self._pool = pool
         self._connection = connection
         self._asking = self._gone = False
@@ -279,7 +282,7 @@ class _Call(Observed):
             code, body = refusal.status, refusal.body
             head = answer_lines([JSON], refusal.headers)
         self._let_go(answered=refusal is None)
-        self._places.leave(seconds, self.received, self._identity.id)
+        self._places.rise(self._work, seconds, self.received, self._identity.id)
         self._client.answer(code, head, body, last=refusal is not None and refusal.closes, who=self._identity.id)
         direct.telemetry.observe(self, code)
 
@@ -287,6 +290,7 @@ class _Call(Observed):
         """Nobody is left to answer; `ended` tells when Triton is through with it."""
         self._flight.left = True
         self._let_go(answered=False)
+        self._places.stand(self._work, self._identity.id)
         if ended is None:
             self._places.abandon(time.monotonic() - self.started, self._identity.id, (), self.received)
         else:

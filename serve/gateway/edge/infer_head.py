@@ -84,7 +84,15 @@ def returned_lines(headers: Iterable[Header], limits: bytes) -> bytes:
     Raises:
         ValueError: one of those that go back can't be sent.
     """
-    return b"".join((_returned(tuple(headers)), limits, _SAFE_LINES))
+    global _latest
+    before, lines = _latest
+    if headers != before:  # as mostly they are, and the very same objects
+        before, lines = list(headers), _returned(tuple(headers))
+        _latest = before, lines
+    return b"".join((lines, limits, _SAFE_LINES))
+
+
+_latest: tuple[list[Header], bytes] = ([], b"")
 
 
 @lru_cache(maxsize=64)  # Triton's answers have a few heads

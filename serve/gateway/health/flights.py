@@ -40,7 +40,7 @@ class Flight:
         self.counted = 0
         self.first = self.turn = self.guest = self.lost = self.left = self.cleared = False
         self.server = ""
-        self.behind: list[Flight] = []
+        self.behind: tuple[Flight, ...] = ()
 
 
 ABOARD: ContextVar[Flight | None] = ContextVar("aboard", default=None)

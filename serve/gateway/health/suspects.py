@@ -224,13 +224,14 @@ class Suspects(Collector):
             self._lost.add(flight)
         for behind in flight.behind:
             behind.cleared = answered
-        self._release(flight)
+        if flight.first or flight.turn or flight.guest:
+            self._release(flight)
         if answered and flight.suspect is not None:
             known = self._deaths.get(flight.suspect)
             if known is not None and known.count < 2:
                 del self._deaths[flight.suspect]
                 self._watch()
-        if there:
+        if there and self._turns.taken:
             self._turns.moved()
 
     def lose(self, flight: Flight, server: str) -> None:
@@ -240,7 +241,7 @@ class Suspects(Collector):
         """
         behind = Flight(flight.key, flight.model, flight.body)
         behind.suspect, behind.sent, behind.server = flight.suspect, flight.sent, server
-        flight.behind.append(behind)
+        flight.behind = (*flight.behind, behind)
         self._lost.add(behind)
 
     async def died(self, models: Collection[str] | None, server: str = "") -> list[Suspect]:
