@@ -333,7 +333,7 @@ class Fairness:
             self.heavy += 1
             self._met_s = max(self._met_s, account.met_s)
             return work
-        if account.large:
+        if account.large or account.target_s == math.inf:  # there are no others whom it would keep back
             return work
         pays = FACTOR * account.cost >= SHORTEST_TARGET_S
         if pays or account.spent <= now:

@@ -25,22 +25,30 @@ class Flight:
         turn: whether it has its turn.
     """
 
-    __slots__ = (
-        "behind", "body", "cleared", "counted", "first", "guest", "key", "left", "lost", "model", "owner", "sent",
-        "server", "suspect", "turn",
-    )  # fmt: skip
+    __slots__ = ("__dict__", "body", "key", "left", "model", "sent", "server")  # those that most have; there are many
+
+    behind: tuple[Flight, ...] = ()
+    counted = 0
+    first = turn = guest = lost = cleared = False
+    suspect: Suspect | None = None
+    _owner = ""
 
     def __init__(self, key: str, model: str, body: bytes | GrowingBody) -> None:
         self.key = key
         self.model = model
         self.body = body
-        self.suspect: Suspect | None = None
-        self.owner = key
         self.sent = 0.0
-        self.counted = 0
-        self.first = self.turn = self.guest = self.lost = self.left = self.cleared = False
+        self.left = False
         self.server = ""
-        self.behind: tuple[Flight, ...] = ()
+
+    @property
+    def owner(self) -> str:
+        """Who takes turns with it: its key, or where that is nobody's, itself."""
+        return self._owner or self.key
+
+    @owner.setter
+    def owner(self, owner: str) -> None:
+        self._owner = owner
 
 
 ABOARD: ContextVar[Flight | None] = ContextVar("aboard", default=None)
