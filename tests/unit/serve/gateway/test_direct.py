@@ -7,15 +7,18 @@ import contextlib
 import functools
 import random
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, ParamSpec
 
 import orjson
 import pytest
 
+import serve
 from serve.gateway import server as server_module
 from serve.gateway.access.keys import add_key, revoke_key
 from serve.gateway.edge import direct as short
@@ -35,6 +38,8 @@ RAW = bytes(range(16))
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": len(RAW)}}
 JSON = orjson.dumps({"inputs": [TENSOR]})
 BODY = JSON + RAW
+OURS = tuple(f"{Path(serve.__file__).parent / each}" for each in ("gateway", "http"))
+SENT, MOST_CALLS = 50, 160
 
 
 def request(body: bytes = BODY, *lines: str) -> bytes:
@@ -168,6 +173,36 @@ async def test_both_ways_answer_alike(tmp_path: Path, taken: list[bool], form: s
     lines = [{**line, "time": 0, "ms": 0} for line in lines if line["model"] == "m"]
     assert lines == lines[:1] * 20
     assert lines[0]["bytes_in"] == len(body)
+
+
+@with_clients
+async def test_the_short_way_stays_short(tmp_path: Path, taken: list[bool]) -> None:
+    """Each check added costs some: its calls are counted, as they are the same on any machine, and time is not."""
+    keys = tmp_path / "keys.json"
+    secret, _ = add_key(keys, "load", rate=1e6, burst=10**6)
+    calls = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call") and frame.f_code.co_filename.startswith(OURS)
+
+    async with (
+        scripted_server(triton) as server,
+        gateway(Settings(upstream=(server.url,), port=0, keys=keys), validate=True) as address,
+    ):
+        client = await Client.to(address)
+        asked = request(BODY, f"x-api-key: {secret}")
+        await client.warm(asked)
+        assert taken[-1] is True
+        taken.clear()
+        sys.setprofile(count)
+        try:
+            for _ in range(SENT):
+                await client.ask(asked)
+        finally:
+            sys.setprofile(None)
+    assert taken == [True] * SENT
+    assert calls / SENT <= MOST_CALLS
 
 
 @with_clients
