@@ -91,6 +91,7 @@ def served_models(folder: Path) -> Iterator[TritonServer]:
     write_files_model(repository)
     with TritonServer(repository, ports=Ports(0, 0, 0)) as server:
         yield server
+        server.stop(within_s=5)  # what tests have left with it is of no use
 
 
 def fetch(url: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:

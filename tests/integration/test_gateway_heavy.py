@@ -41,6 +41,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     (repository / "wide" / "config.pbtxt").write_text(two)
     with TritonServer(repository, ports=Ports(0, 0, 0)) as server:
         yield server
+        server.stop(within_s=5)  # what tests have left with it is of no use
 
 
 def ask(
