@@ -79,3 +79,4 @@ def remembering(folder: Path) -> Iterator[TritonServer]:
     (folder / "whole" / "config.pbtxt").write_text(ENSEMBLE)
     with TritonServer(folder, ports=Ports(0, 0, 0)) as server:
         yield server
+        server.stop(within_s=5)  # what tests have left with it is of no use
