@@ -72,13 +72,15 @@ def run(
     from serve.load.measure import Plan, measure
     from serve.load.report.live import show_progress
     from serve.load.report.terminal import print_report
+    from serve.load.send.on_ray import workers_on_ray
 
     check_outputs(output, (".json", ".html", ".csv", ".hlog"))
     plan = Plan(concurrency, rate, scenario, slo, hourly_cost, precision, confirmations)
     terminal = Console(stderr=True)
-    with show_progress(terminal) as on_progress:
+    given = _with_secrets(options or LoadOptions(), url)
+    with workers_on_ray(given) as own, show_progress(terminal) as on_progress:
         report = measure(
-            _with_secrets(options or LoadOptions(), url), plan, on_progress=on_progress,
+            own, plan, on_progress=on_progress,
             on_run=None if terminal.is_terminal else lambda result: terminal.print(f"done: {result.offered}"),
         )  # fmt: skip
     print_report(report, _console())
@@ -168,10 +170,12 @@ def compare(
             raise ServerError("can't compare", why="--ab takes two URLs, and no files", mend="give --ab URL1 URL2")
         from serve.load.interleave import interleave
         from serve.load.report.live import show_progress
+        from serve.load.send.on_ray import workers_on_ray
 
-        with show_progress(Console(stderr=True)) as on_progress:
+        given = _with_secrets(own.with_(rate=rate, concurrency=concurrency), ab[0])
+        with workers_on_ray(given) as of_all, show_progress(Console(stderr=True)) as on_progress:
             sides, comparison = interleave(
-                [_with_secrets(own.with_(rate=rate, concurrency=concurrency), url) for url in ab],
+                [of_all.with_(url=url) for url in ab],
                 rounds=rounds, allowed=allowed, on_progress=on_progress,
             )  # fmt: skip
         comparisons = [comparison]

@@ -80,6 +80,13 @@ class LoadOptions:
     worker_wait: float = 0.0
     """How long to wait for workers that are not there yet, or busy, in seconds."""
 
+    ray: str = ""
+    """Send from the nodes of a Ray cluster: HOST:PORT of its head, on a machine that belongs to it. Workers are started
+    there, spoken to over TLS, and end with the load."""
+
+    ray_workers: int = 0
+    """So many of them, each with a core; one on each node by default."""
+
     form: Literal["binary", "json"] = "binary"
     """How tensors are written over HTTP."""
 
@@ -133,7 +140,7 @@ class LoadOptions:
     def __post_init__(self) -> None:
         for name in ("concurrency", "duration", "timeout", "connections", "distinct"):
             self._at_least(name, _finite(getattr(self, name)) and getattr(self, name) > 0, "more than 0")
-        for name in ("warmup", "processes", "tolerance", "worker_wait"):
+        for name in ("warmup", "processes", "tolerance", "worker_wait", "ray_workers"):
             self._at_least(name, _finite(getattr(self, name)) and getattr(self, name) >= 0, "0 or more")
         self._at_least("max_requests", self.max_requests is None or self.max_requests > 0, "more than 0")
         self._at_least("seed", self.seed >= 0, "0 or more")

@@ -33,6 +33,7 @@ SECRETS = re.compile(r"(--header=)?\s*[^\s:]*(authorization|cookie|key|token|sec
 FINAL = (1, 3, 4)  # exit codes of a load that was sent: only what could not be sent is tried again
 OURS = (
     "--worker", "--worker-ca", "--worker-plain", "--worker-wait", "--output", "--allow-remote", "--processes", "--cpus",
+    "--ray", "--ray-workers",
 )  # fmt: skip
 
 
