@@ -26,7 +26,7 @@ from compress.errors import ServerError
 from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
 from serve.http.client import Address, ExchangeError, Pool
-from serve.triton.launch import TritonServer
+from serve.triton.launch import TritonOptions, TritonServer
 from tests.gateway_models import FILES_MODEL, write_files_model
 from tests.integration.test_triton import FREE
 from tests.serve_http import gateway
@@ -58,7 +58,8 @@ class Restarted:
     """
 
     def __init__(self, repository: Path) -> None:
-        self.server = TritonServer(repository, ports=FREE).start()
+        # Told to end with the gateway before it, it takes all the time that it may; no request here takes a second.
+        self.server = TritonServer(repository, ports=FREE, options=TritonOptions(stop_timeout_s=3.0)).start()
         self.ends = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look_after)
