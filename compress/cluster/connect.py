@@ -6,9 +6,11 @@ import contextlib
 import logging
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -16,7 +18,7 @@ from typing import Any
 
 from compress.errors import MissingExtraError, RecipeError, ServerError
 
-__all__ = ["connected", "ray_of", "split_address"]
+__all__ = ["answers_at", "connected", "ray_of", "split_address"]
 
 ANSWERS = 3.0  # seconds that a port may take to take a connection
 JOINS = 30.0  # and Ray to let this process in; where nothing of Ray answers, it would try for over a minute
@@ -62,6 +64,15 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def answers_at(address: str) -> bool:
+    """Whether something takes connections at the head's address."""
+    try:
+        socket.create_connection(split_address(address), ANSWERS).close()
+    except (OSError, RecipeError):
+        return False
+    return True
+
+
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
     """Within it, this process may give tasks to the cluster; at the end, whatever of it still runs there ends.
@@ -77,10 +88,13 @@ def connected(address: str) -> Iterator[Any]:
     ray = ray_of()
     try:
         socket.create_connection((host, port), ANSWERS).close()
-    except OSError as err:
+    except (OSError, UnicodeError) as err:
         raise ServerError(f"can't reach the Ray cluster at {address}", why=str(err), mend=MEND) from err
     _try(address)
+    ends = signal.getsignal(signal.SIGTERM)
     ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=False)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, ends)  # Ray's own ends the process by an abort
     try:
         yield ray
     finally:

@@ -25,9 +25,9 @@ from compress.storage.stage_cache import StageCache
 from compress.storage.work_folder import refuse_others
 from compress.vetting.replace import replace_file
 
-__all__ = ["FOLDER", "Shared"]
+__all__ = ["FOLDER", "LAYERS", "Shared"]
 
-FOLDER = "ray"
+FOLDER, LAYERS = "ray", "ray-layers"  # of a search, of a sensitivity
 PARTS = ("stages", "inputs", "known")
 CHANNELS = "channels-*.json"  # what was found out of a model's channels
 
@@ -47,8 +47,12 @@ class Shared:
     made: tuple[Path, ...] = ()
 
     @classmethod
-    def at(cls, named: str | Path) -> Shared:
+    def at(cls, named: str | Path, folder: str = FOLDER) -> Shared:
         """In a folder that the user names.
+
+        Args:
+            named: it.
+            folder: in it, of one kind of work.
 
         Raises:
             RecipeError: it is no path.
@@ -62,7 +66,7 @@ class Shared:
                 mend="mount the bucket or the share under one path on each machine, and name that",
             )
         given = Path(os.path.realpath(named))
-        root = given / FOLDER
+        root = given / folder
         with shortages(root):
             made = make_folder(given)
             refuse_others(given)
@@ -132,8 +136,9 @@ class Shared:
                 folder.rmdir()
 
     def clear(self) -> None:
-        """Remove all of it, where nobody is to go on with it."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        """Remove what is kept in it, where nobody is to go on with it; not what others have put beside that."""
+        for name in PARTS:
+            shutil.rmtree(self.root / name, ignore_errors=True)
         self.remove_empty()
 
     def write_probe(self) -> str:

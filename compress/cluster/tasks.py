@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from compress.cluster.connect import answers_at
 from compress.cluster.nodes import Needs
 from compress.errors import ResourceError, first_line
 from compress.host.cores import SHARE
@@ -18,6 +21,7 @@ from compress.vetting.scratch import scratch, sweep
 __all__ = ["answers", "as_task", "settings_here"]
 
 AGAIN = 3  # times that a task is begun again where its node dies; what fails by itself is not
+SILENT = 20.0  # seconds that a head may not answer; after a minute Ray ends this process without a word
 ENDS = 5.0  # seconds that a task may take to end by itself
 SCRATCH = "compress-"  # as what is made of data is named, so that one sweep finds both
 
@@ -45,9 +49,14 @@ def answers(
     )(work)  # fmt: skip
     sent = {task.remote(*each): place for place, each in enumerate(given)}
     waiting = dict(sent)
+    answered_at = time.monotonic()
     try:
         while waiting:
-            done, _ = ray.wait(list(waiting), num_returns=1, timeout=1.0)
+            done = _done(ray, list(waiting))
+            if done or answers_at(ray.get_runtime_context().gcs_address):
+                answered_at = time.monotonic()
+            elif time.monotonic() - answered_at > SILENT:
+                raise _gone("its head does not answer any more")
             for each in done:
                 place = waiting.pop(each)
                 if place in wanted():
@@ -57,11 +66,26 @@ def answers(
         _cancel(ray, list(waiting), waiting)
 
 
+def _done(ray: Any, some: Sequence[Any]) -> list[Any]:
+    try:
+        done: list[Any] = ray.wait(some, num_returns=1, timeout=1.0)[0]
+    except ray.exceptions.RayError as err:
+        raise _gone(first_line(err)[:400]) from err
+    return done
+
+
+def _gone(why: str) -> ResourceError:
+    mend = "start Ray anew, and give the same command again, which keeps what is done"
+    return ResourceError("the Ray cluster is gone", why=why, mend=mend)
+
+
 def _answer(ray: Any, each: Any) -> Any:
     gone = ray.exceptions
     try:
         return ray.get(each)
-    except (gone.WorkerCrashedError, gone.NodeDiedError, gone.OutOfMemoryError, gone.RaySystemError) as err:
+    except gone.RayTaskError:  # what the work itself raised
+        raise
+    except gone.RayError as err:
         why = first_line(err)
         if isinstance(err, gone.WorkerCrashedError | gone.NodeDiedError):
             why = f"the process or the node that it ran on died {AGAIN + 1} times, usually for want of memory: {why}"
@@ -77,11 +101,13 @@ def _cancel(ray: Any, some: Sequence[Any], waiting: dict[Any, int]) -> None:
     """End tasks: asked first, so that they clear up behind them, then at once."""
     for each in some:
         waiting.pop(each)
-        ray.cancel(each, force=False)
-    if some:
-        _, left = ray.wait(list(some), num_returns=len(some), timeout=ENDS)
-        for each in left:
-            ray.cancel(each, force=True)
+    with contextlib.suppress(ray.exceptions.RayError):  # the cluster may be gone, and they with it
+        for each in some:
+            ray.cancel(each, force=False)
+        if some:
+            _, left = ray.wait(list(some), num_returns=len(some), timeout=ENDS)
+            for each in left:
+                ray.cancel(each, force=True)
 
 
 def settings_here() -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from compress.cluster.connect import connected
 from compress.cluster.nodes import Needs, check_nodes, differing, facts
-from compress.cluster.shared import Shared
+from compress.cluster.shared import FOLDER, LAYERS, Shared
 from compress.cluster.tasks import answers, as_task, settings_here
 from compress.errors import ServerError, ToolkitError
 from compress.evaluate.search_result import Candidate, Trial
@@ -134,7 +134,9 @@ def on_ray(options: OptimizeOptions | SensitivityOptions, default: Path) -> Iter
         return
     needs, code = _needs(options), tuple(code_of(options))
     with connected(options.ray) as ray:
-        shared = Shared.at(options.shared or default)
+        # What a search goes on with, a sensitivity is not to remove.
+        kind = LAYERS if isinstance(options, SensitivityOptions) else FOLDER
+        shared = Shared.at(options.shared or default, kind)
         try:
             slots = check_nodes(ray, shared, needs, code)
             yield OnRay(ray, shared, Task(needs, settings_here(), facts(code), code), slots)

@@ -226,3 +226,36 @@ def test_what_takes_connections_and_is_no_ray_is_told_within_seconds(
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ServerError) as caught:
         search(task, tmp_path / "best", ray=f"127.0.0.1:{silent.getsockname()[1]}")
     assert "does not answer as Ray does within 2 s" in caught.value.why
+
+
+def test_a_command_s_end_is_its_own_while_it_is_connected(cluster: Running) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with connect.connected(cluster.address):
+        assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_head_that_dies_is_told(task: Path) -> None:
+    """Ray itself would end the command after a minute, without a word."""
+    with ray_cluster(2) as running:
+        command = [
+            sys.executable,
+            "-m",
+            "compress",
+            "optimize",
+            "model.pt",
+            *FLAGS,
+            "--ray",
+            running.address,
+            "-o",
+            "headless",
+        ]
+        command[command.index("--epochs") + 1] = "3000"
+        log = task / "headless.log"
+        with log.open("w") as out, subprocess.Popen(command, cwd=task, stdout=out, stderr=out) as search:
+            while not running.tasks():
+                assert search.poll() is None, log.read_text()
+                time.sleep(0.1)
+            running.kill(0)
+            assert search.wait(120) == 2, log.read_text()
+    assert "error: the Ray cluster is gone" in log.read_text() or "raylet died" in log.read_text()
+    assert "Traceback" not in log.read_text()

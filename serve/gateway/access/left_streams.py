@@ -3,16 +3,18 @@
 Triton computes it to its end, whether anybody reads or not, and each of it may have one of the model's instances to
 itself. Where there has been as much of it as the model has instances for a while, what comes would wait in vain.
 So one message is let go on, to see: a model that works on many at a time answers it, and is asked as before from then
-on. Until that one is answered others wait as for a place; once it was not, they are refused at once.
+on. Until that one is answered others wait as for a place; once it was not, though there was time enough, they are
+refused at once, until another is let go on: after a while, that doubles each time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from serve.gateway.access.admission import Admission
 from serve.gateway.errors import OverloadedError
@@ -22,7 +24,10 @@ __all__ = ["LeftStreams", "Trial"]
 RETRY_AFTER_S = 5.0
 # Without an answer for so much longer than the first answers to others took, and so long in any case, it waits there.
 PATIENCE, LEAST_S = 4.0, 1.0
+LONGEST_S = 30.0  # the same, where nothing is known of others
 FADES = 0.9
+SETTLES_S = 0.2  # for what Triton has ended to be known of
+AGAIN_S, SELDOM_S = 5.0, 80.0  # from one that was tried in vain to the next: at first, and at most
 A_WHILE_S = 5.0  # most of what was left is over by then, and waited for
 logger = logging.getLogger(__name__)
 
@@ -33,8 +38,19 @@ class _Left:
     def __init__(self) -> None:
         self.since: list[float] = []  # when each was left, on the monotonic clock
         self.trial: Trial | None = None
-        self.in_vain = False  # one was tried, and none that was left has ended since
+        self.again = -math.inf  # when the next may be tried: one was in vain, and none that was left has ended since
+        self.again_s = AGAIN_S
         self.changed = asyncio.Event()
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether one was tried of late, and not answered."""
+        return time.monotonic() < self.again
+
+    def was_in_vain(self) -> None:
+        """One was tried just now."""
+        self.again = time.monotonic() + self.again_s
+        self.again_s = min(SELDOM_S, 2 * self.again_s)
 
     def lasts(self, seconds: float) -> int:
         """How many have gone on for so long."""
@@ -78,7 +94,7 @@ class LeftStreams:
         """Triton is through with one; or nobody waits for that any longer, as it is `stuck`."""
         left = self._of[places]
         left.since.remove(since)
-        left.in_vain = False
+        left.again, left.again_s = -math.inf, AGAIN_S
         if not left.since:
             del self._of[places]
         left.change()
@@ -136,9 +152,10 @@ class LeftStreams:
             return None
         return left
 
-    def answered(self, places: Admission, left: _Left) -> None:
-        """A trial was, by the model."""
-        if len(left.since) >= places.fairness.instances:  # else one that ended has made room for it
+    def answered(self, places: Admission, left: _Left, before: Sequence[float]) -> None:
+        """A trial was, by the model, beside such of what was left before it as goes on."""
+        go_on = len(before) - (Counter(before) - Counter(left.since)).total()
+        if go_on >= places.fairness.instances:  # else one that ended has made room for it
             self._many.add(places)
 
 
@@ -152,15 +169,29 @@ class Trial:
     def __init__(self, of: LeftStreams, places: Admission, left: _Left, patience_s: float | None) -> None:
         self.patience_s = patience_s
         self._of, self._places, self._left = of, places, left
+        self._before = tuple(left.since)
+        self._sent = time.monotonic()
+        self._answered = False
 
     def answered(self) -> None:
         """It was, by the model."""
-        self._of.answered(self._places, self._left)
-        self.over(in_vain=False)
+        self._answered = True
+        asyncio.get_running_loop().call_later(SETTLES_S, self._settle)
 
-    def over(self, *, in_vain: bool) -> None:
-        """It has told all that it can; whether it was sent, and was not answered."""
-        if self._left.trial is self:
+    def _settle(self) -> None:
+        self._of.answered(self._places, self._left, self._before)
+        self._answered = False
+        self.over()
+
+    def over(self, *, unanswered: bool = False) -> None:
+        """It has told all that it can.
+
+        Args:
+            unanswered: whether it was sent, and was not answered: that tells something where it had its time. A client
+                that leaves before that, or a key that is revoked, says nothing of the model.
+        """
+        if self._left.trial is self and not self._answered:
             self._left.trial = None
-            self._left.in_vain = in_vain
+            if unanswered and time.monotonic() - self._sent >= (self.patience_s or LONGEST_S):
+                self._left.was_in_vain()
             self._left.change()

@@ -97,7 +97,7 @@ class Placed:
                 place = await self._wait(identity, model, turn)
         except BaseException:
             if trial is not None:
-                trial.over(in_vain=False)
+                trial.over()
             raise
         tells = not of_sequence and all(each.model == model for each in self._messages)
         timer, over = None, _nothing
@@ -216,7 +216,7 @@ class Placed:
             return
         over = []
         for message in self._messages:
-            self._over_trying(message, in_vain=True)
+            self._over_trying(message, unanswered=True)
             over.append(self._places.left(message.model))
 
         def ended(after: asyncio.Future[int | None]) -> None:
@@ -239,17 +239,17 @@ class Placed:
         self._places.answered_first(message.model, time.monotonic() - message.sent)
         if message.trial is not None:
             message.trial.answered()
-        self._over_trying(message, in_vain=False)
+        self._over_trying(message)
 
-    def _over_trying(self, message: _Message, *, in_vain: bool) -> None:
+    def _over_trying(self, message: _Message, *, unanswered: bool = False) -> None:
         if message.trying is not None:
             message.trying.cancel()
         if message.trial is not None:
-            message.trial.over(in_vain=in_vain)
+            message.trial.over(unanswered=unanswered)
             message.trial = None
 
     def _leave(self, message: _Message, seconds: float | None) -> None:
-        self._over_trying(message, in_vain=False)
+        self._over_trying(message)
         if message.timer is not None:
             message.timer.cancel()
         message.over()

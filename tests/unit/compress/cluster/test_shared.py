@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.cluster.shared import Shared
+from compress.cluster.shared import LAYERS, Shared
 from compress.errors import ArtifactError, RecipeError
 
 
@@ -77,3 +77,13 @@ def test_a_probe_that_is_not_seen_is_told(shared: Shared, tmp_path: Path) -> Non
     assert "is not in the folder of that name there" in shared.see_probe(word)
     shared.remove_empty()
     assert shared.see_probe(word) == "it has no such folder"
+
+
+def test_what_a_sensitivity_removes_is_its_own(tmp_path: Path) -> None:
+    search, layers = Shared.at(tmp_path), Shared.at(tmp_path, LAYERS)
+    (search.root / "stages" / "kept").write_text("")
+    (layers.root / "stages" / "kept").write_text("")
+    (layers.root / "mine.txt").write_text("")
+    layers.clear()
+    assert (search.root / "stages" / "kept").exists()
+    assert [path.name for path in layers.root.iterdir()] == ["mine.txt"]

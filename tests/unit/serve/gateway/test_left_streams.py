@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from serve.gateway.access.admission import Admission
 from serve.gateway.access.gate import Gate
-from serve.gateway.access.left_streams import LeftStreams
+from serve.gateway.access.left_streams import AGAIN_S, LONGEST_S, SETTLES_S, LeftStreams
 from serve.gateway.errors import OverloadedError
 from serve.gateway.settings import ModelSettings, Settings
 from tests.serve_http import in_loop
@@ -57,7 +58,8 @@ async def test_one_is_tried_at_a_time_and_after_one_in_vain_none() -> None:
     assert dict(refused.value.headers)[b"retry-after"]
     waiting = asyncio.ensure_future(left.enter(places, 60.0))
     await asyncio.sleep(0)
-    trial.over(in_vain=True)
+    trial.patience_s = 1e-9
+    trial.over(unanswered=True)
     with pytest.raises(OverloadedError):
         await waiting
     with pytest.raises(OverloadedError):
@@ -73,8 +75,36 @@ async def test_a_trial_that_was_not_sent_or_failed_says_nothing() -> None:
     left.begin(places)
     first = await left.enter(places, WAIT_S)
     assert first is not None
-    first.over(in_vain=False)
+    first.over()
     assert await left.enter(places, WAIT_S) is not None
+
+
+@in_loop
+async def test_a_trial_whose_client_leaves_early_says_nothing() -> None:
+    left, places = of_model()
+    left.answered_first(places, 0.3)
+    left.begin(places)
+    for _ in range(3):
+        trial = await left.enter(places, WAIT_S)
+        assert trial is not None, "others have their turn to try it"
+        trial.over(unanswered=True)
+
+
+@in_loop
+async def test_after_one_in_vain_another_is_tried_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, places = of_model()
+    left.begin(places)
+    now = time.monotonic()
+    monkeypatch.setattr("serve.gateway.access.left_streams.time.monotonic", lambda: now)
+    for pause_s in (AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S):
+        trial = await left.enter(places, WAIT_S)
+        assert trial is not None
+        now += LONGEST_S
+        trial.over(unanswered=True)
+        now += pause_s - 0.1
+        with pytest.raises(OverloadedError):
+            await left.enter(places, WAIT_S)
+        now += 0.1
 
 
 @in_loop
@@ -92,15 +122,22 @@ async def test_a_model_that_answers_beside_what_was_left_is_asked_by_all_from_th
     assert await left.enter(places, WAIT_S) is None
 
 
+@pytest.mark.parametrize("end_first", [True, False])
 @in_loop
-async def test_a_trial_that_found_what_was_left_ended_does_not_show_that_the_model_works_on_many() -> None:
+async def test_a_trial_that_found_what_was_left_ended_does_not_show_that_the_model_works_on_many(
+    end_first: bool,
+) -> None:
     left, places = of_model()
     since = left.begin(places)
     trial = await left.enter(places, WAIT_S)
     assert trial is not None
-    left.end(places, since, stuck=False)
+    if end_first:
+        left.end(places, since, stuck=False)
     trial.answered()
     left.begin(places)
+    if not end_first:  # Triton was through with it, which is known a moment later
+        left.end(places, since, stuck=False)
+    await asyncio.sleep(2 * SETTLES_S)
     assert await left.enter(places, WAIT_S) is not None
 
 
