@@ -52,8 +52,8 @@ demo: $(VENV)/.installed
 	$(BIN)/python examples/digits/demo.py
 
 # Each worker begins with a part of its own, so that those that compute run beside those that wait, and takes from the
-# others' ends: what a file makes for all its tests is made once. The longest files come first (tests/long.py). One file at
-# a time has the machine's shared memory to itself. What fails in one part keeps none of the others from being told.
+# others' ends: what a file makes for all its tests is made once. Of e2e, the longest file comes first. One file at a time
+# has the machine's shared memory to itself. What fails in one part keeps none of the others from being told.
 test test-all: $(VENV)/.installed-dev
 	@failed=0; export OMP_NUM_THREADS=1; set -x; \
 	  $(BIN)/python -m pytest $(SHORT) tests/hostile tests/unit -n $(WORKERS) --dist worksteal || failed=1; \

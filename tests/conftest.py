@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.long import LISTED, left_out, listed, place
+from tests.long import LISTED, left_out, listed
 
 HERE = Path(__file__).parent
 # No test takes what another one did, and nothing is left with the user: of the commands that are started, too.
@@ -43,7 +43,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         out = left_out([item.nodeid for item in items], listed(LISTED.read_text(encoding="utf-8")))
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
         items[:] = [item for item in items if item.nodeid not in out]
-    items.sort(key=lambda item: place(item.path))
     for item in items:
         folder = item.path.relative_to(HERE).parts[0]
         if folder in ("integration", "e2e", "gpu"):

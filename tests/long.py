@@ -1,8 +1,6 @@
 """Tests that take long, and how many of their cases `make test` tries; `make test-all` tries all of them.
 
 In `long.txt`, a line for each: its file and name, and how many, spread over all of them, the first among them.
-
-And the files that take longest, which come first: one that begins last keeps one worker busy when the others are through.
 """
 
 from __future__ import annotations
@@ -10,35 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-__all__ = ["LISTED", "LONGEST", "left_out", "listed", "place"]
+__all__ = ["LISTED", "left_out", "listed"]
 
 LISTED = Path(__file__).with_suffix(".txt")
-# Over a minute each, the longest first, as `make test` has them with --durations.
-LONGEST = (
-    "e2e/test_demo.py",
-    "integration/test_on_demand.py",
-    "integration/test_search_on_ray.py",
-    "integration/test_sharded_training.py",
-    "integration/test_upstream_deaths.py",
-    "integration/test_rollout.py",
-    "integration/test_gateway_sequences.py",
-    "integration/test_gateway_heavy.py",
-    "e2e/test_begin.py",
-    "integration/test_isolation.py",
-    "integration/test_gateway_memory.py",
-    "integration/test_training.py",
-    "integration/test_ending.py",
-    "integration/test_gateway_grpc_clients.py",
-    "integration/test_up.py",
-    "integration/test_elastic_training.py",
-    "integration/test_starting_hooks.py",
-)
-
-
-def place(file: Path) -> int:
-    """Where a file's tests come: in the order of `LONGEST`, and then, as they were, those that it doesn't have."""
-    name = file.relative_to(LISTED.parent).as_posix()
-    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
 def listed(text: str) -> dict[str, int]:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.e2e.conftest import ROOT
-from tests.long import LISTED, LONGEST, left_out, listed, place
+from tests.long import LISTED, left_out, listed
 
 
 def test_of_a_listed_test_some_cases_are_tried_spread_over_all_and_of_others_all() -> None:
@@ -33,10 +33,3 @@ def test_a_line_that_says_no_number_or_something_twice_is_refused(text: str) -> 
 def test_what_is_listed_is_there(test: str) -> None:
     path, _, name = test.partition("::")
     assert re.search(rf"^(?:async )?def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
-
-
-def test_the_longest_files_are_there_and_come_first_in_their_order() -> None:
-    tests = ROOT / "tests"
-    assert [name for name in LONGEST if not (tests / name).is_file()] == []
-    files = [tests / name for name in ("integration/test_a.py", LONGEST[1], "e2e/test_b.py", LONGEST[0])]
-    assert sorted(files, key=place) == [files[3], files[1], files[0], files[2]]
