@@ -18,7 +18,7 @@ from typing import Any
 
 from compress.errors import MissingExtraError, RecipeError, ServerError
 
-__all__ = ["answers_at", "connected", "ray_of", "split_address"]
+__all__ = ["answers_at", "behind", "connected", "ray_of", "split_address"]
 
 ANSWERS = 3.0  # seconds that a port may take to take a connection
 JOINS = 30.0  # and Ray to let this process in; where nothing of Ray answers, it would try for over a minute
@@ -67,10 +67,23 @@ def split_address(address: str) -> tuple[str, int]:
 def answers_at(address: str) -> bool:
     """Whether something takes connections at the head's address."""
     try:
-        socket.create_connection(split_address(address), ANSWERS).close()
-    except (OSError, RecipeError):
+        _touch(address)
+    except ServerError:
         return False
     return True
+
+
+def _touch(address: str) -> None:
+    try:
+        socket.create_connection(split_address(address), ANSWERS).close()
+    except (OSError, UnicodeError) as err:
+        raise ServerError(f"can't reach the Ray cluster at {address}", why=str(err), mend=MEND) from err
+
+
+def behind(err: Exception) -> str:
+    """What is behind an error of Ray's that a node gave: a module that is missing there, mostly."""
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else type(err).__name__)[:400]
 
 
 @contextmanager
@@ -84,12 +97,9 @@ def connected(address: str) -> Iterator[Any]:
         RecipeError, ServerError: nothing of that kind answers, or another release does.
         MissingExtraError: Ray is not installed.
     """
-    host, port = split_address(address)
+    split_address(address)  # before Ray is asked for
     ray = ray_of()
-    try:
-        socket.create_connection((host, port), ANSWERS).close()
-    except (OSError, UnicodeError) as err:
-        raise ServerError(f"can't reach the Ray cluster at {address}", why=str(err), mend=MEND) from err
+    _touch(address)
     _try(address)
     ends = signal.getsignal(signal.SIGTERM)
     ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=False)

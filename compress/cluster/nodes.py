@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compress import __version__
+from compress.cluster.connect import behind
 from compress.cluster.shared import Shared
 from compress.console.wording import counted
 from compress.errors import RecipeError, ResourceError, ServerError, first_line
@@ -179,11 +180,8 @@ def _look(shared: Shared, word: str, code: Sequence[str]) -> tuple[str, dict[str
 
 
 def _silent(name: str, err: Exception) -> ServerError:
-    """Of an error of Ray's, what is behind it: a module that is missing there, mostly."""
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    why = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else type(err).__name__)
     return ServerError(
         f"{name} can't work",
-        why=why[:400],
+        why=behind(err),
         mend="install this project there, as here (pip install -c constraints.txt -e '.[ray]'), and start Ray anew",
     )

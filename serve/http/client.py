@@ -154,12 +154,7 @@ class Pool:
 
     def give(self, connection: Connection) -> None:
         """Give a connection back that was taken."""
-        whose = self._busy.pop(connection)
-        if connection.usable and not self._closed and len(self._idle) < KEPT_IDLE:  # as nearly always
-            self._idle.append(connection)
-            self._slots.give(whose)
-        else:
-            self._release(connection, whose)
+        self._release(connection, self._busy.pop(connection))
 
     async def again(
         self,

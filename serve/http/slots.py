@@ -44,11 +44,7 @@ class Slots:
         model, who = whose
         if not self._room_of_model(model) or (who and not self._room_of_key(who)):
             return False
-        self.used += 1
-        self._by_model[model] = self._by_model.get(model, 0) + 1
-        if who:
-            self._keyed += 1
-            self._by_key[who] = self._by_key.get(who, 0) + 1
+        self._count(whose)
         return True
 
     def give(self, whose: Whose) -> None:

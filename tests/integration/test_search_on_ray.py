@@ -237,18 +237,8 @@ def test_a_command_s_end_is_its_own_while_it_is_connected(cluster: Running) -> N
 def test_a_head_that_dies_is_told(task: Path) -> None:
     """Ray itself would end the command after a minute, without a word."""
     with ray_cluster(2) as running:
-        command = [
-            sys.executable,
-            "-m",
-            "compress",
-            "optimize",
-            "model.pt",
-            *FLAGS,
-            "--ray",
-            running.address,
-            "-o",
-            "headless",
-        ]
+        command = [sys.executable, "-m", "compress", "optimize", "model.pt", *FLAGS]
+        command += ["--ray", running.address, "-o", "headless"]
         command[command.index("--epochs") + 1] = "3000"
         log = task / "headless.log"
         with log.open("w") as out, subprocess.Popen(command, cwd=task, stdout=out, stderr=out) as search:

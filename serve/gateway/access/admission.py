@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -214,7 +215,7 @@ class Admission:
         if work is None:
             self.leave(seconds, size, who)
             return
-        if seconds is not None and not (work.account.heavy or work.account.large or work.account.light):
+        if seconds is not None and work.account.is_usual:
             self._learn(seconds, size.bit_length(), who)
         work.fairness.end(work, size, self._clock())
         self._free()
@@ -222,9 +223,7 @@ class Admission:
     def stand(self, work: Work | None, who: str) -> None:
         """What `seat` gave is left by `leave_after` or `abandon`."""
         if work is not None:
-            works = self._works.setdefault(who, deque())
-            works.append(work)
-            self._works[who] = deque(sorted(works, key=lambda each: each.begun))
+            insort(self._works.setdefault(who, deque()), work, key=lambda each: each.begun)
 
     @property
     def kinds(self) -> tuple[Admission, ...]:

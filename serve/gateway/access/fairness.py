@@ -111,6 +111,11 @@ class Account:
         return not self.answers or (self.doubtful and not self.heavy and self.answers < FEWEST)
 
     @property
+    def is_usual(self) -> bool:
+        """Whether its requests are such as most others'."""
+        return not (self.heavy or self.large or self.light)
+
+    @property
     def met_s(self) -> float:
         """What one of its requests takes of the model's time, where others meet it."""
         return max(self.cost, self.bulk_s2 / self.bulk_s if self.bulk_s else 0.0)
@@ -304,7 +309,7 @@ class Fairness:
     def is_usual(self, who: str) -> bool:
         """Whether the requests of a key are such as most others': only those tell how busy the model is."""
         account = self._accounts.get(who)
-        return account is None or not (account.heavy or account.large or account.light)
+        return account is None or account.is_usual
 
     def turn_s(self, account: Account, count: int) -> float:
         """How long so many requests of a heavy key wait for their turn, at least, kept back as much as of late."""

@@ -224,14 +224,13 @@ class Suspects(Collector):
             self._lost.add(flight)
         for behind in flight.behind:
             behind.cleared = answered
-        if flight.first or flight.turn or flight.guest:
-            self._release(flight)
+        self._release(flight)
         if answered and flight.suspect is not None:
             known = self._deaths.get(flight.suspect)
             if known is not None and known.count < 2:
                 del self._deaths[flight.suspect]
                 self._watch()
-        if there and self._turns.taken:
+        if there:
             self._turns.moved()
 
     def lose(self, flight: Flight, server: str) -> None:

@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 
 import orjson
 
-from compress.cluster.connect import connected
+from compress.cluster.connect import behind, connected
 from compress.errors import ServerError
 from serve.load.options import LoadOptions
 from serve.load.send.certificate import certificate_for
@@ -101,10 +101,8 @@ def _started(
             mend = "wait until that is done, or ask for fewer (--ray-workers)"
             raise ServerError(f"the node {host} has no worker", why=why, mend=mend) from err
         except ray.exceptions.RayError as err:
-            lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-            why = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")
             mend = "install this project there, as here, with the extras `load` and `ray`, and start Ray there anew"
-            raise ServerError(f"the node {host} has no worker", why=why[:400], mend=mend) from err
+            raise ServerError(f"the node {host} has no worker", why=behind(err), mend=mend) from err
     return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
 
 
