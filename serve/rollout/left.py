@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["time_left"]
 
+SILENT_S = 3.0
 FIRST_GUESS = 0.05  # of a proof: before that its pace says nothing
 
 
@@ -21,7 +22,7 @@ def time_left(row: Row) -> str:
     if row.state != "running" or not required or any(seen.get("waits") for seen in required):
         return ""
     least = min(required, key=lambda seen: (seen["proof"], seen["count"]))
-    if not least["count"]:
+    if not least["count"] and row.seconds >= SILENT_S:
         return "nothing was compared in this step yet: is the model asked?"
     if least["proof"] < FIRST_GUESS:
         return ""
