@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -198,11 +197,6 @@ class Artifact:
         again = "run `compress export` again, or name the folder that it wrote"
         if not path.is_file():
             why = "there is no artifact.json in it" if folder.is_dir() else "there is no such folder"
-            if folder.is_file():
-                why = "it is a file, and an artifact is a folder"
-                again = (
-                    f"if it is a model, `compress export {shlex.quote(str(folder))} -o artifact`, then name that folder"
-                )
             raise ArtifactError(f"{folder} is not an artifact", why=why, mend=again)
         try:
             data = read_json(path)

@@ -16,7 +16,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from compress.errors import ServerError
-from serve.rollout.left import time_left
 from serve.rollout.plan import Plan, Target
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ Flat = Parameter(name="*")
 DEFAULT = Path("rollouts.db")
 LOOK_S = 0.25
 TAKEN_UP_S = 3.0
-NEEDS = "each step waits for some 600 answers of each side by the default bounds; with fewer requests it takes longer"
 FEEDBACK_NEEDS = (
     "each step waits for feedback on some 300 answers of each model where none is wrong, 3,000 where 5% are "
     "(by the default bounds); `serve rollout status` shows how far the proof is"
@@ -72,7 +70,6 @@ def start(
     row = store.start(model, Target.parse(candidate, model), plan or Plan(), old)
     out.print(f"rollout {row.id} of {model} to {row.candidate} is asked for", markup=False)
     _taken_up(store, row)
-    out.print(NEEDS, markup=False)
     if row.plan.require_feedback:
         out.print(FEEDBACK_NEEDS, markup=False)
     if wait:
@@ -279,9 +276,7 @@ def _line(row: Row) -> str:
     """Where it is, in a line."""
     proofs = [seen["proof"] for seen in row.evidence.values() if seen["required"]]
     least = f", proof {min(1.0, *proofs, 1.0):.0%}" if proofs else ""
-    left = f" ({told})" if (told := time_left(row)) else ""
-    step = f"step {row.step + 1} of {len(row.plan.weights)}"
-    return f"{row.state}: {step}, {row.weight:.0%}, {row.seconds:.0f} s{least}{left}"
+    return f"{row.state}: step {row.step + 1} of {len(row.plan.weights)}, {row.weight:.0%}, {row.seconds:.0f} s{least}"
 
 
 def _show(row: Row) -> None:
@@ -296,8 +291,6 @@ def _show(row: Row) -> None:
     out.print(f"  steps {' → '.join([*marks, took])}; {escape(_share_now(row))}")
     if running and row.why:
         out.print(f"  came to this step because {row.why}", markup=False)
-    if left := time_left(row):
-        out.print(f"  {left}", markup=False)
     if told := row.plan.agreement:
         out.print(f"  {told}", markup=False)
     if not row.evidence:

@@ -21,7 +21,6 @@ from serve.gateway.release.agreement import misfit, unlike
 from serve.gateway.release.begun import Begun
 from serve.gateway.release.beside import Besides
 from serve.gateway.release.release import Release, models_of
-from serve.gateway.release.unloaded import how_to_load
 from serve.gateway.upstream.upstream import Upstream, model_path
 from serve.http.client import ExchangeError
 from serve.rollout.course import Course, Event
@@ -384,8 +383,7 @@ class Releases:
             except ExchangeError as err:
                 return f"{node.address} can't be asked: {err}", False
             if answer.status != 200:
-                known = {} if target.model in self._upstream.resting() else dict(await self._upstream.index())
-                return f"{target} is not loaded yet{how_to_load(target.model, known)}", True
+                return f"{target} is not loaded yet", True
         return "", False
 
     async def _steps(self, target: Target) -> set[Target]:

@@ -49,11 +49,6 @@ def main_ok(words: list[Any]) -> None:
     assert not caught.value.code
 
 
-def weights(folder: Path) -> list[Any]:
-    (folder / "weights.pth").write_bytes(b"PK")
-    return ["pack", folder / "weights.pth", "--repository", folder / "m", "--name", "x"]
-
-
 def broken_artifact(folder: Path) -> list[Any]:
     words = pack(folder)
     (folder / "artifact" / "model.onnx").write_bytes(b"changed")
@@ -71,7 +66,6 @@ MISTAKES: dict[str, tuple[Callable[[Path, int], list[Any]], str]] = {
     "no instances": (lambda f, _: pack(f, "--instances", "0"), "must be 1 or more"),
     "no repository": (lambda f, _: ["up", f / "nothing"], "no such folder"),
     "no repository, and the port in use": (lambda f, port: ["up", f / "nothing", "--port", port], "no such folder"),
-    "weights in place of an artifact": (lambda f, _: weights(f), "compress export"),
     "a repository without models": (lambda f, _: ["up", f], "no model"),
     "the gateway's port in use": (lambda f, port: ["up", packed(f), "--port", port], "choose another with --port"),
     "Triton's port in use": (
