@@ -34,6 +34,7 @@ _WORDS = {
 # What a symbolic dimension is taken as where nothing says: a sentence's length, an image's height or width.
 ASSUMED_SIZE, ASSUMED_SIDE = 32, 224
 MOST_DIMENSIONS = 64
+MOST_TENSORS = 1024  # of a description that is read: what looks at each beside the others takes the square of it
 GIVEN, ASSUMED, FIRST_THAT_RUNS = "as given", "assumed", "the first that runs"
 
 # The name goes up to the last colon: those of other frameworks have colons, brackets and slashes in them (input:0).
@@ -282,6 +283,13 @@ class Signature:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """What `to_dict` gave.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is something else, or of more tensors than any model has.
+        """
+        if len(data["inputs"]) > MOST_TENSORS or len(data["outputs"]) > MOST_TENSORS:
+            raise ValueError(f"it has more than {MOST_TENSORS} inputs or outputs")
         return cls(
             tuple(TensorSpec.parse(text) for text in data["inputs"]),
             tuple(TensorSpec.parse(text) for text in data["outputs"]),

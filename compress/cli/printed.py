@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markup import escape
 
+from compress.errors import printable
+
 __all__ = ["console_of", "tell", "tell_next"]
 
 
@@ -23,4 +25,6 @@ def tell_next(lines: Sequence[str]) -> None:
 
 def tell(console: Console, words: str, *, warns: bool) -> None:
     """A line of what a run found."""
-    console.print(f"{'[yellow]![/]' if warns else '[blue]·[/]'} {escape(words)}", highlight=False, soft_wrap=True)
+    console.print(
+        f"{'[yellow]![/]' if warns else '[blue]·[/]'} {escape(printable(words))}", highlight=False, soft_wrap=True
+    )

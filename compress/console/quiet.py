@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from compress.console.wording import AssumedWarning
-from compress.errors import ToolkitError
+from compress.errors import ToolkitError, printable
 
 __all__ = ["Streams", "errors_only", "quiet"]
 
@@ -88,7 +88,9 @@ def _assumptions_shown(err: TextIO) -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, AssumedWarning):
-            Console(file=err).print(f"[yellow]warning[/] {escape(str(message))}", highlight=False, soft_wrap=True)
+            Console(file=err).print(
+                f"[yellow]warning[/] {escape(printable(str(message)))}", highlight=False, soft_wrap=True
+            )
         else:
             usual(message, category, *where, **more)
 

@@ -26,11 +26,13 @@ from compress.options.user_code import is_code, user_code
 from compress.storage.hashing import digest_of_arrays, digest_of_samples
 from compress.vetting.arrays import open_npy, open_npz
 from compress.vetting.files import NoFileError, files_in
+from compress.vetting.scratch import is_held
 from compress.vetting.texts import read_text
 
-__all__ = ["MADE_OF", "Dataset", "seeded"]
+__all__ = ["MADE_OF", "SCRATCH", "Dataset", "seeded"]
 
-MADE_OF = ".made-of"  # in a folder that was made of a user's data: what the user called it
+SCRATCH = "compress-"  # begins the names of folders that are made of data
+MADE_OF = ".made-of"  # in such a one: what the user called the data
 
 _LABELS = ("label", "labels", "target", "targets", "y")
 _MEND = "save it with np.savez(path, input_name=array, label=array), the first dimension being the samples"
@@ -199,8 +201,17 @@ def _fitting(array: Any, spec: TensorSpec, source: str) -> Any:
 _Found = tuple[dict[str, Any], str | Callable[[], str], tuple[int, ...], Fetcher | None]
 
 
+def _is_made(path: Path) -> bool:
+    """Whether a folder was made by `reading.arrays_of`, in a process that lives. One that anybody else has brought may
+    have the same files in it, which then say nothing: a folder of data holds numbers.
+    """
+    return is_held(path.parent.parent, SCRATCH)
+
+
 def _called(source: str) -> str:
     """What the user calls a source: of a folder that was made of one, that one."""
+    if not _is_made(Path(source)):
+        return source
     try:
         return read_text(Path(source) / MADE_OF)
     except (OSError, ValueError):
@@ -210,10 +221,10 @@ def _called(source: str) -> str:
 def _read(place: str, source: str, signature: Signature) -> _Found:
     """What lies at a place, which the user calls `source`."""
     path = Path(place)
-    if is_code(source):
-        return _call(source, signature)
+    if is_code(place):
+        return _call(place, signature)
     try:
-        if path.is_dir() and (path / INDEX).is_file():
+        if _is_made(path) and (path / INDEX).is_file():
             shape = signature.inputs[0].shape
             images = Images(path, channels=1 if len(shape) == 4 and shape[1] == 1 else 3)
             views, fetcher = _fetched(images, signature, source)

@@ -6,7 +6,7 @@ import atexit
 from contextlib import ExitStack
 from pathlib import Path
 
-from compress.data.dataset import MADE_OF
+from compress.data.dataset import MADE_OF, SCRATCH
 from compress.data.images import is_image_folder, write_index
 from compress.data.texts import write_tokens
 from compress.errors import DatasetError
@@ -16,7 +16,6 @@ from compress.vetting.tables import SUFFIXES, check_file
 
 __all__ = ["arrays_of"]
 
-SCRATCH = "compress-"
 _made: dict[tuple[str, str, int, int], str] = {}
 
 

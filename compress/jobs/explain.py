@@ -137,7 +137,9 @@ def explain(first: Path, second: Path, options: ExplainOptions, watcher: Watcher
 def _second(path: Path) -> OnnxModel:
     if path.is_dir():
         artifact = Artifact.load(path)
-        return OnnxModel(vetted_onnx(artifact.folder / "model.onnx"), artifact.signature)
+        # The file that was held against artifact.json; an engine's own can't be looked into.
+        path = artifact.model_path if artifact.format == "onnx" else artifact.folder / "model.onnx"
+        return OnnxModel(vetted_onnx(path), artifact.signature)
     if not is_onnx(path):
         raise RecipeError(f"can't look into {path}", why="it is no ONNX file", mend="give an artifact or an ONNX file")
     return OnnxModel(path, signature_of_onnx(path))

@@ -15,6 +15,7 @@ from compress.model import Model, OnnxModel, TorchModel, sample_inputs
 from compress.prune.prune_channels import Prepared, PruneChannels
 from compress.runtime.backends import open_model
 from compress.runtime.latency import latency
+from compress.runtime.machine import machine_of
 from compress.runtime.measure import torch_params
 from compress.stage import Given, Progress, Stage
 
@@ -57,7 +58,8 @@ class PruneToBudget:
     def options(self) -> Mapping[str, Any]:
         prune = {name: value for name, value in self.prune.options.items() if name != "fraction"}
         tail = [[stage.name, dict(stage.options)] for stage in self.tail]
-        return {"budget": self.budget, "limit": self.limit, "prune": prune, "tail": tail, "threads": self.threads}
+        found = {"budget": self.budget, "limit": self.limit, "prune": prune, "tail": tail, "threads": self.threads}
+        return found | ({"machine": machine_of(self.threads)} if self.budget == "latency_ms" else {})
 
     def check(self, model: Model) -> None:
         if not self.limit > 0:

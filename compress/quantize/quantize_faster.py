@@ -20,10 +20,10 @@ from compress.quantize.precision import operators, precisions
 from compress.quantize.put_back import Mixed
 from compress.quantize.quantize_onnx import QuantizeOnnx, quantized
 from compress.runtime.latency import Ratio
-from compress.runtime.machine import environment
+from compress.runtime.machine import machine_of
 from compress.stage import Given, Progress
 
-__all__ = ["QuantizeFaster", "left_in_float", "machine_of", "mixture_of"]
+__all__ = ["QuantizeFaster", "left_in_float", "mixture_of"]
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,6 @@ def left_in_float(model: OnnxModel, path: Path, choice: Choice, gain: Ratio | No
     did = f"nothing: INT8 gains no time here, {found}{whole}"
     details = {"layers": {"int8": 0, "float": len(floats)}, "layers_float": floats, "operators": operators(path)}
     return Given(OnnxModel(path, model.signature), did, {**details, **_details(choice, gain)})
-
-
-def machine_of(threads: int) -> str:
-    """What a measured choice holds for."""
-    found = environment(threads)
-    return f"{found['cpu']}; {found['cpu_flags']}; {counted(int(found['cores']), 'cores')}"
 
 
 def _details(choice: Choice, gain: Ratio | None) -> dict[str, Any]:

@@ -22,10 +22,11 @@ from compress.quantize.calibrate import calibrate, trained_ranges
 from compress.quantize.faster import fastest, times_as_fast, turns
 from compress.quantize.int8_onnx import finish, plain
 from compress.quantize.put_back import Mixed
-from compress.quantize.quantize_faster import left_in_float, machine_of
+from compress.quantize.quantize_faster import left_in_float
 from compress.quantize.quantize_onnx import QuantizeOnnx, quantized
 from compress.quantize.shield import shield
 from compress.runtime.backends import OnnxBackend, open_model
+from compress.runtime.machine import machine_of
 from compress.runtime.measure import cores
 from compress.stage import Given, Progress
 

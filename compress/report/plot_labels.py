@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.path import Path
+from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-__all__ = ["label_points"]
+__all__ = ["label_points", "plain"]
 
 INK = "#999999"
 CLEAR = 6.0  # pixels around a point that stay free
@@ -23,6 +25,12 @@ MOST_NAMES = 3
 
 Spot = tuple[float, float]
 Segment = tuple[Spot, Spot]
+
+
+def plain(figure: Figure | SubFigure) -> None:
+    """Have its texts, as far as there are some, be no formulas: names come out of files, "$" and all."""
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
 
 
 def label_points(
@@ -52,6 +60,7 @@ def label_points(
     figure = axes.get_figure(root=True)
     assert figure is not None  # noqa: S101  axes are drawn in one
     renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    plain(figure)
     figure.draw_without_rendering()  # its layout is made here
     inside = axes.get_window_extent(renderer)
 
@@ -68,7 +77,7 @@ def label_points(
     taken += [text.get_window_extent(renderer) for text in axes.texts]
     for group in _groups(spots):
         name = _shared([names[at] for at in group])
-        probe = axes.text(0, 0, name, fontsize=size, va="bottom")
+        probe = axes.text(0, 0, name, fontsize=size, va="bottom", parse_math=False)
         extent = probe.get_window_extent(renderer)
         probe.remove()
         x, y = spots[group[0]]
@@ -77,7 +86,7 @@ def label_points(
         taken.append(box)
         axes.annotate(
             name, points[group[0]], ((box.x0 - x) * 72 / figure.dpi, (box.y0 - y) * 72 / figure.dpi),
-            textcoords="offset points", fontsize=size, va="bottom",
+            textcoords="offset points", fontsize=size, va="bottom", parse_math=False,
             arrowprops={"arrowstyle": "-", "color": INK, "lw": 0.6, "shrinkA": 0, "shrinkB": 3} if led else None,
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from compress.artifact import StageReport
 from compress.console.durations import ms_text
 from compress.evaluate.intervals import CONFIDENCE, percent
-from compress.report.plot_labels import label_points
+from compress.report.plot_labels import label_points, plain
 
 __all__ = ["INK", "INT8", "ONNX", "SHARES", "TORCH", "axes_of", "log_axis", "plots", "svg_of"]
 
@@ -80,8 +80,10 @@ def svg_of(figure: Figure) -> str:
         "font.family": "sans-serif",
         "font.size": 10,
         "svg.hashsalt": "report",
+        "text.parse_math": False,
     }
     style |= dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
+    plain(figure)
     with mpl.rc_context(style):
         for axes in figure.axes:
             axes.tick_params(colors=INK)

@@ -15,6 +15,7 @@ from rich.text import Text
 from compress.console.durations import left
 from compress.console.interrupts import heed
 from compress.console.wording import Note, counted
+from compress.errors import printable
 from compress.pipeline import Outcome
 from compress.stage import Progress as StageProgress
 
@@ -101,10 +102,10 @@ class Terminal:
         label = next((str(task.description) for task in self._bar.tasks), outcome.stage.name)
         for warning in outcome.given.warnings:
             kind = "[blue]note[/]" if isinstance(warning, Note) else "[yellow]warning[/]"
-            self._console.print(f"  {kind} {escape(warning)}", highlight=False, soft_wrap=True)
+            self._console.print(f"  {kind} {escape(printable(warning))}", highlight=False, soft_wrap=True)
         self._line(label, outcome.given.did, outcome.seconds, reused=outcome.reused)
 
     def _line(self, label: str, did: str, seconds: float, *, reused: bool = False) -> None:
         took = "kept from before" if reused else f"{seconds:.1f} s"
-        line = f"  [green]✓[/] {escape(label):<26} {escape(did)} [dim]({took})[/]"
+        line = f"  [green]✓[/] {escape(printable(label)):<26} {escape(printable(did))} [dim]({took})[/]"
         self._console.print(line, highlight=False, soft_wrap=True)

@@ -9,9 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from compress import __version__
+from compress.console.wording import counted
 from compress.runtime.measure import cores
 
-__all__ = ["environment", "fast_bfloat16", "int8_saturates", "versions"]
+__all__ = ["environment", "fast_bfloat16", "int8_saturates", "machine_of", "versions"]
 
 _PACKAGES = ("torch", "onnx", "onnxruntime", "onnxscript", "torch-pruning", "numpy")
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "avx512_bf16", "asimddp", "i8mm")
@@ -62,3 +63,13 @@ def environment(threads: int) -> dict[str, str | int]:
     with contextlib.suppress(PackageNotFoundError):
         found["openvino"] = version("openvino")
     return found | versions()
+
+
+def machine_of(threads: int) -> str:
+    """What a choice by measured times holds for.
+
+    Args:
+        threads: that the runtime computed with.
+    """
+    found = environment(threads)
+    return f"{found['cpu']}; {found['cpu_flags']}; {counted(int(found['cores']), 'cores')}"

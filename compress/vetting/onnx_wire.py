@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from compress.vetting.files import open_file
 from compress.vetting.onnx_fields import BITS, BYTES, DIMENSIONS, MESSAGES, NAMES, STRING
 
 __all__ = ["OnnxFileError", "check_size", "vet_onnx", "vet_onnx_bytes"]
@@ -71,8 +73,8 @@ def vet_onnx(path: Path, *, runs: bool = True) -> Calls:
         OnnxFileError: it is no ONNX file, is damaged, or reaches beyond itself.
     """
     try:
-        with path.open("rb") as file:
-            check_size(path.stat().st_size)
+        with open_file(path) as file:
+            check_size(os.fstat(file.fileno()).st_size)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held, memoryview(held) as data:
                 return vet_onnx_bytes(data, path.parent, runs=runs)
     except OSError as err:

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["scratch", "sweep"]
+__all__ = ["is_held", "scratch", "sweep"]
 
 OWNER = "owner"
 LONGEST = 256
@@ -58,6 +58,26 @@ def sweep(prefix: str, end: Callable[[Path, str], None] = lambda _folder, _about
             if _is_ours(folder) and _sweep(folder, end):
                 found.append(folder)
     return found
+
+
+def is_held(folder: Path, prefix: str) -> bool:
+    """Whether a folder is one of `scratch`, of this user's, whose process lives: none that a stranger has brought is.
+
+    Args:
+        folder: any.
+        prefix: of its name.
+    """
+    if folder.parent != Path(tempfile.gettempdir()) or not folder.name.startswith(prefix):
+        return False
+    with contextlib.suppress(OSError):
+        if not _is_ours(folder):
+            return False
+        with open(os.open(folder / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as owner:  # noqa: PTH123
+            try:
+                fcntl.flock(owner, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
 
 
 def _is_ours(folder: Path) -> bool:

@@ -112,3 +112,33 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
     first = Dataset.open(saved(tmp_path, x=x), ONE).sha256
     assert Dataset.open(saved(tmp_path, x=x), ONE).sha256 == first
     assert Dataset.open(saved(tmp_path, x=x + 1), ONE).sha256 != first
+
+
+STRANGERS = {
+    ".made-of": "stranger:data",
+    "images.json": '{"files": ["/etc/hostname"], "labels": null, "processor": "/", "digest": "another\'s"}',
+}
+
+
+@pytest.mark.parametrize("where", ["anywhere", "among temporary files"])
+def test_what_the_toolkit_tells_itself_is_not_believed_in_a_folder_that_somebody_has_brought(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one named code to run, the other files to read and whose results they were."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = tmp_path / "samples"
+    if where == "among temporary files":  # one like it of a process that has ended
+        folder = tmp_path / "compress-stranger/arrays/samples"
+        folder.mkdir(parents=True)
+        (tmp_path / "compress-stranger/owner").write_text("-")
+    folder.mkdir(exist_ok=True)
+    np.save(folder / "x.npy", x)
+    (tmp_path / "stranger.py").write_text("import pathlib\npathlib.Path('canary').touch()\ndef data(): return {}\n")
+    for name, text in STRANGERS.items():
+        (folder / name).write_text(text)
+    data = Dataset.open(str(folder), ONE)
+    assert data.source == str(folder)
+    assert len(data) == len(x)
+    assert data.sha256 != "another's"
+    assert not (tmp_path / "canary").exists()

@@ -67,3 +67,11 @@ def test_no_name_is_nearer_to_another_point_than_to_its_own(apart: float) -> Non
 def far(box: Bbox, spot: Any) -> float:
     across, up = (max(low - at, 0, at - high) for at, low, high in zip(spot, box.min, box.max, strict=True))
     return float(np.hypot(across, up))
+
+
+def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is() -> None:
+    figure, axes = axes_of(2.0)
+    axes.barh([r"$\frac{$", "a$b$"], [1.0, 2.0])
+    axes.set_xlabel(r"$\nothing")
+    label_points(axes, [(1.0, 0.0)], [r"$\frac{$"])
+    assert svg_of(figure).count(r"$\frac{$") >= 2

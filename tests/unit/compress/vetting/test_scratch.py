@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.vetting.scratch import scratch, sweep
+from compress.vetting.scratch import is_held, scratch, sweep
 
 HOLD = """
 import sys, time
@@ -106,3 +107,19 @@ def test_what_may_be_somebody_else_s_stays(folder: Path, kind: str) -> None:
     assert sweep("kept-") == []
 
     assert path.exists()
+
+
+def test_a_folder_is_held_while_its_process_lives_and_no_other_is(tmp_path: Path) -> None:
+    with scratch("held-") as folder:
+        assert is_held(folder, "held-")
+        assert not is_held(folder, "other-")
+        (tmp_path / "held-a").mkdir()
+        (tmp_path / "held-a/owner").write_text("-")
+        assert not is_held(tmp_path / "held-a", "held-")
+        copy = folder.with_name(f"{folder.name}-copy")
+        shutil.copytree(folder, copy)
+        try:
+            assert not is_held(copy, "held-")
+        finally:
+            shutil.rmtree(copy)
+    assert not is_held(folder, "held-")
