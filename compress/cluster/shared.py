@@ -94,10 +94,17 @@ class Shared:
         real = Path(os.path.realpath(path))
         if self.given in real.parents:
             return real
-        base = real if real.is_dir() else real.parent
-        listed = {Path(os.path.relpath(each, base)): each for each in files or _in(real)}
-        if any(".." in name.parts for name in listed):  # a link that leads out of the folder
+        named = path.absolute()  # by the links by which its files are named, too
+        base = named if named.is_dir() else named.parent
+        listed = {Path(os.path.relpath(each.absolute(), base)): each for each in files or _in(named)}
+        if any(".." in name.parts for name in listed):  # what belongs to it lies elsewhere
             listed = {Path(each.name): each for each in files}
+            if len(listed) < len(files):
+                raise ResourceError(
+                    f"can't bring {path} to the nodes",
+                    why="files of one name that belong to it lie in several folders",
+                    mend="copy it, with all that belongs to it, into one folder",
+                )  # fmt: skip
         digest = hashlib.sha256()
         for name, each in sorted(listed.items()):
             digest.update(f"{name}\n{sha256_of(each)}\n".encode("utf-8", "surrogateescape"))
@@ -114,7 +121,7 @@ class Shared:
                         beside.rename(target)
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
-        return target / ("it" if real.is_dir() else real.name)
+        return target / ("it" if real.is_dir() else named.name)
 
     def lend(self, work: Path) -> None:
         """What earlier tasks found out about channels, for a work folder: it takes long, and hangs on no candidate."""

@@ -16,7 +16,7 @@ from compress.cluster.connect import connected
 from compress.cluster.nodes import Needs, check_nodes, differing, facts
 from compress.cluster.shared import FOLDER, LAYERS, Shared
 from compress.cluster.tasks import answers, as_task, settings_here
-from compress.errors import ServerError, ToolkitError
+from compress.errors import RecipeError, ResourceError, ServerError, ToolkitError
 from compress.evaluate.search_result import Candidate, Trial
 from compress.jobs.branch import Setting, Silent, made
 from compress.jobs.recipe import INPUTS, code_of, find_data
@@ -39,12 +39,14 @@ class Task:
         settings: variables of this project's.
         facts: of the machine that the command runs on; a node that has joined since was not looked at before.
         code: of the user.
+        shared: the folder that all nodes have; one that has joined since may not.
     """
 
     needs: Needs
     settings: dict[str, str]
     facts: dict[str, str]
     code: tuple[str, ...]
+    shared: Shared
 
     @contextmanager
     def begun(self) -> Iterator[Path]:
@@ -52,12 +54,26 @@ class Task:
 
         Raises:
             ServerError: the node would give another result.
+            ResourceError: it does not have the folder.
         """
         with as_task(self.needs, self.settings) as work:
+            if not self.shared.root.is_dir():
+                raise ResourceError(
+                    f"the node {_here()} does not see {self.shared.given}",
+                    why="it has no such folder; it has joined the cluster since the others were looked at",
+                    mend="mount the folder there, or take that node out; then give the same command again",
+                )
             if other := differing(self.facts, facts(self.code)):
                 mend = "install the same on each node and start Ray there anew; or take that node out of the cluster"
-                raise ServerError("a node of the cluster would give other results", why=other, mend=mend)
+                raise ServerError(f"the node {_here()} would give other results", why=other, mend=mend)
             yield work
+
+
+def _here() -> str:
+    """The address of the node that a task runs on."""
+    import ray.util
+
+    return str(ray.util.get_node_ip_address())
 
 
 class OnRay:
@@ -132,6 +148,11 @@ def on_ray(options: OptimizeOptions | SensitivityOptions, default: Path) -> Iter
     if options.ray is None:
         yield None
         return
+    if getattr(options, "tensorboard", None) is not None:
+        raise RecipeError(
+            "--tensorboard can't go with --ray", why="trainings run on the nodes, and would write their logs there",
+            mend="leave it out; `compress finetune --tensorboard` shows the training of the one that was chosen",
+        )  # fmt: skip
     needs, code = _needs(options), tuple(code_of(options))
     with connected(options.ray) as ray:
         # What a search goes on with, a sensitivity is not to remove.
@@ -139,7 +160,7 @@ def on_ray(options: OptimizeOptions | SensitivityOptions, default: Path) -> Iter
         shared = Shared.at(options.shared or default, kind)
         try:
             slots = check_nodes(ray, shared, needs, code)
-            yield OnRay(ray, shared, Task(needs, settings_here(), facts(code), code), slots)
+            yield OnRay(ray, shared, Task(needs, settings_here(), facts(code), code, shared), slots)
         finally:
             shared.remove_empty()
 

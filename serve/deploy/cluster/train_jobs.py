@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from posixpath import join, normpath
 from typing import Any
 
 from compress.errors import ServerError
@@ -88,7 +89,7 @@ class TrainJob:
             raise _unusable(f"--gpus {self.gpus}", "take 0 to 16, those of one machine")
         if not CPU.fullmatch(self.cpu):
             raise _unusable(f"--cpu {self.cpu!r}", "write it as Kubernetes does, as in 2 or 1500m")
-        if not re.fullmatch(r"\d+([KMGT]i?)?", self.memory):
+        if not re.fullmatch(r"0*[1-9]\d*([KMGT]i|[kMGT])?", self.memory):
             raise _unusable(f"--memory {self.memory!r}", "write it as Kubernetes does, as in 8Gi")
         for flag, value in (("--wait-s", self.wait_s), ("--deadline-s", self.deadline_s)):
             if value < 1:
@@ -117,7 +118,18 @@ def training_of(options: TrainJob, arguments: Sequence[str]) -> list[Object]:
         why = f"{own[0]} is among what follows --"
         mend = "leave it out: --nodes and --gpus say how many train, and settings are searched for on one machine"
         raise ServerError("can't write the training's manifests", why=why, mend=mend)
+    if not _kept(arguments):
+        why = "what it makes would not be on the volume"
+        mend = f"let the command have an output there, which pods see as {DATA}: -o recovered"
+        raise ServerError("can't write the training's manifests", why=why, mend=mend)
     return [_service(options), _job(options, arguments), _policy(options)]
+
+
+def _kept(arguments: Sequence[str]) -> bool:
+    """Whether the command names an output on the volume, as far as can be told without its parser."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    outputs = [words[at + 1] for at, word in enumerate(words[:-1]) if word in ("-o", "--output")]
+    return bool(outputs) and normpath(join(DATA, outputs[-1])).startswith(f"{DATA}/")
 
 
 def lines_first(options: TrainJob) -> list[str]:

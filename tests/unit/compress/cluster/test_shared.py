@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compress.cluster.shared import LAYERS, Shared
-from compress.errors import ArtifactError, RecipeError
+from compress.errors import ArtifactError, RecipeError, ResourceError
 
 
 @pytest.fixture
@@ -87,3 +87,26 @@ def test_what_a_sensitivity_removes_is_its_own(tmp_path: Path) -> None:
     layers.clear()
     assert (search.root / "stages" / "kept").exists()
     assert [path.name for path in layers.root.iterdir()] == ["mine.txt"]
+
+
+def test_a_folder_that_is_reached_by_a_link_keeps_its_form(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    (real / "1_Pooling").mkdir(parents=True)
+    for name in ("config.json", "1_Pooling/config.json"):
+        (real / name).write_text(name)
+    (tmp_path / "link").symlink_to("real")
+    shared = Shared.at(tmp_path / "shared")
+    for path in (real, tmp_path / "link"):
+        there = shared.place(path, [path / "config.json", path / "1_Pooling/config.json"])
+        assert (there / "1_Pooling/config.json").read_text() == "1_Pooling/config.json"
+        assert (there / "config.json").read_text() == "config.json"
+
+
+def test_files_of_one_name_in_several_folders_are_refused(tmp_path: Path) -> None:
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "weights.bin").write_text(folder)
+    (tmp_path / "a" / "model.onnx").write_text("")
+    files = [tmp_path / "a/model.onnx", tmp_path / "a/weights.bin", tmp_path / "b/weights.bin"]
+    with pytest.raises(ResourceError, match="can't bring"):
+        Shared.at(tmp_path / "shared").place(tmp_path / "a/model.onnx", files)

@@ -77,7 +77,8 @@ def test_what_the_shell_or_kubernetes_would_read_stays_a_word() -> None:
         ({"claim": "Work"}, COMMAND), ({"cpu": "much"}, COMMAND), ({"memory": "8 GB"}, COMMAND), ({"gpus": 17}, COMMAND),
         ({"wait_s": 0}, COMMAND), ({"namespace": "a b"}, COMMAND),
         ({}, ("export", "m.pt")), ({}, ("--data", "x")), ({}, (*COMMAND, "--devices=2")),
-        ({}, (*COMMAND, "--tune-training", "4")),
+        ({}, (*COMMAND, "--tune-training", "4")), ({"memory": "8K"}, COMMAND), ({"memory": "0"}, COMMAND),
+        ({}, COMMAND[:6]), ({}, (*COMMAND[:6], "-o", "/scratch/out")), ({}, (*COMMAND[:6], "--output=../out")),
     ],
 )  # fmt: skip
 def test_what_can_not_be_is_refused(changes: dict[str, Any], words: tuple[str, ...]) -> None:
