@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.cluster.connect import answers_at
+from compress.cluster.gpus import see_gpus
 from compress.cluster.nodes import Needs
 from compress.errors import ResourceError, first_line
 from compress.host.cores import SHARE
@@ -117,8 +118,9 @@ def settings_here() -> dict[str, str]:
 
 @contextmanager
 def as_task(needs: Needs, settings: dict[str, str]) -> Iterator[Path]:
-    """On a node, a folder to work in, within the cores that the task was given and the memory that is left."""
+    """On a node, a folder to work in, within the cores and GPUs that the task was given and the memory that is left."""
     os.environ.update(settings | {SHARE: str(needs.cpus)})
+    see_gpus(needs.gpus)
     _begin()
     with scratch(f"{SCRATCH}ray-") as folder:
         work = folder / "work"

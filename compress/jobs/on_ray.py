@@ -6,14 +6,14 @@ Nothing is measured there: clocks of unlike machines don't compare. The machine 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from compress.cluster.connect import connected
-from compress.cluster.nodes import Needs, check_nodes, differing, facts
+from compress.cluster.nodes import Needs, alive, at_once, check_nodes, differing, facts
 from compress.cluster.shared import FOLDER, LAYERS, Shared
 from compress.cluster.tasks import answers, as_task, settings_here
 from compress.errors import RecipeError, ResourceError, ServerError, ToolkitError
@@ -25,7 +25,7 @@ from compress.options import OptimizeOptions, SensitivityOptions
 from compress.options.user_code import is_code
 from compress.storage.stage_cache import StageCache
 
-__all__ = ["OnRay", "Task", "on_ray"]
+__all__ = ["OnRay", "Task", "needs_of", "on_ray"]
 
 Options = TypeVar("Options", OptimizeOptions, SensitivityOptions)
 
@@ -153,26 +153,37 @@ def on_ray(options: OptimizeOptions | SensitivityOptions, default: Path) -> Iter
             "--tensorboard can't go with --ray", why="trainings run on the nodes, and would write their logs there",
             mend="leave it out; `compress finetune --tensorboard` shows the training of the one that was chosen",
         )  # fmt: skip
-    needs, code = _needs(options), tuple(code_of(options))
+    code = tuple(code_of(options))
     with connected(options.ray) as ray:
         # What a search goes on with, a sensitivity is not to remove.
         kind = LAYERS if isinstance(options, SensitivityOptions) else FOLDER
         shared = Shared.at(options.shared or default, kind)
         try:
+            needs = needs_of(options, alive(ray))
             slots = check_nodes(ray, shared, needs, code)
             yield OnRay(ray, shared, Task(needs, settings_here(), facts(code), code, shared), slots)
         finally:
             shared.remove_empty()
 
 
-def _needs(options: OptimizeOptions | SensitivityOptions) -> Needs:
-    """Of one task: the cores that it trains and answers on, and GPUs where it was asked to train on some."""
+def needs_of(options: OptimizeOptions | SensitivityOptions, nodes: Sequence[Mapping[str, Any]]) -> Needs:
+    """Of one task: the cores that it trains and answers on, and the GPUs that it trains on.
+
+    What trains is decided once, for all tasks: with `--accelerator auto`, GPUs where a node has as many.
+
+    Args:
+        options: of a command.
+        nodes: of the cluster, as Ray tells of them.
+    """
     if isinstance(options, SensitivityOptions):
         return Needs()
     if options.finetune is None:
         return Needs(options.threads)
     each = options.train_threads or options.threads
-    return Needs(each, options.devices) if options.accelerator == "cuda" else Needs(each * options.devices)
+    on_gpus = Needs(each, options.devices)
+    if options.accelerator == "cuda" or (options.accelerator == "auto" and at_once(nodes, on_gpus)):
+        return on_gpus
+    return Needs(each * options.devices)
 
 
 def _branch(task: Task, shared: Shared, setting: Setting, group: Sequence[Candidate]) -> list[Trial] | ToolkitError:
