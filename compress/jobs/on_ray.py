@@ -25,7 +25,7 @@ from compress.options import OptimizeOptions, SensitivityOptions
 from compress.options.user_code import is_code
 from compress.storage.stage_cache import StageCache
 
-__all__ = ["OnRay", "Task", "needs_of", "on_ray"]
+__all__ = ["OnRay", "Task", "needs_of", "on_ray", "reads_of"]
 
 Options = TypeVar("Options", OptimizeOptions, SensitivityOptions)
 
@@ -49,12 +49,15 @@ class Task:
     shared: Shared
 
     @contextmanager
-    def begun(self) -> Iterator[Path]:
+    def begun(self, *reads: Path) -> Iterator[Path]:
         """On a node, a folder to work in.
+
+        Args:
+            reads: the inputs, where they were placed.
 
         Raises:
             ServerError: the node would give another result.
-            ResourceError: it does not have the folder.
+            ResourceError: it does not have the folder, or in it other inputs.
         """
         with as_task(self.needs, self.settings) as work:
             if not self.shared.root.is_dir():
@@ -66,6 +69,11 @@ class Task:
             if other := differing(self.facts, facts(self.code)):
                 mend = "install the same on each node and start Ray there anew; or take that node out of the cluster"
                 raise ServerError(f"the node {_here()} would give other results", why=other, mend=mend)
+            if wrong := next(filter(None, map(self.shared.check, reads)), ""):
+                mend = (
+                    "give the same command again, which puts it there anew; if that is told again, look at that folder"
+                )
+                raise ResourceError(f"the node {_here()} would work on something else", why=wrong, mend=mend)
             yield work
 
 
@@ -74,6 +82,12 @@ def _here() -> str:
     import ray.util
 
     return str(ray.util.get_node_ip_address())
+
+
+def reads_of(checkpoint: Path, options: Options) -> list[Path]:
+    """The files and folders that a model and options name."""
+    named = (getattr(options, name, None) for name in INPUTS)
+    return [checkpoint, *(Path(each) for each in named if each is not None and not is_code(str(each)))]
 
 
 class OnRay:
@@ -189,7 +203,7 @@ def needs_of(options: OptimizeOptions | SensitivityOptions, nodes: Sequence[Mapp
 def _branch(task: Task, shared: Shared, setting: Setting, group: Sequence[Candidate]) -> list[Trial] | ToolkitError:
     """On a node: the candidates of one ratio. An error of the user's goes back as what it is, not as one of Ray's."""
     try:
-        with task.begun() as work:
+        with task.begun(*reads_of(setting.checkpoint, setting.options)) as work:
             shared.lend(work)
             try:
                 return made(dataclasses.replace(setting, work=work), group, Silent())

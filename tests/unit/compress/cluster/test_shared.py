@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,66 @@ def test_files_of_one_name_in_several_folders_are_refused(tmp_path: Path) -> Non
     files = [tmp_path / "a/model.onnx", tmp_path / "a/weights.bin", tmp_path / "b/weights.bin"]
     with pytest.raises(ResourceError, match="can't bring"):
         Shared.at(tmp_path / "shared").place(tmp_path / "a/model.onnx", files)
+
+
+def test_a_shared_folder_keeps_the_path_that_it_is_named_by(tmp_path: Path) -> None:
+    (tmp_path / "disk7").mkdir()
+    (tmp_path / "mnt").symlink_to("disk7")
+    shared = Shared.at(tmp_path / "mnt")
+    assert (shared.given, shared.root) == (tmp_path / "mnt", tmp_path / "mnt/ray")
+    (tmp_path / "disk7/eval.npz").write_bytes(b"1")
+    (tmp_path / "model.pt").write_bytes(b"2")
+    for there in (tmp_path / "mnt/eval.npz", tmp_path / "disk7/eval.npz"):
+        assert shared.place(there) == tmp_path / "mnt/eval.npz"
+    assert tmp_path / "mnt/ray/inputs" in shared.place(tmp_path / "model.pt").parents
+
+
+def damaged_by(change: str, placed: Path) -> None:
+    file = placed / "a/1.png" if placed.is_dir() else placed
+    if change == "other bytes":
+        file.write_bytes(b"2")
+    elif change == "cut off":
+        file.write_bytes(b"")
+    elif change == "one file more":
+        (file.parent / "2.png").write_bytes(b"2")
+    else:
+        file.unlink()
+
+
+@pytest.mark.parametrize("folder", [True, False])
+@pytest.mark.parametrize("change", ["other bytes", "cut off", "one file more", "gone"])
+def test_an_input_that_is_no_longer_what_it_is_named_by_is_told_and_put_there_anew(
+    shared: Shared, tmp_path: Path, change: str, folder: bool
+) -> None:
+    (tmp_path / "images/a").mkdir(parents=True)
+    (tmp_path / "images/a/1.png").write_bytes(b"1")
+    source = tmp_path / "images" if folder else tmp_path / "images/a/1.png"
+    placed = shared.place(source)
+    assert shared.check(placed) == ""
+    damaged_by(change, placed)
+    assert str(placed) in shared.check(placed)
+    assert shared.place(source) == placed
+    assert shared.check(placed) == ""
+    assert [path.read_bytes() for path in placed.parent.rglob("*.png")] == [b"1"]
+    assert [path.name for path in (shared.root / "inputs").iterdir()] == [placed.parent.name], "nothing is left beside"
+
+
+def test_what_the_user_keeps_in_the_folder_has_no_name_to_be_held_against(shared: Shared) -> None:
+    assert shared.check(shared.given / "eval.npz") == ""
+
+
+def test_a_file_that_changes_while_it_is_copied_is_told(
+    shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "eval.npz"
+    file.write_bytes(b"1")
+    copy = shutil.copyfile
+
+    def written_meanwhile(source: Path, target: Path) -> None:
+        file.write_bytes(b"2")
+        copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", written_meanwhile)
+    with pytest.raises(ResourceError, match="can't bring"):
+        shared.place(file)
+    assert list((shared.root / "inputs").iterdir()) == []
