@@ -110,9 +110,8 @@ class Shared:
         placed = "it" if real.is_dir() else named.name
         if self.check(target / placed):
             damaged = target.exists()
-            beside, gone = (
-                target.with_name(f".{target.name}.{secrets.token_hex(4)}.{kind}") for kind in ("part", "old")
-            )
+            once = f".{target.name}.{secrets.token_hex(4)}"
+            beside, gone = target.with_name(f"{once}.part"), target.with_name(f"{once}.old")
             try:
                 with shortages(beside):
                     for name, each in listed.items():

@@ -86,8 +86,12 @@ def _here() -> str:
 
 def reads_of(checkpoint: Path, options: Options) -> list[Path]:
     """The files and folders that a model and options name."""
-    named = (getattr(options, name, None) for name in INPUTS)
-    return [checkpoint, *(Path(each) for each in named if each is not None and not is_code(str(each)))]
+    found = [checkpoint]
+    for name in INPUTS:
+        source = getattr(options, name, None)
+        if source is not None and not is_code(str(source)):
+            found.append(Path(source))
+    return found
 
 
 class OnRay:
