@@ -11,6 +11,7 @@ from typing import Any
 from compress import __version__
 from compress.cluster.connect import behind
 from compress.cluster.gpus import see_gpus
+from compress.cluster.leftovers import tidy
 from compress.cluster.shared import Shared
 from compress.console.wording import counted
 from compress.errors import RecipeError, ResourceError, ServerError, first_line
@@ -195,6 +196,7 @@ def _looked(ray: Any, nodes: Sequence[Mapping[str, Any]], look: _Look) -> Iterat
 def _seen(look: _Look) -> tuple[str, dict[str, str]]:
     """On a node."""
     see_gpus(0)
+    tidy()  # of a command that was killed, with its tasks
     wrong = look.shared.see_probe(look.word)
     return wrong, {} if wrong else facts(look.code)
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,3 +107,13 @@ def test_what_may_be_somebody_else_s_stays(folder: Path, kind: str) -> None:
     assert sweep("kept-") == []
 
     assert path.exists()
+
+
+def test_one_that_was_never_locked_goes_after_an_hour_unless_it_holds_something(folder: Path) -> None:
+    """Its process was killed between the two; else it would lie there for good."""
+    path = made(folder, "not locked yet")
+    os.utime(path / "owner", (time.time() - 3700,) * 2)
+    (path / "file").touch()
+    assert sweep("kept-") == []
+    (path / "file").unlink()
+    assert sweep("kept-") == [path]

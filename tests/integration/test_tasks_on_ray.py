@@ -1,11 +1,15 @@
-"""Which GPUs tasks see, on a real Ray whose node says that it has two: none here is needed for what Ray gives out."""
+"""Tasks on a real Ray: which GPUs they see, on a node that says that it has two, and what they leave when they are killed."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +18,7 @@ import pytest
 from compress import OptimizeOptions
 from compress.cluster.gpus import VISIBLE
 from compress.cluster.nodes import Needs
+from compress.errors import ResourceError
 from compress.jobs.on_ray import Task, needs_of, on_ray
 from tests.ray_cluster import Running, ray_cluster
 
@@ -26,9 +31,18 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Running]:
-    with ray_cluster(1, cpus=2, gpus=2) as running:
-        yield running
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The node's folder for temporary files."""
+    return tmp_path_factory.mktemp("node")
+
+
+@pytest.fixture(scope="module")
+def cluster(temporary: Path) -> Iterator[Running]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        patch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        with ray_cluster(1, cpus=2, gpus=2) as running:
+            yield running
 
 
 def asked(tmp_path: Path, **more: Any) -> OptimizeOptions:
@@ -75,3 +89,41 @@ def test_what_trains_is_decided_once_for_all_tasks(
 ) -> None:
     nodes = [{"Resources": {"CPU": 4.0, "GPU": float(count)}} for count in gpus]
     assert needs_of(asked(tmp_path, accelerator=accelerator, devices=2), nodes) == needs
+
+
+def dies(task: Task) -> None:
+    with task.begun() as work:
+        (work / "large").write_bytes(b"1")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_of_a_task_that_died_each_time_nothing_is_left(cluster: Running, temporary: Path, tmp_path: Path) -> None:
+    with on_ray(asked(tmp_path, ray=cluster.address), tmp_path / "work") as there:
+        assert there is not None
+        with pytest.raises(ResourceError, match="did not come to its end") as caught:
+            list(there.answers(dies, [(there.task,)], lambda: [0]))
+    assert "died 4 times" in caught.value.why
+    assert list(temporary.glob("compress-*")) == []
+
+
+def test_what_a_killed_command_has_left_on_a_node_goes_when_the_next_one_looks_at_it(
+    cluster: Running, temporary: Path, tmp_path: Path
+) -> None:
+    code = "import os; from compress.vetting.scratch import scratch\nwith scratch('compress-ray-'): os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(temporary)}, check=False)
+    with scratch_of_another(temporary) as working:
+        assert len(list(temporary.glob("compress-ray-*"))) == 2
+        with on_ray(asked(tmp_path, ray=cluster.address), tmp_path / "work"):
+            assert list(temporary.glob("compress-ray-*")) == [working], "it is at work"
+
+
+@contextmanager
+def scratch_of_another(temporary: Path) -> Iterator[Path]:
+    code = "from compress.vetting.scratch import scratch\nwith scratch('compress-ray-') as f: print(f, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(temporary)}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        yield Path(process.stdout.readline().strip())
+        process.communicate("\n")
