@@ -23,14 +23,16 @@ __all__ = ["TrainJob", "lines_first", "training_of"]
 Object = dict[str, Any]
 PORT = 29400
 MOST_NODES = 256
-RESTARTS = 20
+RESTARTS = 20  # of pods, for each of them
+MISTAKE = 2  # how a command ends that would fail again
 DATA = "/data"
-# c10d: a pod that is gone is missed after some 15 s; those that are left wait for others as long as --wait-s.
+# c10d: a pod that is gone is missed after some 15 s; those that are left wait for others as long as --wait-s. Each loss
+# takes a restart of those that are left; who has none any more is made again as a pod.
 STARTS = (
-    'exec python -m torch.distributed.run --nnodes "$NODES" --nproc-per-node "$PROCESSES" --max-restarts 20 '
+    'exec python -m compress.cli.elastic --nnodes "$NODES" --nproc-per-node "$PROCESSES" --max-restarts 3 '
     '--rdzv-backend c10d --rdzv-id "$TRAINING" --rdzv-endpoint "$MEETING" '
     '--rdzv-conf "last_call_timeout=$WAIT_S,join_timeout=1800,'
-    'is_host=$([ "$JOB_COMPLETION_INDEX" = 0 ] && echo true || echo false)" -m compress "$@"'
+    'is_host=$([ "$JOB_COMPLETION_INDEX" = 0 ] && echo true || echo false)" -- "$@"'
 )
 OURS = ("--devices", "--tune-training")
 
@@ -164,8 +166,12 @@ def _service(options: TrainJob) -> Object:
 
 
 def _job(options: TrainJob, arguments: Sequence[str]) -> Object:
-    """Pods that are moved off a machine don't count as failed; one that is lost is made again."""
+    """Pods that are moved off a machine don't count as failed; one that is lost is made again; a mistake ends all."""
     moved = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    wrong = {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": "training", "operator": "In", "values": [MISTAKE]},
+    }
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -173,7 +179,7 @@ def _job(options: TrainJob, arguments: Sequence[str]) -> Object:
         "spec": {
             "completions": options.nodes, "parallelism": options.nodes, "completionMode": "Indexed",
             "backoffLimit": RESTARTS * options.nodes, "activeDeadlineSeconds": options.deadline_s,
-            "podFailurePolicy": {"rules": [moved]},
+            "podFailurePolicy": {"rules": [moved, wrong]},
             "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
             "template": _pod(options, arguments),
         },
