@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,15 @@ def imports_from_here() -> Iterator[None]:
     os.environ.pop("PYTHONSAFEPATH", None)
     yield
     os.environ.pop("PYTHONSAFEPATH", None)
+
+
+@pytest.fixture(autouse=True)
+def all_of_the_memory() -> Iterator[None]:
+    """Commands that run in this process bound what it may take from then on; a Triton may need more."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    yield
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _waits(item: pytest.Item) -> bool:

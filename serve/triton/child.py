@@ -37,6 +37,9 @@ def main() -> None:
     os.umask(0o077)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is a file of the server's
+    # What starts it may have bounded itself. Each of its threads, and a model has some thirty, takes a stack of this.
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     keep_closed()
     if os.getppid() != parent:  # it died before the kernel knew whom to tell
         sys.exit(1)

@@ -31,11 +31,11 @@ from serve.triton.flags import CACHE_BYTES, flags_for, loaders_for
 from serve.triton.interpreter import environment
 from serve.triton.leftovers import RUN, sweep_tritons
 from serve.triton.log import failed_models, failures
-from serve.triton.memory import check_room, region_bytes, remove_regions
+from serve.triton.memory import check_room, limits, region_bytes, remove_regions
 from serve.triton.ports import HOST, Ports, claim
 from serve.triton.private import close_regions, hide
 from serve.triton.processes import Family
-from serve.triton.stubs import Stub, stubs_in
+from serve.triton.stubs import Stub, signal_name, stubs_in
 
 __all__ = ["Ports", "TritonOptions", "TritonServer"]
 
@@ -349,7 +349,7 @@ class TritonServer:
             if self._get_ok(paths[0]):
                 paths.pop(0)
             elif not self.running:
-                raise self._failed("tritonserver ended before it was ready")
+                raise self._failed(f"tritonserver {signal_name(self.returncode or 0)} before it was ready")
             elif self._given_up.is_set():
                 raise self._failed("the start was given up")
             elif failed and time.monotonic() - since > QUIET_S:  # it would go on loading the others, and end then
@@ -374,7 +374,7 @@ class TritonServer:
         reasons = failures(log.replace(self._linked, str(self.repository)) if self._linked else log)
         return ServerError(
             f"can't serve {self.repository}",
-            why="; ".join(reasons) or otherwise,
+            why="; ".join(reasons) or otherwise + limits(),
             mend=f"`serve lint {self.repository}` says how; the whole log is in {self.log}",
         )
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import resource
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from compress.errors import ServerError
+from compress.host.groups import CGROUPS, PROC, folders
 from serve.config.model_config import ModelInput, ModelOutput
 from serve.repository.read import ModelInfo, instance_count
 
-__all__ = ["check_room", "region_bytes", "remove_regions", "takes_any_size"]
+__all__ = ["check_room", "limits", "region_bytes", "remove_regions", "takes_any_size"]
 
 FOLDER = Path("/dev/shm")  # noqa: S108 - POSIX shared memory, where Triton puts it
 MIB = 1024 * 1024
@@ -60,6 +63,28 @@ def check_room(models: list[ModelInfo], *, free_bytes: int | None = None) -> Non
             mend=f"pack with fewer instances, or enlarge it: mount -o remount,size={2 * need}M {FOLDER}, or docker run "
             f"--shm-size={2 * need}m",
         )
+
+
+def limits(*, cgroups: Path = CGROUPS, proc: Path = PROC) -> str:
+    """What bounds threads and memory of a server that is started here, to be added to an error; empty for nothing.
+
+    A model of the Python backend has some 36 threads (Triton 24.10), which take 0.3 GiB of a bound of addresses or data
+    whether they use it or not. Where one can't be had, the server dies (SIGSEGV), and its log says nothing.
+
+    Args:
+        cgroups: where control groups are mounted.
+        proc: where the kernel tells of processes.
+    """
+    told = []
+    for name, kind in (("-d", resource.RLIMIT_DATA), ("-v", resource.RLIMIT_AS)):
+        _, most = resource.getrlimit(kind)
+        if most != resource.RLIM_INFINITY:
+            told.append(f"ulimit {name} leaves {most / 2**30:.1f} GiB, of which each model takes some 0.3")
+    for _, folder in folders("pids", cgroups=cgroups, proc=proc):
+        with suppress(OSError, ValueError):  # it is not seen from here, or "max"
+            most = int((folder / "pids.max").read_text(encoding="ascii"))
+            told.append(f"{folder / 'pids.max'} leaves {most} threads, of which each model takes some 36")
+    return "".join(f"; {each}" for each in told)
 
 
 def remove_regions(prefix: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from compress.errors import ServerError
 
-__all__ = ["claimed"]
+__all__ = ["claimed", "is_claimed"]
 
 BOOT, PIDS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 LONGEST = 256
@@ -38,12 +38,31 @@ def claimed(repository: Path) -> Iterator[None]:
     except OSError:  # whoever reads the repository says so
         yield
         return
-    name = f"{boot}-{told.st_dev:x}-{told.st_ino:x}"
+    name = _name(told, boot)
     with contextlib.ExitStack() as held:
         for folder in _usable():  # in one order, and nobody waits: of two that begin together, one goes on
             with contextlib.suppress(OSError):  # full, or without locks
                 held.callback(_take(repository, folder / name).close)
         yield
+
+
+def is_claimed(repository: Path) -> bool:
+    """Whether a process of this user's serves this repository, as far as can be seen."""
+    try:
+        name = _name(repository.stat(), BOOT.read_text().strip())
+    except OSError:
+        return False
+    for folder in _usable():
+        with contextlib.suppress(FileNotFoundError), (folder / name).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+    return False
+
+
+def _name(told: os.stat_result, boot: str) -> str:
+    return f"{boot}-{told.st_dev:x}-{told.st_ino:x}"
 
 
 def _candidates() -> list[Path]:

@@ -27,7 +27,7 @@ from serve.gateway.settings_file import load_settings
 from serve.gateway.upstream.loading import Loading
 from serve.lint.advice import core_advice
 from serve.lint.model import read
-from serve.repository.folders import recover
+from serve.repository.folders import folders_of, recover
 from serve.repository.needs import used_by
 from serve.repository.read import ModelInfo, read_models
 from serve.repository.served import Served, serving
@@ -126,14 +126,17 @@ def up(
             url = options.triton
             _gateway(options, url, "", lambda at: ready(Started(at, url, loaded)))
         elif repository is not None:
-            check_port(settings.host, settings.port)
             container = options.docker == "run"
             serve = _container if container else _embedded
             changes = options.trust_changes
             recover(repository)
-            with claimed(repository), serving(repository, options.public_key, trust_changes=changes) as served:
-                check_models(repository, container=container, trust_changes=changes)
-                serve(served, options, drain_s, ready, on_event)
+            with claimed(repository):
+                folders_of(repository)  # is there anything?
+                check_port(settings.host, settings.port)
+                with serving(repository, options.public_key, trust_changes=changes) as served:
+                    check_models(repository, container=container, trust_changes=changes)
+                    on_event(f"starting Triton on {repository} …")
+                    serve(served, options, drain_s, ready, on_event)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

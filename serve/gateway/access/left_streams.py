@@ -28,6 +28,7 @@ LONGEST_S = 30.0  # the same, where nothing is known of others
 FADES = 0.9
 SETTLES_S = 0.2  # for what Triton has ended to be known of
 AGAIN_S, SELDOM_S = 5.0, 80.0  # from one that was tried in vain to the next: at first, and at most
+MANY_S = 600.0  # that a model which answered beside what was left is taken to do so: it may be loaded anew, as another
 A_WHILE_S = 5.0  # most of what was left is over by then, and waited for
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,9 @@ class LeftStreams:
         self._a_while_s = min(A_WHILE_S, timeout_s)
         self.stuck: Counter[Admission] = Counter()
         self._of: dict[Admission, _Left] = {}
-        self._many: set[Admission] = set()  # models that work on more at a time than they have instances
+        self._many: dict[
+            Admission, float
+        ] = {}  # models that work on more at a time than they have instances: until when
         self._first_s: dict[Admission, float] = {}
 
     def __iter__(self) -> Iterator[tuple[Admission, int]]:
@@ -107,7 +110,9 @@ class LeftStreams:
             )
 
     def answered_first(self, places: Admission, seconds: float) -> None:
-        """The first answer to a message came after so long."""
+        """The first answer to a message came after so long; where something is left, it may have waited for that."""
+        if places in self._of:
+            return
         self._first_s[places] = max(seconds, FADES * self._first_s.get(places, 0.0))
 
     async def enter(self, places: Admission, wait_s: float) -> Trial | None:
@@ -148,7 +153,9 @@ class LeftStreams:
 
     def _stands_in_the_way(self, places: Admission) -> _Left | None:
         left = self._of.get(places)
-        if left is None or places in self._many or left.lasts(self._a_while_s) < places.fairness.instances:
+        if left is None or left.lasts(self._a_while_s) < places.fairness.instances:
+            return None
+        if time.monotonic() < self._many.get(places, -math.inf):
             return None
         return left
 
@@ -156,7 +163,7 @@ class LeftStreams:
         """A trial was, by the model, beside such of what was left before it as goes on."""
         go_on = len(before) - (Counter(before) - Counter(left.since)).total()
         if go_on >= places.fairness.instances:  # else one that ended has made room for it
-            self._many.add(places)
+            self._many[places] = time.monotonic() + MANY_S
 
 
 class Trial:

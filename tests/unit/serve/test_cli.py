@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from serve.cli.main import main
+from serve.up.claim import claimed
 from tests.full_disk import full_disk
 from tests.serve_models import tiny_artifact
 
@@ -64,8 +65,9 @@ MISTAKES: dict[str, tuple[Callable[[Path, int], list[Any]], str]] = {
     "hooks that are missing": (lambda f, _: pack(f, "--hooks", f / "nothing.py"), "no such file"),
     "no instances": (lambda f, _: pack(f, "--instances", "0"), "must be 1 or more"),
     "no repository": (lambda f, _: ["up", f / "nothing"], "no such folder"),
+    "no repository, and the port in use": (lambda f, port: ["up", f / "nothing", "--port", port], "no such folder"),
     "a repository without models": (lambda f, _: ["up", f], "no model"),
-    "the gateway's port in use": (lambda f, port: ["up", packed(f), "--port", port], "another program listens there"),
+    "the gateway's port in use": (lambda f, port: ["up", packed(f), "--port", port], "choose another with --port"),
     "Triton's port in use": (
         lambda f, port: ["up", packed(f), "--port", "0", "--triton-http-port", port], "--triton-http-port",
     ),
@@ -107,11 +109,18 @@ def test_a_failed_pack_leaves_the_repository_as_it_was(tmp_path: Path) -> None:
 
 
 def test_pack_says_what_it_wrote_and_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    packed(tmp_path)
+    repository = packed(tmp_path)
     text = capsys.readouterr().out
     assert "tiny takes x FP32[4]" in text
     assert "tiny gives logits FP32[3]" in text
-    assert "serve up" in text
+    assert "serve it with: serve up" in text
+
+    with claimed(repository):
+        packed(tmp_path)
+    text = capsys.readouterr().out
+    assert "it is served already" in text
+    assert "serve models load tiny" in text
+    assert "serve it with" not in text
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["pack", "--help"], ["up", "--help"], ["load", "--help"]])

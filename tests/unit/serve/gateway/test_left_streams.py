@@ -9,7 +9,7 @@ import pytest
 
 from serve.gateway.access.admission import Admission
 from serve.gateway.access.gate import Gate
-from serve.gateway.access.left_streams import AGAIN_S, LONGEST_S, SETTLES_S, LeftStreams
+from serve.gateway.access.left_streams import AGAIN_S, LONGEST_S, MANY_S, SETTLES_S, LeftStreams
 from serve.gateway.errors import OverloadedError
 from serve.gateway.settings import ModelSettings, Settings
 from tests.serve_http import in_loop
@@ -108,7 +108,10 @@ async def test_after_one_in_vain_another_is_tried_ever_more_seldom(monkeypatch: 
 
 
 @in_loop
-async def test_a_model_that_answers_beside_what_was_left_is_asked_by_all_from_then_on() -> None:
+async def test_a_model_that_answers_beside_what_was_left_is_asked_by_all_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For ten minutes: it may be another by then, and one that was shown by mistake would hold others up for ever."""
     left, places = of_model()
     since = left.begin(places)
     trial = await left.enter(places, WAIT_S)
@@ -120,6 +123,9 @@ async def test_a_model_that_answers_beside_what_was_left_is_asked_by_all_from_th
     left.end(places, since, stuck=False)
     left.begin(places)
     assert await left.enter(places, WAIT_S) is None
+    now = time.monotonic() + MANY_S
+    monkeypatch.setattr("serve.gateway.access.left_streams.time.monotonic", lambda: now)
+    assert await left.enter(places, WAIT_S) is not None
 
 
 @pytest.mark.parametrize("end_first", [True, False])
@@ -151,6 +157,18 @@ async def test_a_trial_waits_longer_than_first_answers_take(first_s: float | Non
     trial = await left.enter(places, WAIT_S)
     assert trial is not None
     assert trial.patience_s == patience_s
+
+
+@in_loop
+async def test_how_long_first_answers_take_is_not_learnt_beside_what_was_left() -> None:
+    left, places = of_model()
+    left.answered_first(places, 0.5)
+    since = left.begin(places)
+    left.answered_first(places, 20.0)  # it waited for that
+    trial = await left.enter(places, WAIT_S)
+    assert trial is not None
+    assert trial.patience_s == 2.0
+    left.end(places, since, stuck=False)
 
 
 @in_loop

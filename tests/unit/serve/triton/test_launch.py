@@ -9,6 +9,7 @@ import pytest
 
 from compress.errors import ServerError
 from serve.triton.launch import TritonServer
+from serve.triton.memory import limits
 
 
 def test_a_log_that_is_no_file_is_left_as_it_is(tmp_path: Path) -> None:
@@ -22,3 +23,15 @@ def test_a_log_that_is_no_file_is_left_as_it_is(tmp_path: Path) -> None:
 
     assert pipe.is_fifo()
     assert (tmp_path / "link").is_symlink()
+
+
+def test_what_bounds_a_server_is_told(tmp_path: Path) -> None:
+    group = tmp_path / "cgroups/pod"
+    group.mkdir(parents=True)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/pod\n")
+    (group / "pids.max").write_text("max\n")
+    assert "pids.max" not in limits(cgroups=tmp_path / "cgroups", proc=tmp_path)
+
+    (group / "pids.max").write_text("1024\n")
+    assert "leaves 1024 threads, of which each model" in limits(cgroups=tmp_path / "cgroups", proc=tmp_path)

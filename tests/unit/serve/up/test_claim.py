@@ -15,7 +15,7 @@ import pytest
 
 from compress.errors import ServerError
 from serve.up import claim
-from serve.up.claim import claimed
+from serve.up.claim import claimed, is_claimed
 
 
 @pytest.fixture
@@ -115,3 +115,12 @@ def test_on_a_full_disk_the_lock_holds_without_a_word(repository: Path, monkeypa
     monkeypatch.setattr(os, "write", full)
     with claimed(repository), pytest.raises(ServerError, match="another process serves it"), claimed(repository):
         pass
+
+
+def test_whether_somebody_serves_it_can_be_asked_without_being_in_the_way(repository: Path) -> None:
+    assert not is_claimed(repository)
+    with claimed(repository):
+        assert is_claimed(repository)
+        assert not is_claimed(repository.parent)
+    assert not is_claimed(repository)
+    assert not is_claimed(repository / "missing")
