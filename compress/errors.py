@@ -7,6 +7,7 @@ ToolkitError
 ├── ArtifactError       an artifact folder that is missing, damaged or of another version
 ├── RecipeError         options that can't work together
 ├── StageError          a stage that can't do what was asked of it
+│   └── LostError       a training one of whose processes is gone
 ├── BudgetError         a result that misses the budget it was asked to keep (exit code 3)
 ├── RepositoryError     a model repository that Triton could not serve
 ├── HookError           a pre/post hook module that can't be used
@@ -27,6 +28,7 @@ __all__ = [
     "CheckpointError",
     "DatasetError",
     "HookError",
+    "LostError",
     "MissingExtraError",
     "RecipeError",
     "RepositoryError",
@@ -104,6 +106,10 @@ class RecipeError(ToolkitError):
 
 class StageError(ToolkitError):
     """A stage can't do what was asked of it."""
+
+
+class LostError(StageError):
+    """A training has lost one of its processes: the same command goes on from what was kept."""
 
 
 class BudgetError(ToolkitError):

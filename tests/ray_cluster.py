@@ -1,6 +1,6 @@
 """A real Ray cluster on this machine, of some raylets with a core each, in processes of its own.
 
-`python -m tests.ray_cluster 3` starts it, and is told by lines: `kill N` ends node N at once, `busy` one that has a task,
+`python -m tests.ray_cluster 3 "" 1 0` starts it, and is told by lines: `kill N` ends node N at once, `busy` one that has a task,
 `add NAME=VALUE` starts one more with that in its environment, `blind FOLDER` one that has an empty folder there; the end of its input ends all.
 """
 
@@ -82,14 +82,16 @@ def _tasks(parent: int) -> list[int]:
 
 
 @contextmanager
-def ray_cluster(nodes: int = 3, *, ray_version: str = "") -> Iterator[Running]:
+def ray_cluster(nodes: int = 3, *, ray_version: str = "", cpus: int = 1, gpus: int = 0) -> Iterator[Running]:
     """A cluster for as long as the block runs.
 
     Args:
         nodes: how many.
         ray_version: that it says it is of; its own by default.
+        cpus: of each node.
+        gpus: that each says it has.
     """
-    command = [sys.executable, "-m", "tests.ray_cluster", str(nodes), ray_version]
+    command = [sys.executable, "-m", "tests.ray_cluster", *map(str, (nodes, ray_version, cpus, gpus))]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
         env=os.environ | QUIET, start_new_session=True,
@@ -108,7 +110,7 @@ def ray_cluster(nodes: int = 3, *, ray_version: str = "") -> Iterator[Running]:
             process.stdout.close()
 
 
-def _serve(count: int, version: str) -> None:
+def _serve(count: int, version: str, cpus: int, gpus: int) -> None:
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # sockets of Ray lie deep in it: it has to be short
     os.environ["RAY_TMPDIR"] = folder
     (Path(folder) / "ray").mkdir()
@@ -117,7 +119,7 @@ def _serve(count: int, version: str) -> None:
 
     if version:
         ray.__version__ = version
-    own: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": STORE}
+    own: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": STORE}
     cluster = Cluster(initialize_head=True, head_node_args={**own, "include_dashboard": False})
     others: list[subprocess.Popen[bytes]] = []
     gone = 0
@@ -160,4 +162,4 @@ def _serve(count: int, version: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "")
+    _serve(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

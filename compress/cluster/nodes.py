@@ -10,6 +10,8 @@ from typing import Any
 
 from compress import __version__
 from compress.cluster.connect import behind
+from compress.cluster.gpus import see_gpus
+from compress.cluster.leftovers import tidy
 from compress.cluster.shared import Shared
 from compress.console.wording import counted
 from compress.errors import RecipeError, ResourceError, ServerError, first_line
@@ -17,7 +19,7 @@ from compress.runtime.machine import int8_saturates, versions
 from compress.storage.hashing import digest_of_code
 from compress.storage.stage_cache import code_digest
 
-__all__ = ["Needs", "check_nodes", "differing", "facts"]
+__all__ = ["Needs", "alive", "at_once", "check_nodes", "differing", "facts"]
 
 TURNS, SETTLES = 6, 2.0  # looks at a node that can't be given a task, and seconds between them
 LOOKS = 90.0  # seconds: a node imports torch for the first time
@@ -75,14 +77,14 @@ def check_nodes(ray: Any, shared: Shared, needs: Needs, code: Sequence[str] = ()
         ResourceError: one does not see the folder.
         ServerError: one runs something else, or does not answer.
     """
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    slots = sum(_slots(node, needs) for node in nodes)
+    nodes = alive(ray)
+    slots = at_once(nodes, needs)
     if not slots:
         raise _nowhere(nodes, needs)
     here, word = facts(code), shared.write_probe()
     answered = 0
     try:
-        for name, found in _settled(ray, nodes, shared, word, code):
+        for name, found in _settled(ray, nodes, _Look(shared, word, tuple(code), needs.gpus > 0)):
             if isinstance(found, Exception):
                 raise _silent(name, found) from found
             wrong, there = found
@@ -109,6 +111,16 @@ def check_nodes(ray: Any, shared: Shared, needs: Needs, code: Sequence[str] = ()
     return slots
 
 
+def alive(ray: Any) -> list[Mapping[str, Any]]:
+    """The nodes that the head takes to be there."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def at_once(nodes: Sequence[Mapping[str, Any]], needs: Needs) -> int:
+    """How many tasks run at the same time."""
+    return sum(_slots(node, needs) for node in nodes)
+
+
 def _slots(node: Mapping[str, Any], needs: Needs) -> int:
     has = node["Resources"]
     by_cpu = int(has.get("CPU", 0) // needs.cpus)
@@ -130,13 +142,21 @@ def _of(number: int, kind: str) -> str:
     return f"{number} {kind}{'s' * (number != 1)}"
 
 
-def _settled(
-    ray: Any, nodes: Sequence[Mapping[str, Any]], shared: Shared, word: str, code: Sequence[str]
-) -> Iterator[tuple[str, Any]]:
+@dataclass(frozen=True)
+class _Look:
+    """What a node looks for: the folder, a word in it, the user's code; and whether tasks have GPUs."""
+
+    shared: Shared
+    word: str
+    code: tuple[str, ...]
+    gpus: bool
+
+
+def _settled(ray: Any, nodes: Sequence[Mapping[str, Any]], look: _Look) -> Iterator[tuple[str, Any]]:
     """As `_looked`, without nodes that have died: Ray lists one for seconds after that, and before it takes tasks."""
     for left in reversed(range(TURNS)):
         again = set()
-        for node_id, name, found in _looked(ray, nodes, shared, word, code):
+        for node_id, name, found in _looked(ray, nodes, look):
             if (
                 left
                 and isinstance(found, ray.exceptions.RayError)
@@ -148,21 +168,21 @@ def _settled(
         if not again:
             return
         time.sleep(SETTLES)
-        nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] in again]
+        nodes = [node for node in alive(ray) if node["NodeID"] in again]
 
 
-def _looked(
-    ray: Any, nodes: Sequence[Mapping[str, Any]], shared: Shared, word: str, code: Sequence[str]
-) -> Iterator[tuple[str, str, Any]]:
+def _looked(ray: Any, nodes: Sequence[Mapping[str, Any]], look: _Look) -> Iterator[tuple[str, str, Any]]:
     """For each node its id, its name, and what it found of the folder and of itself, or why it did not."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    look = ray.remote(num_cpus=0, max_retries=1)(_look)
+    # A process whose CUDA has begun without GPUs never sees one: where tasks have some, none of them gets this one.
+    again = {"max_calls": 1} if look.gpus else {}
+    asked = ray.remote(num_cpus=0, max_retries=1, **again)(_seen)
     sent = {}
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         name = f"the node {node['NodeManagerAddress']} ({node['NodeID'][:8]})"
-        sent[look.options(scheduling_strategy=there).remote(shared, word, tuple(code))] = node["NodeID"], name
+        sent[asked.options(scheduling_strategy=there).remote(look)] = node["NodeID"], name
     done, late = ray.wait(list(sent), num_returns=len(sent), timeout=LOOKS)
     for each in done:
         try:
@@ -173,10 +193,12 @@ def _looked(
         yield *sent[each], TimeoutError(f"it did not answer within {LOOKS:g} s")
 
 
-def _look(shared: Shared, word: str, code: Sequence[str]) -> tuple[str, dict[str, str]]:
+def _seen(look: _Look) -> tuple[str, dict[str, str]]:
     """On a node."""
-    wrong = shared.see_probe(word)
-    return wrong, {} if wrong else facts(code)
+    see_gpus(0)
+    tidy()  # of a command that was killed, with its tasks
+    wrong = look.shared.see_probe(look.word)
+    return wrong, {} if wrong else facts(look.code)
 
 
 def _silent(name: str, err: Exception) -> ServerError:

@@ -7,13 +7,14 @@ while a node that was given up still writes, can't spoil what the other does.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +66,7 @@ class Shared:
                 why="models and data are read as files, so it has to be a folder of each machine's file system",
                 mend="mount the bucket or the share under one path on each machine, and name that",
             )
-        given = Path(os.path.realpath(named))
+        given = Path(named).absolute()  # as it is named: where a link leads on this machine, another need not have
         root = given / folder
         with shortages(root):
             made = make_folder(given)
@@ -89,32 +90,57 @@ class Shared:
             files: what belongs to it, and lies in its folder; by default itself, or all in it.
 
         Raises:
-            ResourceError: it can't be copied.
+            ResourceError: it can't be copied, or changes meanwhile.
         """
         real = Path(os.path.realpath(path))
-        if self.given in real.parents:
-            return real
-        base = real if real.is_dir() else real.parent
-        listed = {Path(os.path.relpath(each, base)): each for each in files or _in(real)}
-        if any(".." in name.parts for name in listed):  # a link that leads out of the folder
+        if (here := Path(os.path.realpath(self.given))) in real.parents:
+            return self.given / real.relative_to(here)
+        named = path.absolute()  # by the links by which its files are named, too
+        base = named if named.is_dir() else named.parent
+        listed = {Path(os.path.relpath(each.absolute(), base)): each for each in files or _in(named)}
+        if any(".." in name.parts for name in listed):  # what belongs to it lies elsewhere
             listed = {Path(each.name): each for each in files}
-        digest = hashlib.sha256()
-        for name, each in sorted(listed.items()):
-            digest.update(f"{name}\n{sha256_of(each)}\n".encode("utf-8", "surrogateescape"))
-        target = self.root / "inputs" / digest.hexdigest()[:32]
-        if not target.is_dir():
-            beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+            if len(listed) < len(files):
+                raise ResourceError(
+                    f"can't bring {path} to the nodes",
+                    why="files of one name that belong to it lie in several folders",
+                    mend="copy it, with all that belongs to it, into one folder",
+                )  # fmt: skip
+        target = self.root / "inputs" / _content(listed)
+        placed = "it" if real.is_dir() else named.name
+        if self.check(target / placed):
+            damaged = target.exists()
+            once = f".{target.name}.{secrets.token_hex(4)}"
+            beside, gone = target.with_name(f"{once}.part"), target.with_name(f"{once}.old")
             try:
                 with shortages(beside):
                     for name, each in listed.items():
-                        copy = beside / "it" / name if real.is_dir() else beside / name
+                        copy = (beside / placed if real.is_dir() else beside) / name
                         copy.parent.mkdir(parents=True, exist_ok=True)
                         shutil.copyfile(each, copy)
+                    if content_at(beside / placed) != target.name:
+                        why = "it changed while it was copied, or the copy is not what was written"
+                        mend = "give the same command again when nothing writes it; else look at that folder's disk"
+                        raise ResourceError(f"can't bring {path} to the nodes", why=why, mend=mend)
+                    if damaged:
+                        target.rename(gone)
                     with contextlib.suppress(FileExistsError, OSError):  # another run was faster
                         beside.rename(target)
             finally:
-                shutil.rmtree(beside, ignore_errors=True)
-        return target / ("it" if real.is_dir() else real.name)
+                for folder in (beside, gone):
+                    shutil.rmtree(folder, ignore_errors=True)
+        return target / placed
+
+    def check(self, path: Path) -> str:
+        """Whether an input that was placed is what it is named by; gives what is wrong, or nothing."""
+        inputs = self.root / "inputs"
+        if inputs not in path.parents:
+            return ""  # it lies in the folder as the user keeps it
+        wanted = path.relative_to(inputs).parts[0]
+        try:
+            return "" if content_at(path) == wanted else f"the content of {path} is not what was put there"
+        except OSError as err:
+            return f"{path} can't be read: {err.strerror or err}"
 
     def lend(self, work: Path) -> None:
         """What earlier tasks found out about channels, for a work folder: it takes long, and hangs on no candidate."""
@@ -173,6 +199,28 @@ class Shared:
             answers += path.name != f"probe-{word}"
             path.unlink(missing_ok=True)
         return answers
+
+
+def content_at(placed: Path) -> str:
+    """What an input that was placed has to lie under: by the names and the bytes that are there.
+
+    Read again only where size, time or number of a file is another: a process has one task after the other.
+    """
+    base = placed if placed.is_dir() else placed.parent
+    found = ((each.relative_to(base), each, each.stat()) for each in _in(base))
+    return _content_of(tuple((name, each, told.st_size, told.st_mtime_ns, told.st_ino) for name, each, told in found))
+
+
+@functools.lru_cache(64)
+def _content_of(files: tuple[tuple[Path, Path, int, int, int], ...]) -> str:
+    return _content({name: path for name, path, *_ in files})
+
+
+def _content(files: Mapping[Path, Path]) -> str:
+    digest = hashlib.sha256()
+    for name, each in sorted(files.items()):
+        digest.update(f"{name}\n{sha256_of(each)}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
 
 
 def _in(path: Path) -> list[Path]:

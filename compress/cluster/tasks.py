@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from compress.cluster.connect import answers_at
-from compress.cluster.nodes import Needs
+from compress.cluster.gpus import see_gpus
+from compress.cluster.leftovers import RAY, tidy
+from compress.cluster.nodes import Needs, alive
 from compress.errors import ResourceError, first_line
 from compress.host.cores import SHARE
 from compress.vetting.memory import bound_memory
-from compress.vetting.scratch import scratch, sweep
+from compress.vetting.scratch import scratch
 
 __all__ = ["answers", "as_task", "settings_here"]
 
 AGAIN = 3  # times that a task is begun again where its node dies; what fails by itself is not
 SILENT = 20.0  # seconds that a head may not answer; after a minute Ray ends this process without a word
 ENDS = 5.0  # seconds that a task may take to end by itself
-SCRATCH = "compress-"  # as what is made of data is named, so that one sweep finds both
 
 
 def answers(
@@ -64,6 +65,7 @@ def answers(
             _cancel(ray, [each for each, place in waiting.items() if place not in wanted()], waiting)
     finally:
         _cancel(ray, list(waiting), waiting)
+        _tidy(ray)
 
 
 def _done(ray: Any, some: Sequence[Any]) -> list[Any]:
@@ -108,6 +110,21 @@ def _cancel(ray: Any, some: Sequence[Any], waiting: dict[Any, int]) -> None:
             _, left = ray.wait(list(some), num_returns=len(some), timeout=ENDS)
             for each in left:
                 ray.cancel(each, force=True)
+            if left:
+                ray.wait(left, num_returns=len(left), timeout=ENDS)
+
+
+def _tidy(ray: Any) -> None:
+    """On each node, remove what tasks have left that were killed; Ray tells nobody which they were."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    with contextlib.suppress(ray.exceptions.RayError):
+        if not answers_at(ray.get_runtime_context().gcs_address):
+            return
+        tidies = ray.remote(num_cpus=0, max_retries=0)(tidy)
+        there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in alive(ray)]
+        sent = [tidies.options(scheduling_strategy=each).remote() for each in there]
+        ray.wait(sent, num_returns=len(sent), timeout=ENDS)
 
 
 def settings_here() -> dict[str, str]:
@@ -117,10 +134,11 @@ def settings_here() -> dict[str, str]:
 
 @contextmanager
 def as_task(needs: Needs, settings: dict[str, str]) -> Iterator[Path]:
-    """On a node, a folder to work in, within the cores that the task was given and the memory that is left."""
+    """On a node, a folder to work in, within the cores and GPUs that the task was given and the memory that is left."""
     os.environ.update(settings | {SHARE: str(needs.cpus)})
+    see_gpus(needs.gpus)
     _begin()
-    with scratch(f"{SCRATCH}ray-") as folder:
+    with scratch(RAY) as folder:
         work = folder / "work"
         work.mkdir()
         yield work
@@ -130,4 +148,4 @@ def as_task(needs: Needs, settings: dict[str, str]) -> Iterator[Path]:
 def _begin() -> None:
     """Once in a process, which may have one task after the other: what its memory is bounded by does not grow again."""
     bound_memory()
-    sweep(SCRATCH)  # of tasks that were killed here
+    tidy()

@@ -6,17 +6,17 @@ Nothing is measured there: clocks of unlike machines don't compare. The machine 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from compress.cluster.connect import connected
-from compress.cluster.nodes import Needs, check_nodes, differing, facts
+from compress.cluster.nodes import Needs, alive, at_once, check_nodes, differing, facts
 from compress.cluster.shared import FOLDER, LAYERS, Shared
 from compress.cluster.tasks import answers, as_task, settings_here
-from compress.errors import ServerError, ToolkitError
+from compress.errors import RecipeError, ResourceError, ServerError, ToolkitError
 from compress.evaluate.search_result import Candidate, Trial
 from compress.jobs.branch import Setting, Silent, made
 from compress.jobs.recipe import INPUTS, code_of, find_data
@@ -25,7 +25,7 @@ from compress.options import OptimizeOptions, SensitivityOptions
 from compress.options.user_code import is_code
 from compress.storage.stage_cache import StageCache
 
-__all__ = ["OnRay", "Task", "on_ray"]
+__all__ = ["OnRay", "Task", "needs_of", "on_ray", "reads_of"]
 
 Options = TypeVar("Options", OptimizeOptions, SensitivityOptions)
 
@@ -39,25 +39,59 @@ class Task:
         settings: variables of this project's.
         facts: of the machine that the command runs on; a node that has joined since was not looked at before.
         code: of the user.
+        shared: the folder that all nodes have; one that has joined since may not.
     """
 
     needs: Needs
     settings: dict[str, str]
     facts: dict[str, str]
     code: tuple[str, ...]
+    shared: Shared
 
     @contextmanager
-    def begun(self) -> Iterator[Path]:
+    def begun(self, *reads: Path) -> Iterator[Path]:
         """On a node, a folder to work in.
+
+        Args:
+            reads: the inputs, where they were placed.
 
         Raises:
             ServerError: the node would give another result.
+            ResourceError: it does not have the folder, or in it other inputs.
         """
         with as_task(self.needs, self.settings) as work:
+            if not self.shared.root.is_dir():
+                raise ResourceError(
+                    f"the node {_here()} does not see {self.shared.given}",
+                    why="it has no such folder; it has joined the cluster since the others were looked at",
+                    mend="mount the folder there, or take that node out; then give the same command again",
+                )
             if other := differing(self.facts, facts(self.code)):
                 mend = "install the same on each node and start Ray there anew; or take that node out of the cluster"
-                raise ServerError("a node of the cluster would give other results", why=other, mend=mend)
+                raise ServerError(f"the node {_here()} would give other results", why=other, mend=mend)
+            if wrong := next(filter(None, map(self.shared.check, reads)), ""):
+                mend = (
+                    "give the same command again, which puts it there anew; if that is told again, look at that folder"
+                )
+                raise ResourceError(f"the node {_here()} would work on something else", why=wrong, mend=mend)
             yield work
+
+
+def _here() -> str:
+    """The address of the node that a task runs on."""
+    import ray.util
+
+    return str(ray.util.get_node_ip_address())
+
+
+def reads_of(checkpoint: Path, options: Options) -> list[Path]:
+    """The files and folders that a model and options name."""
+    found = [checkpoint]
+    for name in INPUTS:
+        source = getattr(options, name, None)
+        if source is not None and not is_code(str(source)):
+            found.append(Path(source))
+    return found
 
 
 class OnRay:
@@ -132,32 +166,48 @@ def on_ray(options: OptimizeOptions | SensitivityOptions, default: Path) -> Iter
     if options.ray is None:
         yield None
         return
-    needs, code = _needs(options), tuple(code_of(options))
+    if getattr(options, "tensorboard", None) is not None:
+        raise RecipeError(
+            "--tensorboard can't go with --ray", why="trainings run on the nodes, and would write their logs there",
+            mend="leave it out; `compress finetune --tensorboard` shows the training of the one that was chosen",
+        )  # fmt: skip
+    code = tuple(code_of(options))
     with connected(options.ray) as ray:
         # What a search goes on with, a sensitivity is not to remove.
         kind = LAYERS if isinstance(options, SensitivityOptions) else FOLDER
         shared = Shared.at(options.shared or default, kind)
         try:
+            needs = needs_of(options, alive(ray))
             slots = check_nodes(ray, shared, needs, code)
-            yield OnRay(ray, shared, Task(needs, settings_here(), facts(code), code), slots)
+            yield OnRay(ray, shared, Task(needs, settings_here(), facts(code), code, shared), slots)
         finally:
             shared.remove_empty()
 
 
-def _needs(options: OptimizeOptions | SensitivityOptions) -> Needs:
-    """Of one task: the cores that it trains and answers on, and GPUs where it was asked to train on some."""
+def needs_of(options: OptimizeOptions | SensitivityOptions, nodes: Sequence[Mapping[str, Any]]) -> Needs:
+    """Of one task: the cores that it trains and answers on, and the GPUs that it trains on.
+
+    What trains is decided once, for all tasks: with `--accelerator auto`, GPUs where a node has as many.
+
+    Args:
+        options: of a command.
+        nodes: of the cluster, as Ray tells of them.
+    """
     if isinstance(options, SensitivityOptions):
         return Needs()
     if options.finetune is None:
         return Needs(options.threads)
     each = options.train_threads or options.threads
-    return Needs(each, options.devices) if options.accelerator == "cuda" else Needs(each * options.devices)
+    on_gpus = Needs(each, options.devices)
+    if options.accelerator == "cuda" or (options.accelerator == "auto" and at_once(nodes, on_gpus)):
+        return on_gpus
+    return Needs(each * options.devices)
 
 
 def _branch(task: Task, shared: Shared, setting: Setting, group: Sequence[Candidate]) -> list[Trial] | ToolkitError:
     """On a node: the candidates of one ratio. An error of the user's goes back as what it is, not as one of Ray's."""
     try:
-        with task.begun() as work:
+        with task.begun(*reads_of(setting.checkpoint, setting.options)) as work:
             shared.lend(work)
             try:
                 return made(dataclasses.replace(setting, work=work), group, Silent())

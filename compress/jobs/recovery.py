@@ -17,7 +17,7 @@ import torch
 
 from compress.console.wording import assumed_of, counted
 from compress.data.dataset import Dataset
-from compress.errors import CheckpointError, SignatureError, StageError
+from compress.errors import CheckpointError, LostError, SignatureError
 from compress.evaluate.compare import compare
 from compress.evaluate.evaluation import judged as judged_by
 from compress.evaluate.intervals import difference_interval, mean_interval
@@ -260,14 +260,14 @@ def _loss_told() -> Iterator[None]:
     """Of another process, in words.
 
     Raises:
-        StageError: one is gone.
+        LostError: one is gone.
     """
     try:
         yield
     except RuntimeError as err:
         if not lost_another(err):
             raise
-        raise StageError(
+        raise LostError(
             "the training has lost one of its processes",
             why=f"what this one waited for from another did not come: {str(err).splitlines()[0][:200]}",
             mend="start it again: it goes on from what was kept; torchrun does so by itself with --max-restarts",

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from compress.console.interrupts import interrupted, interruptible
-from compress.errors import MissingExtraError, ResourceError, ToolkitError
+from compress.errors import LostError, MissingExtraError, ResourceError, ServerError, ToolkitError
 from compress.options import CompressOptions, FinetuneOptions, SourceOptions
 from compress.storage.shortages import shortages
 from compress.storage.work_folder import keep_log
@@ -31,6 +31,7 @@ __all__ = ["at_work", "run_to_end", "spread", "warn", "work_of"]
 
 # What stands behind --input; several may follow one.
 SPEC = re.compile(r"[^:\[\]]+:\s*\w+\s*\[[^\[\]]*\]\s*")
+AGAIN = 75  # EX_TEMPFAIL of sysexits.h
 OPTIONAL = ("torch", "onnx", "onnxruntime", "onnxscript", "torch_pruning", "matplotlib", "jinja2", "scipy")
 
 
@@ -98,6 +99,12 @@ def run_to_end(command: Callable[[], Any], *, resumes: bool) -> None:
         sys.exit(130)
 
 
+def _code_of(err: ToolkitError) -> int:
+    """Where torchrun starts the command again, what may be gone by then is told from a mistake, which ends all."""
+    again = isinstance(err, ResourceError | ServerError | LostError) and "TORCHELASTIC_RUN_ID" in os.environ
+    return AGAIN if again else err.exit_code
+
+
 class _Watched:
     """A stream that remembers whether writing to it failed: of an error of a full disk nobody knows which disk."""
 
@@ -163,7 +170,7 @@ def _run(command: Callable[[], Any]) -> None:
         if interrupted():
             raise
         print(f"error: {err}", file=sys.stderr)
-        sys.exit(err.exit_code)
+        sys.exit(_code_of(err))
     except ModuleNotFoundError as err:
         if err.name not in OPTIONAL:
             raise

@@ -15,7 +15,7 @@ from compress.evaluate.evaluation import judged
 from compress.evaluate.halves import halves
 from compress.evaluate.metrics import Metric
 from compress.jobs.export import Silent
-from compress.jobs.on_ray import OnRay, Task, on_ray
+from compress.jobs.on_ray import OnRay, Task, on_ray, reads_of
 from compress.jobs.original import Original, known_by, original
 from compress.jobs.places import claimed
 from compress.jobs.recipe import data_at, inputs_of, with_sizes
@@ -135,7 +135,7 @@ def _thinned(
 ) -> list[GroupSensitivity] | ToolkitError:
     """On a node: some of the groups. An error of the user's goes back as what it is, not as one of Ray's."""
     try:
-        with task.begun():
+        with task.begun(*reads_of(checkpoint, options)):
             judging = _opened(checkpoint, options)
             thinning = Thinning(
                 judging.model, judging.data, judging.metric, ratios=options.ratios, samples=options.samples,

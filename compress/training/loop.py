@@ -38,10 +38,11 @@ from compress.training.stepper import Stepper, copied
 from compress.training.task import Task, Trained
 from compress.training.trial import Enough, Pace, judged_in_time
 from compress.training.updates.kept_state import KeptState
+from compress.training.updates.newest import Newest
 from compress.training.updates.precision import falls_back, precision_for
 from compress.training.updates.rollback import Rollback
 from compress.training.updates.schedule import SCHEDULES, one_cycle_momentum
-from compress.training.updates.vet_state import fits, is_state
+from compress.training.updates.vet_state import fits
 
 __all__ = ["STATE_FILE", "TRACE_FILE", "train"]
 
@@ -129,9 +130,8 @@ class _Training:
         folder = task.folder if first else None
         state = None if task.folder is None else task.folder / STATE_FILE
         self.kept = KeptState(state, self.options.checkpoint_seconds, writes=first)
-        left, found = self._newest()
-        if found is not None and not is_state(found, len(task.data)):
-            found = None
+        newest = Newest(self.kept, self.fabric, self.device, len(task.data))
+        found = newest.next()
         trace = folder / TRACE_FILE if self.options.profile and folder is not None else None
         self.profile = Profile(trace, self.device)
         self.size, self.tried = self._batch_size(found)
@@ -170,17 +170,15 @@ class _Training:
         self.best: dict[str, Any] | None = None
         self.rollback = Rollback(self._position(), self.options.learning_rate)
         self.resumed_at = None
-        if found is not None and not fits(
-            found["position"], self.rollback.good, self.steps, judged=self.judge is not None
-        ):
-            found = None
-        if left and found is None:
-            self.warnings.append("what an interrupted run had kept of this training can't be used: it began anew")
+        while found is not None and not self._can_go_on_from(found):
+            newest.leave_out()
+            found = newest.next()
         if found is not None:
             position = self._parts(found["position"])
             self._restore(position)
             self.rollback.restore(found["rollback"], position)
             self.warnings, self.resumed_at = list(found["warnings"]), self.step
+        self.warnings += newest.warnings(used=found is not None)
         self.workers = workers_for(task.data, self.device, self.options.loader_workers)
         self.loader = Loader(
             task.data,
@@ -371,13 +369,10 @@ class _Training:
         assert module is not None  # noqa: S101  that of the task
         return dataclasses.replace(task, module=module, teacher=teacher)
 
-    def _newest(self) -> tuple[bool, dict[str, Any] | None]:
-        """Whether any process finds a state on its disk, and the newest: another machine may be the first now."""
-        mine = torch.tensor([self.kept.written()], dtype=torch.float64, device=self.device)
-        times: list[float] = self.fabric.all_gather(mine).flatten().tolist()
-        has = times.index(max(times))
-        found = self.kept.load() if self.fabric.global_rank == has else None
-        return max(times) > 0, self.fabric.broadcast(found, has)
+    def _can_go_on_from(self, found: dict[str, Any]) -> bool:
+        """Whether this training has written it, with batches as they are now."""
+        judged = self.judge is not None
+        return found["size"] == self.size and fits(found["position"], self.rollback.good, self.steps, judged=judged)
 
     def _parts(self, position: dict[str, Any]) -> dict[str, Any]:
         """A position that was kept, as this process has it."""

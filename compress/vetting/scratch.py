@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ __all__ = ["is_held", "scratch", "sweep"]
 
 OWNER = "owner"
 LONGEST = 256
+BEGINS = 3600.0  # seconds after which one that was never locked is of a process that was killed on its way there
 
 
 @contextlib.contextmanager
@@ -91,8 +93,10 @@ def _sweep(folder: Path, end: Callable[[Path, str], None]) -> bool:
     with open(os.open(folder / OWNER, flags), encoding="utf-8", errors="replace") as owner:  # noqa: PTH123
         fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody has it
         about = owner.read(LONGEST)
-        if not about:  # its process is about to lock it
+        young = time.time() - os.fstat(owner.fileno()).st_mtime < BEGINS
+        if not about and (young or list(folder.iterdir()) != [folder / OWNER]):  # its process is about to lock it
             return False
-        end(folder, about)
+        if about:
+            end(folder, about)
         shutil.rmtree(folder, ignore_errors=True)
     return not folder.exists()

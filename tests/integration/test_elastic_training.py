@@ -65,7 +65,7 @@ class Nodes:
             "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "5", "--rdzv-backend", "c10d", "--rdzv-id", "t",
             "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-conf", f"{SOON},is_host={str(name == 'a').lower()}",
         ]  # fmt: skip
-        command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "-m", "compress", *TRAINING]
+        command = [sys.executable, "-m", "compress.cli.elastic", *rendezvous, "--", *TRAINING]
         with (self.folder / f"{name}.log").open("a") as log:
             self.agents[name] = psutil.Popen(
                 command, cwd=self.disks[name], env=environ(self.folder), stdout=log, stderr=log,
@@ -143,7 +143,7 @@ def test_a_training_goes_on_when_a_machine_dies_comes_back_and_the_one_with_the_
         (folder / "hold").unlink()
         two.wait_for(lambda: two.kept(since=back + 1), "they go on")
         two.kill("a")
-        assert two.agents.pop("b").wait(PATIENCE) != 0
+        assert two.agents.pop("b").wait(PATIENCE) not in (0, 2), "it is no mistake"
         (folder / "slow").unlink()
         two.begin("a")
         two.begin("b")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import nn
 import compress
 from compress import OptimizeOptions
 from compress.cluster import connect
+from compress.cluster.shared import Shared
 from compress.errors import RecipeError, ResourceError, ServerError, ToolkitError
 from compress.evaluate.search_result import SearchResult
 from compress.jobs.sensitivity import sensitivity
@@ -209,6 +210,23 @@ def test_a_node_without_the_shared_folder_is_named(task: Path, tmp_path: Path) -
             search(task, tmp_path / "best", ray=running.address, shared=shared)
     assert caught.value.why == "it has no such folder"
     assert list(shared.iterdir()) == []
+
+
+def test_a_node_does_not_work_on_an_input_that_is_another_one(
+    cluster: Running, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Shared.place
+
+    def damaged(shared: Shared, path: Path, files: Sequence[Path] = ()) -> Path:
+        placed = place(shared, path, files)
+        if placed.name == "train.npz":
+            placed.write_bytes(placed.read_bytes()[:-1] + b"?")
+        return placed
+
+    monkeypatch.setattr(Shared, "place", damaged)
+    with pytest.raises(ResourceError, match="would work on something else") as caught:
+        search(task, tmp_path / "best", ray=cluster.address)
+    assert "train.npz is not what was put there" in caught.value.why
 
 
 def test_another_release_of_ray_is_told_by_both_numbers(task: Path, tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from compress.errors import CheckpointError
+from compress.errors import CheckpointError, printable
 from compress.formats.pickles.read import unpickle
 from compress.vetting.replace import replacing_file
 
 __all__ = ["KeptState"]
 
 FORMAT = 2  # of the file; a state of another is not gone on from
+WORDS = 300  # of why one can't be read
 SHARE = 0.02  # of the time, at most, for keeping states
 
 
@@ -57,20 +58,26 @@ class KeptState:
             return 0.0
 
     def load(self) -> dict[str, Any] | None:
-        """The last one, or None if there is none that is whole, runs no code and is of this format.
+        """The last one, or None if there is none that is whole, runs no code and is of this format."""
+        return self.read()[0]
+
+    def read(self) -> tuple[dict[str, Any] | None, str]:
+        """The same, and why there is none.
 
         Whether it is one of this training `compress.training.updates.vet_state` tells.
         """
         if self._path is None or not self._path.is_file():
-            return None
+            return None, "there is no such file"
         try:
             found = unpickle(self._path, trust=False)
-        except CheckpointError:
-            return None
-        if type(found) is not dict or found.keys() != {"format", "state"} or found["format"] != FORMAT:
-            return None
+        except CheckpointError as err:
+            return None, printable(err.why)[:WORDS]
+        if type(found) is not dict or found.keys() != {"format", "state"} or type(found["state"]) is not dict:
+            return None, "it is no state of a training"
+        if found["format"] != FORMAT:
+            return None, "another release has written it"
         state: dict[str, Any] = found["state"]
-        return state if type(state) is dict else None
+        return state, ""
 
     def drop(self) -> None:
         """The training is through."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from posixpath import join, normpath
 from typing import Any
 
 from compress.errors import ServerError
@@ -22,14 +23,16 @@ __all__ = ["TrainJob", "lines_first", "training_of"]
 Object = dict[str, Any]
 PORT = 29400
 MOST_NODES = 256
-RESTARTS = 20
+RESTARTS = 20  # of pods, for each of them
+MISTAKE = 2  # how a command ends that would fail again
 DATA = "/data"
-# c10d: a pod that is gone is missed after some 15 s; those that are left wait for others as long as --wait-s.
+# c10d: a pod that is gone is missed after some 15 s; those that are left wait for others as long as --wait-s. Each loss
+# takes a restart of those that are left; who has none any more is made again as a pod.
 STARTS = (
-    'exec python -m torch.distributed.run --nnodes "$NODES" --nproc-per-node "$PROCESSES" --max-restarts 20 '
+    'exec python -m compress.cli.elastic --nnodes "$NODES" --nproc-per-node "$PROCESSES" --max-restarts 3 '
     '--rdzv-backend c10d --rdzv-id "$TRAINING" --rdzv-endpoint "$MEETING" '
     '--rdzv-conf "last_call_timeout=$WAIT_S,join_timeout=1800,'
-    'is_host=$([ "$JOB_COMPLETION_INDEX" = 0 ] && echo true || echo false)" -m compress "$@"'
+    'is_host=$([ "$JOB_COMPLETION_INDEX" = 0 ] && echo true || echo false)" -- "$@"'
 )
 OURS = ("--devices", "--tune-training")
 
@@ -88,7 +91,7 @@ class TrainJob:
             raise _unusable(f"--gpus {self.gpus}", "take 0 to 16, those of one machine")
         if not CPU.fullmatch(self.cpu):
             raise _unusable(f"--cpu {self.cpu!r}", "write it as Kubernetes does, as in 2 or 1500m")
-        if not re.fullmatch(r"\d+([KMGT]i?)?", self.memory):
+        if not re.fullmatch(r"0*[1-9]\d*([KMGT]i|[kMGT])?", self.memory):
             raise _unusable(f"--memory {self.memory!r}", "write it as Kubernetes does, as in 8Gi")
         for flag, value in (("--wait-s", self.wait_s), ("--deadline-s", self.deadline_s)):
             if value < 1:
@@ -117,7 +120,18 @@ def training_of(options: TrainJob, arguments: Sequence[str]) -> list[Object]:
         why = f"{own[0]} is among what follows --"
         mend = "leave it out: --nodes and --gpus say how many train, and settings are searched for on one machine"
         raise ServerError("can't write the training's manifests", why=why, mend=mend)
+    if not _kept(arguments):
+        why = "what it makes would not be on the volume"
+        mend = f"let the command have an output there, which pods see as {DATA}: -o recovered"
+        raise ServerError("can't write the training's manifests", why=why, mend=mend)
     return [_service(options), _job(options, arguments), _policy(options)]
+
+
+def _kept(arguments: Sequence[str]) -> bool:
+    """Whether the command names an output on the volume, as far as can be told without its parser."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    outputs = [words[at + 1] for at, word in enumerate(words[:-1]) if word in ("-o", "--output")]
+    return bool(outputs) and normpath(join(DATA, outputs[-1])).startswith(f"{DATA}/")
 
 
 def lines_first(options: TrainJob) -> list[str]:
@@ -152,8 +166,12 @@ def _service(options: TrainJob) -> Object:
 
 
 def _job(options: TrainJob, arguments: Sequence[str]) -> Object:
-    """Pods that are moved off a machine don't count as failed; one that is lost is made again."""
+    """Pods that are moved off a machine don't count as failed; one that is lost is made again; a mistake ends all."""
     moved = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    wrong = {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": "training", "operator": "In", "values": [MISTAKE]},
+    }
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -161,7 +179,7 @@ def _job(options: TrainJob, arguments: Sequence[str]) -> Object:
         "spec": {
             "completions": options.nodes, "parallelism": options.nodes, "completionMode": "Indexed",
             "backoffLimit": RESTARTS * options.nodes, "activeDeadlineSeconds": options.deadline_s,
-            "podFailurePolicy": {"rules": [moved]},
+            "podFailurePolicy": {"rules": [moved, wrong]},
             "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
             "template": _pod(options, arguments),
         },

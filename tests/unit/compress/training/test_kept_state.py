@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,9 @@ import torch
 from compress.training.batches.answers import Answers
 from compress.training.finetune import Finetune
 from compress.training.loop import STATE_FILE
+from compress.training.machine.launch import launch
 from compress.training.updates.kept_state import KeptState
+from compress.training.updates.newest import OTHER
 from compress.training.updates.vet_state import fits, is_state
 from tests.unit.compress.training.networks import model, same, stage, weights
 
@@ -27,8 +31,8 @@ class Pulled(Exception):  # noqa: N818
     """The plug."""
 
 
-def tuned(folder: Path) -> Finetune:
-    return stage(folder, taught=True, epochs=3, hold_out=0.2, ema=0.9, batch_size=64)
+def tuned(folder: Path, **more: Any) -> Finetune:
+    return stage(folder, taught=True, epochs=3, hold_out=0.2, ema=0.9, batch_size=64, **more)
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +200,47 @@ def test_what_it_wrote_is(interrupted: tuple[Path, Any], tmp_path: Path) -> None
     assert given.details["resumed_at_step"]
     assert ANEW not in given.warnings
     assert same(weights(given), weights(whole))
+
+
+TWO_DISKS = """
+import json, sys
+from pathlib import Path
+from compress.training.machine.launch import end_with_parent
+from compress.training.machine.setup import rank
+from tests.unit.compress.training.networks import model
+from tests.unit.compress.training.test_kept_state import tuned
+end_with_parent()
+folder = Path(sys.argv[1]) / str(rank())
+given = tuned(folder, devices=2).run(model(folder, "student", 4), folder / "work", lambda _d, _t, _n: None)
+if rank() == 0:
+    told = {"resumed": given.details["resumed_at_step"], "warnings": list(map(str, given.warnings))}
+    print(json.dumps(told), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("cut", "it is truncated"), ("step_of_text", OTHER), ("no_position", OTHER), ("list", "it is no state")],
+)
+def test_an_older_state_of_another_machine_is_gone_on_from_where_the_newest_is_of_no_use(
+    name: str, why: str, interrupted: tuple[Path, Any], tmp_path: Path
+) -> None:
+    good = (interrupted[0] / "work" / STATE_FILE).read_bytes()
+    for rank in (0, 1):
+        (tmp_path / str(rank) / "work").mkdir(parents=True)
+        (tmp_path / str(rank) / "work" / STATE_FILE).write_bytes(good)
+    CASES[name](tmp_path / "0/work" / STATE_FILE, tmp_path / "canary")
+    os.utime(tmp_path / "1/work" / STATE_FILE, (1000, 1000))
+    lines: list[str] = []
+    with (tmp_path / "log").open("w") as log:
+        codes = launch([sys.executable, "-c", TWO_DISKS, str(tmp_path)], 2, log, lines.append)
+    assert codes == [0, 0], (tmp_path / "log").read_text()
+    told = json.loads(lines[-1])
+    assert told["resumed"] > 0
+    (said,) = (words for words in told["warnings"] if "left out" in words)
+    assert said.startswith("what process 1 found kept")
+    assert why in said
+    assert ANEW not in told["warnings"]
 
 
 def counted(text: str) -> Callable[[Path, np.ndarray[Any, Any]], object]:

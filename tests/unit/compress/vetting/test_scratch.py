@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,3 +124,13 @@ def test_a_folder_is_held_while_its_process_lives_and_no_other_is(tmp_path: Path
         finally:
             shutil.rmtree(copy)
     assert not is_held(folder, "held-")
+
+
+def test_one_that_was_never_locked_goes_after_an_hour_unless_it_holds_something(folder: Path) -> None:
+    """Its process was killed between the two; else it would lie there for good."""
+    path = made(folder, "not locked yet")
+    os.utime(path / "owner", (time.time() - 3700,) * 2)
+    (path / "file").touch()
+    assert sweep("kept-") == []
+    (path / "file").unlink()
+    assert sweep("kept-") == [path]

@@ -13,6 +13,7 @@ import yaml
 
 import compress
 from compress.errors import ServerError
+from compress.storage.files import locked
 from serve.deploy.cluster.train_jobs import TrainJob, lines_first, training_of
 from tests.custom_resources import VERSIONS, check
 from tests.unit.compress.training.networks import data, model
@@ -77,7 +78,8 @@ def test_what_the_shell_or_kubernetes_would_read_stays_a_word() -> None:
         ({"claim": "Work"}, COMMAND), ({"cpu": "much"}, COMMAND), ({"memory": "8 GB"}, COMMAND), ({"gpus": 17}, COMMAND),
         ({"wait_s": 0}, COMMAND), ({"namespace": "a b"}, COMMAND),
         ({}, ("export", "m.pt")), ({}, ("--data", "x")), ({}, (*COMMAND, "--devices=2")),
-        ({}, (*COMMAND, "--tune-training", "4")),
+        ({}, (*COMMAND, "--tune-training", "4")), ({"memory": "8K"}, COMMAND), ({"memory": "0"}, COMMAND),
+        ({}, COMMAND[:6]), ({}, (*COMMAND[:6], "-o", "/scratch/out")), ({}, (*COMMAND[:6], "--output=../out")),
     ],
 )  # fmt: skip
 def test_what_can_not_be_is_refused(changes: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -123,3 +125,51 @@ def test_what_the_manifests_start_trains_together(tmp_path: Path) -> None:
     assert [pod.returncode for pod in pods] == [0, 0], told
     assert compress.load(tmp_path / "out/model.pt").signature.outputs[0].name == "logits"
     assert not list(tmp_path.glob("out.work/training-*")), "what was kept goes"
+
+
+def started(folder: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    """What a Job of one pod starts."""
+    found = container(objects(*arguments, nodes=1)["Job"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = f"127.0.0.1:{free.getsockname()[1]}"
+    environ = {each["name"]: each["value"] for each in found["env"]} | {"MEETING": meeting, "JOB_COMPLETION_INDEX": "0"}
+    environ |= {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    command = [word.replace("--max-restarts 3", "--max-restarts 0") for word in found["command"]]
+    return subprocess.run(
+        [*command, *found["args"]], cwd=folder, env=environ | changes, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+
+
+def final(code: int) -> bool:
+    """Whether the Job gives up where a pod ends so."""
+    rules = objects()["Job"]["spec"]["podFailurePolicy"]["rules"]
+    return any(code in each.get("onExitCodes", {}).get("values", []) for each in rules if each["action"] == "FailJob")
+
+
+@pytest.mark.parametrize("wrong", [("--epoch", "2"), ("--epochs", "two"), ("--epochs", "-3")])
+def test_a_wrong_option_ends_the_job_before_torchrun_starts_anything(tmp_path: Path, wrong: tuple[str, str]) -> None:
+    done = started(tmp_path, *COMMAND, *wrong)
+    assert final(done.returncode), done.stderr
+    assert wrong[0] in done.stderr + done.stdout
+    assert "torch" not in done.stderr
+
+
+def test_what_every_process_would_end_with_ends_the_job(tmp_path: Path) -> None:
+    model(tmp_path, "student", 8)
+    model(tmp_path, "teacher", 12)
+    done = started(tmp_path, *COMMAND)
+    assert final(done.returncode), done.stderr
+    assert "train.npz" in done.stderr
+
+
+def test_a_place_that_can_not_be_written_now_is_tried_again(tmp_path: Path) -> None:
+    model(tmp_path, "student", 8)
+    model(tmp_path, "teacher", 12)
+    data(tmp_path, count=200)
+    with locked(tmp_path / "out"):
+        done = started(tmp_path, *COMMAND)
+    assert "out" in done.stderr
+    assert done.returncode
+    assert not final(done.returncode), done.stderr
