@@ -383,7 +383,7 @@ class Releases:
             except ExchangeError as err:
                 return f"{node.address} can't be asked: {err}", False
             if answer.status != 200:
-                return f"{target} is not loaded yet", True
+                return NOT_LOADED.format(target), True
         return "", False
 
     async def _steps(self, target: Target) -> set[Target]:

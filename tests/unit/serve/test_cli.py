@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,13 @@ def main_ok(words: list[Any]) -> None:
     assert not caught.value.code
 
 
+def checkpoint(folder: Path) -> Path:
+    path = folder / "weights.pth"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("weights/data.pkl", b"\x80\x02}.")
+    return path
+
+
 def broken_artifact(folder: Path) -> list[Any]:
     words = pack(folder)
     (folder / "artifact" / "model.onnx").write_bytes(b"changed")
@@ -56,6 +64,12 @@ def broken_artifact(folder: Path) -> list[Any]:
 
 MISTAKES: dict[str, tuple[Callable[[Path, int], list[Any]], str]] = {
     "no artifact": (lambda f, _: ["pack", f, "--repository", f / "m", "--name", "x"], "no artifact.json"),
+    "a checkpoint": (
+        lambda f, _: ["pack", checkpoint(f), "--repository", f / "m", "--name", "x"], "compress export",
+    ),
+    "data for a model": (
+        lambda f, _: ["pack", hooks(f, "{}"), "--repository", f / "m", "--name", "x"], "it is JSON",
+    ),
     "a changed model": (lambda f, _: broken_artifact(f), "sha256 differs"),
     "a name that Triton can't serve": (lambda f, _: pack(f, name="a b"), "a b"),
     "hooks that raise at import": (lambda f, _: pack(f, "--hooks", hooks(f, "x = 1\nraise OSError('no disk')\n")), "no disk"),
