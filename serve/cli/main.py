@@ -147,6 +147,7 @@ def pack(
     """
     from compress.artifact import Signature, TensorSpec
     from serve.pack.write import pack as run
+    from serve.up.claim import served_by
 
     signature = None
     if input_ or output:
@@ -179,9 +180,14 @@ def pack(
     for kind, tensors in (("takes", packed.inputs), ("gives", packed.outputs)):
         shown = ", ".join(f"{t.name} {t.data_type.removeprefix('TYPE_')}{list(t.dims)}" for t in tensors)
         out.print(f"  {packed.name} {kind} {shown}", markup=False)
+    load = f"serve models load {name}"
+    if served := served_by(repository):
+        out.print(f"{escape(served)} serves the repository already; where that has --model-control: {load}")
+        out.print(f"otherwise end it, then: serve up {repository}")
+        return
     out.print(f"serve it with: serve up {repository}")
     if packed.version > 1:
-        out.print(f"or, where it is served with --model-control: serve models load {name}")
+        out.print(f"or, where it is served with --model-control: {load}")
 
 
 @app.command
@@ -256,8 +262,6 @@ def up(repository: Path | None = None, *, options: Annotated[UpOptions | None, F
 
         print(shlex.join(container_command(repository, read_models(repository), options)))
         return
-    if options.triton is None and repository is not None:
-        out.print(f"starting Triton on {repository} …")
     run(repository, options, on_ready=_show, on_event=lambda text: out.print(text, markup=False))
     out.print("stopped")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from serve.cli.main import main
+from serve.up.claim import claimed
 from tests.full_disk import full_disk
 from tests.serve_models import tiny_artifact
 
@@ -62,6 +65,13 @@ def broken_artifact(folder: Path) -> list[Any]:
     return words
 
 
+def served_already(folder: Path, port: int) -> list[Any]:
+    repository = packed(folder)
+    HELD.enter_context(claimed(repository))
+    return ["up", repository, "--port", port]
+
+
+HELD = ExitStack()
 MISTAKES: dict[str, tuple[Callable[[Path, int], list[Any]], str]] = {
     "no artifact": (lambda f, _: ["pack", f, "--repository", f / "m", "--name", "x"], "no artifact.json"),
     "a checkpoint": (
@@ -78,6 +88,9 @@ MISTAKES: dict[str, tuple[Callable[[Path, int], list[Any]], str]] = {
     "hooks that are missing": (lambda f, _: pack(f, "--hooks", f / "nothing.py"), "no such file"),
     "no instances": (lambda f, _: pack(f, "--instances", "0"), "must be 1 or more"),
     "no repository": (lambda f, _: ["up", f / "nothing"], "no such folder"),
+    "no repository, and the port in use": (lambda f, port: ["up", f / "nothing", "--port", port], "no such folder"),
+    "a repository that is served, and the port in use": (served_already, "serves it already"),
+    "the gateway's port in use, and which flag": (lambda f, port: ["up", packed(f), "--port", port], "with --port"),
     "a repository without models": (lambda f, _: ["up", f], "no model"),
     "the gateway's port in use": (lambda f, port: ["up", packed(f), "--port", port], "another program listens there"),
     "Triton's port in use": (
@@ -100,10 +113,12 @@ def test_a_mistake_is_told_in_three_lines_with_exit_code_2(
     words, says = MISTAKES[mistake]
     arguments = [str(word) for word in words(tmp_path, taken_port)]
     capsys.readouterr()
-    with pytest.raises(SystemExit) as caught:
+    with HELD, pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
+    printed, told = capsys.readouterr()
+    assert "starting Triton" not in printed, "nothing is started before it is refused"
+    lines = told.strip().splitlines()
     assert [line.strip().partition(" ")[0] for line in lines] == ["error:", "why:", "mend:"]
     assert says in "\n".join(lines)
 
@@ -126,6 +141,17 @@ def test_pack_says_what_it_wrote_and_what_comes_next(tmp_path: Path, capsys: pyt
     assert "tiny takes x FP32[4]" in text
     assert "tiny gives logits FP32[3]" in text
     assert "serve up" in text
+
+
+def test_pack_into_what_is_served_says_what_loads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second `serve up` would be refused."""
+    with claimed(packed(tmp_path), "http://127.0.0.1:8080"):
+        capsys.readouterr()
+        main_ok(pack(tmp_path, name="next"))
+    text = capsys.readouterr().out
+    assert f"the process {os.getpid()} (at http://127.0.0.1:8080) serves the repository already" in text
+    assert "serve models load next" in text
+    assert "serve it with" not in text
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["pack", "--help"], ["up", "--help"], ["load", "--help"]])

@@ -44,6 +44,13 @@ def test_one_process_serves_a_repository_and_the_next_is_told_which(repository: 
     assert not [*(tmp_path / "cache").iterdir()]
 
 
+def test_who_comes_second_learns_where_it_is_served(repository: Path) -> None:
+    with claimed(repository, "http://127.0.0.1:8080"):
+        with pytest.raises(ServerError) as caught, claimed(repository):
+            pass
+        assert caught.value.why == f"the process {os.getpid()} (at http://127.0.0.1:8080) serves it already"
+
+
 def test_what_a_killed_process_left_keeps_nobody_out(repository: Path, tmp_path: Path) -> None:
     with claimed(repository):
         (lock,) = (tmp_path / "cache").iterdir()
