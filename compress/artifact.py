@@ -195,6 +195,12 @@ class Artifact:
         """
         path = folder / "artifact.json"
         again = "run `compress export` again, or name the folder that it wrote"
+        if folder.is_file():
+            raise ArtifactError(
+                f"{folder} is not an artifact",
+                why="it is a file, and an artifact is a folder",
+                mend=f"name the folder that `compress export {folder}` writes, or the one that the file is in",
+            )
         if not path.is_file():
             why = "there is no artifact.json in it" if folder.is_dir() else "there is no such folder"
             raise ArtifactError(f"{folder} is not an artifact", why=why, mend=again)

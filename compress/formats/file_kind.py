@@ -8,8 +8,11 @@ from pathlib import Path
 from compress.errors import CheckpointError, first_line
 from compress.formats.hub.folder import is_hub_folder, named_on_a_hub
 from compress.vetting.archive import Archive, ArchiveError
+from compress.vetting.magic import HEAD, looks_like
 
 __all__ = ["FileKind", "file_kind"]
+
+DATA_MEND = "name the model first, and give the data by a flag: --eval, --calibration or --finetune"
 
 
 class FileKind(enum.Enum):
@@ -43,7 +46,7 @@ def file_kind(path: Path) -> FileKind:
             why = "it is a folder without a config.json" if path.is_dir() else "there is no such file"
             raise CheckpointError(f"can't read {path}", why=why, mend=mend)
         with path.open("rb") as file:
-            head = file.read(16)
+            head = file.read(HEAD)
     except OSError as err:  # a name that no file can have, or a file of someone else's
         raise CheckpointError(f"can't read {path}", why=err.strerror or str(err), mend=mend) from err
     if not head:
@@ -52,16 +55,15 @@ def file_kind(path: Path) -> FileKind:
         return _kind_of_zip(path)
     if head[0] == 0x80:  # the opcode that opens every pickle of protocol 2 and later
         return FileKind.LEGACY_PICKLE
-    what = {b"\x08": "an ONNX file", b"{": "JSON", b"\x89": "an HDF5 file"}.get(
-        head[:1], "nothing that torch.save writes"
-    )
     if head[8:9] == b"{":
         return FileKind.SAFETENSORS
+    if head.startswith(b"\x93NUMPY"):
+        mend = DATA_MEND
     if head[0] == 0x08:
         mend = "`compress export`, `optimize`, `inspect` and `measure` take ONNX files; what trains starts from torch"
     raise CheckpointError(
         f"can't read {path} as a PyTorch model",
-        why=f"it looks like {what}",
+        why=f"it looks like {looks_like(head)}",
         mend=mend,
     )
 
@@ -84,6 +86,12 @@ def _kind_of_zip(path: Path) -> FileKind:
         return FileKind.TORCHSCRIPT
     if "data.pkl" in names:
         return FileKind.PICKLE
+    if names and all(name.endswith(".npy") for name in names):
+        raise CheckpointError(
+            f"can't read {path} as a PyTorch model",
+            why="it looks like arrays (.npz), which are data and no model",
+            mend=DATA_MEND,
+        )
     raise CheckpointError(
         f"can't read {path} as a PyTorch model",
         why="it is a zip archive without a data.pkl",

@@ -147,7 +147,7 @@ def pack(
     """
     from compress.artifact import Signature, TensorSpec
     from serve.pack.write import pack as run
-    from serve.up.claim import is_claimed
+    from serve.up.claim import served_by
 
     signature = None
     if input_ or output:
@@ -180,10 +180,14 @@ def pack(
     for kind, tensors in (("takes", packed.inputs), ("gives", packed.outputs)):
         shown = ", ".join(f"{t.name} {t.data_type.removeprefix('TYPE_')}{list(t.dims)}" for t in tensors)
         out.print(f"  {packed.name} {kind} {shown}", markup=False)
-    if is_claimed(repository):
-        out.print(f"it is served already; where that was started with --model-control: serve models load {name}")
-    else:
-        out.print(f"serve it with: serve up {repository}")
+    load = f"serve models load {name}"
+    if served := served_by(repository):
+        out.print(f"{escape(served)} serves the repository already; where that has --model-control: {load}")
+        out.print(f"otherwise end it, then: serve up {repository}")
+        return
+    out.print(f"serve it with: serve up {repository}")
+    if packed.version > 1:
+        out.print(f"or, where it is served with --model-control: {load}")
 
 
 @app.command

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from compress.errors import ServerError
 from serve.rollout.plan import Plan, Target
+from serve.rollout.time_left import time_left
 
 if TYPE_CHECKING:
     from serve.rollout.store import Row, Store, Wish
@@ -239,8 +240,8 @@ def _taken_up(store: Store, row: Row) -> None:
     while time.monotonic() < until:
         now = _again(store, row)
         if now.baseline is not None and now.owner is not None:
-            if not now.active and store.events(row.id)[-1].kind == "refused":
-                why, _, mend = now.why.rpartition("; ")
+            if not now.active and (last := store.events(row.id)[-1]).kind == "refused":
+                why, _, mend = last.why.rpartition("; ")
                 raise ServerError(f"the rollout of {row.model} can't begin", why=why, mend=mend)
             told = f"{now.state}: {now.why}" if now.why else now.state
             out.print(f"{now.baseline} goes on answering; {told}", markup=False)
@@ -307,6 +308,8 @@ def _show(row: Row) -> None:
             _bar(seen["alarm"]) if seen.get("judged", True) else "not judged",
         )
     Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(table)
+    if running and (left := time_left(row)):
+        out.print(f"  {left}", markup=False)
     decisive = row.snapshot.get("decisive", {})
     for name, seen in row.evidence.items():
         if running and (waits := seen.get("waits")):
@@ -356,7 +359,7 @@ def _value(name: str, value: Any) -> str:
 
 def _allowed(name: str, bound: float) -> str:
     if name in ("errors", "slowest", "feedback"):
-        return f"+{bound:.3g}"
+        return f"{100 * bound:.3g}% more"
     return f"{bound:.0%} {'' if name == 'disagreement' else 'more'}"
 
 

@@ -282,7 +282,7 @@ def _listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
         raise ServerError(
             f"the gateway can't listen on {host}:{port}",
             why=reasons.get(err.errno or 0, str(err.strerror or err)),
-            mend="choose another with --port (0 takes a free one) or --host, or end the other program",
+            mend="give another with --port (0 takes a free one) or --host, or end the other program",
         ) from err
     return listener
 

@@ -52,6 +52,7 @@ from typing import Any, Literal
 
 from compress.artifact import Signature
 from compress.errors import HookError, SignatureError
+from serve.hooks.labelled import MEND, label_lists, mislabelled
 from serve.hooks.module import Guarded, Source, import_module, read_source
 from serve.hooks.packed.values import Array, Hook, named, to_array
 from serve.hooks.types import HookTensor, of_annotation, of_spec, outputs_of
@@ -148,6 +149,8 @@ def load_hooks(path: Path, signature: Signature) -> Hooks:
         )
     preprocess = None if before is None else _preprocess(source, module, before, inputs)
     postprocess = None if after is None else _postprocess(source, module, after, outputs)
+    if postprocess is not None:
+        _check_labels(source, module, postprocess)
     front = preprocess.arguments if preprocess else inputs
     back = postprocess.results if postprocess else outputs
     passed = preprocess.passed if preprocess else ()
@@ -210,6 +213,19 @@ def _check_admit(source: Source, module: types.ModuleType, preprocess: Stage | N
     if {*_argument_names(source, "admit", hook)} != {item.name for item in preprocess.arguments}:
         names = ", ".join(f"{item.name}: list" for item in preprocess.arguments)
         raise source.error("admit", "it does not take what preprocess takes", f"write 'def admit({names}) -> None'")
+
+
+def _check_labels(source: Source, module: types.ModuleType, postprocess: Stage) -> None:
+    """Raises HookError where postprocess takes labels by the likeliest class, and there are fewer or more of them."""
+    dims = postprocess.arguments[0].dims
+    if not dims or dims[-1] < 1 or any(dim != 1 for dim in dims[:-1]):
+        return
+    for name, line in label_lists(source.tree).items():
+        labels = getattr(module, name, None)
+        argument = postprocess.arguments[0]
+        count = len(labels) if isinstance(labels, list | tuple) else dims[-1]
+        if why := mislabelled(name, count, argument.tensor or argument.name, dims[-1]):
+            raise source.error_at(source.constant_line(name) or line, why, MEND)
 
 
 def _made(

@@ -16,6 +16,8 @@ from serve.http.once import ask_once
 
 __all__ = ["config_of", "infer_content", "infer_file", "rollouts_of"]
 
+NO_SUCH_PATH = (400, 404, 405)
+
 
 def infer_file(url: str, model: str, path: Path, *, timeout_s: float = 30.0, key: str = "") -> dict[str, Any]:
     """Send a file to a gateway's /predict/{model}.
@@ -49,7 +51,27 @@ def infer_content(
 ) -> dict[str, Any]:
     """Send bytes to a gateway's /predict/{model}; otherwise as `infer_file`."""
     headers = {"Content-Type": content_type}
-    return _read(*_ask(url, "POST", f"/predict/{quote(model, safe='')}", content, headers, timeout_s, key), model)
+    status, body = _ask(url, "POST", f"/predict/{quote(model, safe='')}", content, headers, timeout_s, key)
+    if status in NO_SUCH_PATH and _is_triton(url, body, timeout_s):
+        raise ServerError(
+            f"can't ask {url} for {model!r}",
+            why="that is Triton's own port, where no files are taken",
+            mend="name the gateway with --url: `serve up` shows its address (http://127.0.0.1:8080 by default)",
+        )
+    return _read(status, body, model)
+
+
+def _is_triton(url: str, body: bytes, timeout_s: float) -> bool:
+    """Whether a Triton answered by itself: a gateway says why, passes /v2 on, and knows /rollouts."""
+    if b'"why"' in body or b'"mend"' in body:
+        return False
+    try:
+        status, told = _ask(url, "GET", "/v2", b"", {}, timeout_s, "")
+        if status != 200 or json.loads(told)["name"] != "triton":
+            return False
+        return _ask(url, "GET", "/rollouts", b"", {}, timeout_s, "")[0] in NO_SUCH_PATH
+    except (ServerError, ValueError, KeyError, TypeError):
+        return False
 
 
 def config_of(

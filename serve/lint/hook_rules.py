@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from serve.hooks.labelled import MEND, label_lists, length_of, mislabelled
 from serve.lint.finding import Findings, error
 from serve.lint.hook_stages import STAGES, stages_of, tensors_of_hooks, usable
 from serve.lint.model import Model
@@ -45,6 +47,7 @@ def hook_rules(model: Model) -> Findings:
             if isinstance(node, ast.ImportFrom) and node.level:
                 what = f"{version}/hooks.py, line {node.lineno}: a relative import, and it is part of no package"
                 yield error(model.name, what, "import the module by its name")
+        yield from _labels(model, version, tree, stages.get("postprocess", {}))
         bound = dict(_bound(tree.body))
         anything = any(map(_binds_anything, ast.walk(tree)))
         for stage, spec in stages.items():
@@ -55,6 +58,20 @@ def hook_rules(model: Model) -> Findings:
             elif why := _unfit(bound[stage], list(spec["arguments"]), yields=bool(spec.get("streams"))):
                 what = f"{stage} in {version}/hooks.py {why}: no request is answered"
                 yield error(model.name, what, "write it as it was packed, or pack it again")
+
+
+def _labels(model: Model, version: int, tree: ast.Module, stage: Mapping[str, Any]) -> Findings:
+    """Labels that are fewer or more than the classes, where the scores are an input of this model."""
+    if len(arguments := list(stage.get("arguments", {}))) != 1:
+        return
+    tensor = stage.get("tensors", {}).get(arguments[0], arguments[0])
+    dims = next((list(each.dims) for each in model.config.input if each.name in (tensor, arguments[0])), [])
+    if not dims or dims[-1] < 1 or any(dim not in (1, -1) for dim in dims[:-1]):
+        return
+    for name, line in label_lists(tree).items():
+        length = length_of(tree, name)
+        if length is not None and (why := mislabelled(name, length, arguments[0], dims[-1])):
+            yield error(model.name, f"{version}/hooks.py, line {line}: {why}", f"{MEND}, and pack it again")
 
 
 def _binds_anything(node: ast.AST) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from compress.artifact import Artifact, Signature, sha256_of
 from compress.errors import RepositoryError
 from compress.vetting.archive import Archive, ArchiveError
+from compress.vetting.magic import EXPORTED, kind_in_words
 from compress.vetting.onnx_wire import OnnxFileError, vet_onnx
 from serve.pack.onnx_model import artifact_of_onnx
 
@@ -37,6 +38,8 @@ def load_source(path: Path, signature: Signature | None = None) -> Artifact:
         )
     if path.suffix == ".onnx":
         return artifact_of_onnx(path)
+    if path.is_file():
+        raise _no_artifact(path)
     artifact = Artifact.load(path)
     if artifact.format == "onnx":
         try:
@@ -45,6 +48,16 @@ def load_source(path: Path, signature: Signature | None = None) -> Artifact:
             mend = "export it again with compress, from a model that you know"
             raise RepositoryError(f"won't serve {artifact.model_path}", why=str(err), mend=mend) from err
     return artifact
+
+
+def _no_artifact(path: Path) -> RepositoryError:
+    """For a file that is none to be served: what it is, and what makes an artifact of it."""
+    kind = kind_in_words(path)
+    mend = "name an artifact's folder, or an .onnx, .plan, .engine, .pt or .pt2 file"
+    if kind in EXPORTED:
+        mend = f"make an artifact of it: compress export {path} --output FOLDER, then serve pack FOLDER"
+    why = f"it is {kind}" if kind else "it is a file"
+    return RepositoryError(f"can't serve {path}", why=f"{why}, and an artifact is a folder", mend=mend)
 
 
 def _given(path: Path, signature: Signature | None) -> Artifact:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from compress.errors import ServerError
 
-__all__ = ["claimed", "is_claimed"]
+__all__ = ["claimed", "served_by"]
 
 BOOT, PIDS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 LONGEST = 256
 
 
 @contextmanager
-def claimed(repository: Path) -> Iterator[None]:
+def claimed(repository: Path, at: str = "") -> Iterator[None]:
     """Be the one of this user's processes that serves this repository; it ends with the process.
 
     A repository may be on a disk that nobody may write to, and others may read it, so the lock is elsewhere: a file in
@@ -29,39 +29,46 @@ def claimed(repository: Path) -> Iterator[None]:
     they are: two processes that can write to different ones, or to one that is full by now, still meet in another.
     Without any, nobody is kept from serving twice.
 
+    Args:
+        repository: the folder.
+        at: the URL that it is served at, told whoever comes second; "" where it is not known yet.
+
     Raises:
         ServerError: another process serves it.
     """
     try:
-        told = repository.stat()
-        boot = BOOT.read_text().strip()  # of a home that several machines share, each has its own
+        name = _name(repository)
     except OSError:  # whoever reads the repository says so
         yield
         return
-    name = _name(told, boot)
     with contextlib.ExitStack() as held:
         for folder in _usable():  # in one order, and nobody waits: of two that begin together, one goes on
             with contextlib.suppress(OSError):  # full, or without locks
-                held.callback(_take(repository, folder / name).close)
+                held.callback(_take(repository, folder / name, at).close)
         yield
 
 
-def is_claimed(repository: Path) -> bool:
-    """Whether a process of this user's serves this repository, as far as can be seen."""
+def served_by(repository: Path) -> str:
+    """Which process of this user's serves a repository, in words; "" where none does, or that can't be told."""
     try:
-        name = _name(repository.stat(), BOOT.read_text().strip())
+        name = _name(repository)
+        for folder in filter(Path.is_dir, _candidates()):
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return _holder(os.read(descriptor, LONGEST))
+                finally:
+                    os.close(descriptor)
     except OSError:
-        return False
-    for folder in _usable():
-        with contextlib.suppress(FileNotFoundError), (folder / name).open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return True
-    return False
+        pass
+    return ""
 
 
-def _name(told: os.stat_result, boot: str) -> str:
+def _name(repository: Path) -> str:
+    told = repository.stat()
+    boot = BOOT.read_text().strip()  # of a home that several machines share, each has its own
     return f"{boot}-{told.st_dev:x}-{told.st_ino:x}"
 
 
@@ -98,7 +105,7 @@ class _Taken:
         os.close(self._descriptor)
 
 
-def _take(repository: Path, path: Path) -> _Taken:
+def _take(repository: Path, path: Path, at: str) -> _Taken:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
@@ -106,7 +113,7 @@ def _take(repository: Path, path: Path) -> _Taken:
             if path.stat().st_ino == os.fstat(descriptor).st_ino:
                 with contextlib.suppress(OSError):  # it holds without a word of whose it is, as on a full disk
                     os.ftruncate(descriptor, 0)
-                    os.write(descriptor, f"{os.getpid()} {PIDS.readlink()}".encode())
+                    os.write(descriptor, f"{os.getpid()} {PIDS.readlink()} {at}".strip().encode()[:LONGEST])
                 return _Taken(path, descriptor)
         except BlockingIOError as err:
             holder = _holder(os.read(descriptor, LONGEST))
@@ -125,7 +132,9 @@ def _take(repository: Path, path: Path) -> _Taken:
 
 
 def _holder(told: bytes) -> str:
-    pid, _, namespace = told.decode("utf-8", "replace").partition(" ")
+    pid, namespace, at = (*told.decode("utf-8", "replace").split(maxsplit=2), "", "", "")[:3]
     if not pid.isdecimal():  # it is about to say so
         return "another process"
-    return f"the process {pid}" if namespace == str(PIDS.readlink()) else "a process of another container"
+    if namespace != str(PIDS.readlink()):
+        return "a process of another container"
+    return f"the process {pid}" + (f" (at {at})" if at.isprintable() and at else "")

@@ -75,6 +75,15 @@ def test_predict_a_file(gateway: str, tmp_path: Path) -> None:
         infer_file(f"http://{gateway}", "tiny", small)
 
 
+def test_triton_s_own_port_is_told_from_a_gateway(triton: str, tmp_path: Path) -> None:
+    file = tmp_path / "small.png"
+    file.write_bytes(b"x")
+    with pytest.raises(ServerError) as caught:
+        infer_file(f"http://{triton.removeprefix('http://')}", "files", file)
+    assert caught.value.why == "that is Triton's own port, where no files are taken"
+    assert "--url" in caught.value.mend
+
+
 @pytest.mark.parametrize(
     ("model", "media", "body", "status", "says"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,9 +13,12 @@ from typing import Any
 import pytest
 
 from serve.gateway.oip.metadata import ModelMetadata
+from serve.gateway.settings import Settings
 from serve.pack.write import PackOptions, pack
 from serve.triton.launch import TritonServer
+from tests.gateway_models import fetch
 from tests.integration.test_triton import FREE, get, infer, refusal
+from tests.serve_http import gateway_thread
 from tests.serve_models import HOOKS, hook_file, tiny_artifact
 
 pytestmark = pytest.mark.integration
@@ -110,6 +114,18 @@ def test_a_failing_request_of_a_batch_fails_alone(server: TritonServer, model: s
     assert "hooks.py preprocess: ValueError: could not convert string to float: 'two' (line 19)" in answers[2][1]
     assert answers[3][0] == 500
     assert "hooks.py postprocess: RuntimeError: too large (line 24)" in answers[3][1]
+
+
+def test_what_a_postprocess_raises_is_not_laid_to_the_request(server: TritonServer) -> None:
+    with gateway_thread(Settings(upstream=(f"http://{server.http_address}",), port=0)) as url:
+        for text, code, mend in (
+            ("200,0,0,0", 500, "the request is not at fault"),
+            ("two", 400, "compare the request"),
+        ):
+            status, answer = fetch(
+                f"{url}/predict/batchwise", json.dumps({"text": text}).encode(), content_type="application/json"
+            )
+            assert (status, answer["mend"].startswith(mend)) == (code, True), answer
 
 
 def test_a_pipeline_answers_as_the_ensemble_does(server: TritonServer) -> None:

@@ -50,6 +50,7 @@ from serve.http.client import Response as UpstreamResponse
 
 __all__ = ["ANSWERS", "BODY", "LONG_ANSWER", "is_json", "message_asked", "predict_router"]
 
+IN_POSTPROCESS = "hooks.py postprocess: "  # as serve.hooks.packed.values tells of it
 JSON = "application/json"
 LONG_ANSWER = 256 * 1024  # of tensors, raw, which takes about a millisecond to write as JSON
 TAKES = "application/json, multipart/form-data with one file, image/*, or application/octet-stream"
@@ -251,10 +252,14 @@ async def _plain(
 ) -> Response:
     if answer.status != 200:
         upstream.forget(metadata.name)
+        why = triton_error(answer)
+        mend = f"compare the request with GET /v2/models/{metadata.name}/example"
+        if answer.status == 500 and IN_POSTPROCESS in why:  # the network had answered: it took the request
+            mend = "the request is not at fault: mend that line of the model's hooks, and pack it again"
         raise GatewayError(
             f"the model {metadata.name!r} gave no answer",
-            why=triton_error(answer),
-            mend=f"compare the request with GET /v2/models/{metadata.name}/example",
+            why=why,
+            mend=mend,
             status=answer.status if 400 <= answer.status < 600 else 502,
         )
     length = answer.header(BINARY_HEADER)

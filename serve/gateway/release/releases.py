@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ __all__ = ["Releases"]
 LOOK_S = 0.5
 SAVE_S = 2.0
 PATIENCE_S = 2.0
+MOST_NAMED = 8  # models in a message
 MOST_STEPS = 64  # of an ensemble, that are looked at
 NOTHING = "no other version is there to go back to, or the model can't be asked"
 UNKNOWN = "a model under release is answered by whatever Triton serves under its name, until its rollout can be read"
@@ -42,6 +44,7 @@ UNWRITTEN = (
 )
 ENDED = "it is aborted already, which will be written down"
 LOST = "the baseline {} is no longer served: pack with --serve-latest 2, so that Triton keeps both versions"
+NOT_LOADED = "{0} is not loaded yet: serve models load {0.model} (of a server with --model-control; else start it anew)"
 
 logger = logging.getLogger(__name__)
 
@@ -322,6 +325,13 @@ class Releases:
             return
         lost = await self._is_lost(release)
         why, for_good = (LOST.format(release.baseline), True) if lost else await self._unready(release)
+        asks = why and why != row.why and not for_good and row.wish is None  # once, not at each look
+        if asks and (there := await self._missing(release.candidate)):
+            why = f"no model is called {release.candidate.model}"
+            # The names are for the operator: who may see how far a rollout is need not learn of other models.
+            release.events.append(Event("refused", f"{why} in the model repository; {there}"))
+            await self._save(row, release, why)
+            return
         if row.wish == "abort":
             release.events[:] = [Event("aborted", ASKED)]  # also where it could not be written before
         elif not why:
@@ -350,6 +360,16 @@ class Releases:
             return ""
         release.knows(known)
         return misfit(release.plan.agree, known, self._functions)
+
+    async def _missing(self, candidate: Target) -> str:
+        """Which models there are, where no Triton's repository has the candidate; "" where one has, or nobody knows."""
+        known = await self._upstream.known(PATIENCE_S)
+        if not known or candidate.model in known:
+            return ""
+        close = get_close_matches(candidate.model, sorted(known), n=MOST_NAMED)
+        names = [*close, *sorted(known - {*close})][:MOST_NAMED]
+        more = f" and {len(known) - len(names)} more" if len(known) > len(names) else ""
+        return f"name one that is there ({', '.join(names)}{more}), or pack it first"
 
     async def _is_lost(self, release: Release) -> bool:
         """Whether the baseline is gone: an answer has said so, which may be a model's own words, and a Triton does."""
@@ -383,7 +403,7 @@ class Releases:
             except ExchangeError as err:
                 return f"{node.address} can't be asked: {err}", False
             if answer.status != 200:
-                return f"{target} is not loaded yet", True
+                return NOT_LOADED.format(target), True
         return "", False
 
     async def _steps(self, target: Target) -> set[Target]:

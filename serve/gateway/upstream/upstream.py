@@ -274,6 +274,19 @@ class Upstream:
         found: dict[str, ModelInfo | None] = {**self.resting(), **dict.fromkeys(await self.loaded())}
         return dict(sorted(found.items()))
 
+    async def known(self, patience_s: float) -> set[str] | None:
+        """Names in the repository of any Triton, loaded or not; None where one does not tell."""
+        found: set[str] = set()
+        for node in self.balancer.nodes:
+            try:
+                answer = await node.control.request(b"POST", INDEX.encode(), (), b"{}", timeout_s=patience_s)
+                if answer.status != 200:  # 403: it belongs to whoever runs the Triton
+                    return None
+                found |= {str(row["name"]) for row in orjson.loads(answer.body)}
+            except (ExchangeError, ValueError, KeyError, TypeError):
+                return None
+        return found
+
     async def index(self) -> list[tuple[str, str]]:
         """Name and state of each model (and version); none where Triton does not tell."""
         try:

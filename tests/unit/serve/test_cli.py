@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
+import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +52,34 @@ def main_ok(words: list[Any]) -> None:
     assert not caught.value.code
 
 
+def checkpoint(folder: Path) -> Path:
+    path = folder / "weights.pth"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("weights/data.pkl", b"\x80\x02}.")
+    return path
+
+
 def broken_artifact(folder: Path) -> list[Any]:
     words = pack(folder)
     (folder / "artifact" / "model.onnx").write_bytes(b"changed")
     return words
 
 
+def served_already(folder: Path, port: int) -> list[Any]:
+    repository = packed(folder)
+    HELD.enter_context(claimed(repository))
+    return ["up", repository, "--port", port]
+
+
+HELD = ExitStack()
 MISTAKES: dict[str, tuple[Callable[[Path, int], list[Any]], str]] = {
     "no artifact": (lambda f, _: ["pack", f, "--repository", f / "m", "--name", "x"], "no artifact.json"),
+    "a checkpoint": (
+        lambda f, _: ["pack", checkpoint(f), "--repository", f / "m", "--name", "x"], "compress export",
+    ),
+    "data for a model": (
+        lambda f, _: ["pack", hooks(f, "{}"), "--repository", f / "m", "--name", "x"], "it is JSON",
+    ),
     "a changed model": (lambda f, _: broken_artifact(f), "sha256 differs"),
     "a name that Triton can't serve": (lambda f, _: pack(f, name="a b"), "a b"),
     "hooks that raise at import": (lambda f, _: pack(f, "--hooks", hooks(f, "x = 1\nraise OSError('no disk')\n")), "no disk"),
@@ -66,8 +89,10 @@ MISTAKES: dict[str, tuple[Callable[[Path, int], list[Any]], str]] = {
     "no instances": (lambda f, _: pack(f, "--instances", "0"), "must be 1 or more"),
     "no repository": (lambda f, _: ["up", f / "nothing"], "no such folder"),
     "no repository, and the port in use": (lambda f, port: ["up", f / "nothing", "--port", port], "no such folder"),
+    "a repository that is served, and the port in use": (served_already, "serves it already"),
+    "the gateway's port in use, and which flag": (lambda f, port: ["up", packed(f), "--port", port], "with --port"),
     "a repository without models": (lambda f, _: ["up", f], "no model"),
-    "the gateway's port in use": (lambda f, port: ["up", packed(f), "--port", port], "choose another with --port"),
+    "the gateway's port in use": (lambda f, port: ["up", packed(f), "--port", port], "another program listens there"),
     "Triton's port in use": (
         lambda f, port: ["up", packed(f), "--port", "0", "--triton-http-port", port], "--triton-http-port",
     ),
@@ -88,10 +113,12 @@ def test_a_mistake_is_told_in_three_lines_with_exit_code_2(
     words, says = MISTAKES[mistake]
     arguments = [str(word) for word in words(tmp_path, taken_port)]
     capsys.readouterr()
-    with pytest.raises(SystemExit) as caught:
+    with HELD, pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
+    printed, told = capsys.readouterr()
+    assert "starting Triton" not in printed, "nothing is started before it is refused"
+    lines = told.strip().splitlines()
     assert [line.strip().partition(" ")[0] for line in lines] == ["error:", "why:", "mend:"]
     assert says in "\n".join(lines)
 
@@ -109,17 +136,21 @@ def test_a_failed_pack_leaves_the_repository_as_it_was(tmp_path: Path) -> None:
 
 
 def test_pack_says_what_it_wrote_and_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    repository = packed(tmp_path)
+    packed(tmp_path)
     text = capsys.readouterr().out
     assert "tiny takes x FP32[4]" in text
     assert "tiny gives logits FP32[3]" in text
-    assert "serve it with: serve up" in text
+    assert "serve up" in text
 
-    with claimed(repository):
-        packed(tmp_path)
+
+def test_pack_into_what_is_served_says_what_loads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second `serve up` would be refused."""
+    with claimed(packed(tmp_path), "http://127.0.0.1:8080"):
+        capsys.readouterr()
+        main_ok(pack(tmp_path, name="next"))
     text = capsys.readouterr().out
-    assert "it is served already" in text
-    assert "serve models load tiny" in text
+    assert f"the process {os.getpid()} (at http://127.0.0.1:8080) serves the repository already" in text
+    assert "serve models load next" in text
     assert "serve it with" not in text
 
 

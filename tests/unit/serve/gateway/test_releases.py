@@ -67,11 +67,15 @@ class FakeTriton:
     whole: bool = False
     echoes: bool = False
     expires: set[str] = field(default_factory=set)
+    index: list[dict[str, str]] | None = None
     asked: Counter[str] = field(default_factory=Counter)
 
     async def __call__(self, request: Received, writer: asyncio.StreamWriter) -> None:
         parts = request.target.strip("/").split("/")
         model, rest = parts[2], parts[3:]
+        if parts[1:] == ["repository", "index"] and self.index is not None:
+            writer.write(answer(json.dumps(self.index).encode(), "200 OK", "content-type: application/json"))
+            return
         if rest[:1] == ["versions"]:
             model, rest = f"{model}/{rest[1]}", rest[2:]
         if rest == ["infer"] and model in self.dies:
@@ -191,10 +195,37 @@ async def test_what_is_served_stays_until_the_candidate_is_loaded(tmp_path: Path
         w.store.start("m", Target("m", "2"), FAST)
         row = await w.until(lambda row: row.baseline is not None)
         assert (row.state, row.baseline) == ("waiting", Target("m", "1"))
-        assert row.why == "m/2 is not loaded yet"
+        assert row.why.startswith("m/2 is not loaded yet: serve models load m ")
         assert await w.served(5) == {"m/1": 5}
         w.triton.missing.clear()
         await w.until(lambda row: row.state == "running")
+
+
+@pytest.mark.parametrize("baseline", [None, Target("m")], ids=["by default", "named"])
+@in_loop
+async def test_a_candidate_that_is_nowhere_is_refused_with_the_names_there_are(
+    tmp_path: Path, baseline: Target | None
+) -> None:
+    """A typing error: it was waited for without end. The names are told the operator, and nobody at /rollouts."""
+    index = [{"name": name} for name in ("m", "another", "m_next")]
+    async with world(tmp_path, FakeTriton(missing={"m_nxt"}, index=index)) as w:
+        w.store.start("m", Target("m_nxt"), FAST, baseline)
+        row = await w.until(ended)
+        assert (row.state, row.why) == ("aborted", "no model is called m_nxt")
+        last = w.store.events(row.id)[-1]
+        assert last.kind == "refused"
+        assert last.why.endswith("; name one that is there (m_next, another, m), or pack it first")
+        assert "m_next" not in json.dumps(await w.shown())
+        assert await w.served(3) == {"m": 3}
+
+
+@in_loop
+async def test_a_candidate_that_is_there_and_not_loaded_is_waited_for(tmp_path: Path) -> None:
+    async with world(tmp_path, FakeTriton(missing={"m_next"}, index=[{"name": "m"}, {"name": "m_next"}])) as w:
+        w.store.start("m", Target("m_next"), FAST)
+        row = await w.until(lambda row: row.baseline is not None)
+        assert row.state == "waiting"
+        assert "serve models load m_next" in row.why
 
 
 @in_loop

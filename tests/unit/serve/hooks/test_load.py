@@ -314,3 +314,32 @@ def test_what_admits_a_request_takes_what_preprocess_takes(tmp_path: Path, text:
 def test_an_example_that_is_not_admitted_is_told(tmp_path: Path) -> None:
     text = HOOKS + "\ndef admit(text):\n    raise ValueError('too much')\n"
     assert "too much" in refusal(tmp_path, text).why
+
+
+LABELLED = """\
+from typing import NamedTuple
+import numpy as np
+LABELS = {labels}
+class Answer(NamedTuple):
+    label: str
+def postprocess(logits: np.ndarray) -> Answer:
+    return Answer(LABELS[{index}])
+"""
+
+
+@pytest.mark.parametrize("labels", ["['a', 'b']", "['a', 'b', 'c', 'd']", "[str(number) for number in range(2)]"])
+def test_labels_are_as_many_as_the_classes(labels: str, tmp_path: Path) -> None:
+    """With fewer each request of a later class failed with IndexError; with more the names are of another network."""
+    text = LABELLED.format(labels=labels, index="int(logits.argmax())")
+    err = refusal(tmp_path, text)
+    assert "hooks.py:3" in err.what
+    assert err.why.endswith("labels, and the network's logits has 3 classes")
+
+
+@pytest.mark.parametrize(
+    ("labels", "index"),
+    [("['a', 'b', 'c']", "int(logits.argmax())"), ("['a', 'b', 'c', 'd']", "int(logits.argmax()) + 1"),
+     ("['a', 'b']", "int(logits[1:].argmax())")],
+)  # fmt: skip
+def test_labels_that_may_be_meant_so_are_taken(labels: str, index: str, tmp_path: Path) -> None:
+    assert load(tmp_path, LABELLED.format(labels=labels, index=index)).postprocess is not None

@@ -218,3 +218,26 @@ def test_a_container_is_told_that_its_openvino_fills_batches_up(tmp_path: Path) 
     assert lint(models) == []
     (told,) = lint(models, container=True)
     assert (told.severity, "fills every batch up to max_batch_size, 8" in told.what) == ("warning", True)
+
+
+LABELLED = """\
+from typing import NamedTuple
+import numpy as np
+LABELS = ["a", "b", "c"]
+class Answer(NamedTuple):
+    label: str
+def postprocess(logits: np.ndarray) -> Answer:
+    return Answer(LABELS[int(logits.argmax())])
+"""
+
+
+def test_labels_that_are_fewer_than_the_classes_are_an_error(tmp_path: Path) -> None:
+    """Each request of a later class failed with IndexError."""
+    hooks = hook_file(tmp_path / "hooks", LABELLED)
+    pack(tiny_artifact(tmp_path / "tiny"), repository=tmp_path / "models", name="tiny", hooks=hooks)
+    (packed,) = (tmp_path / "models").rglob("hooks.py")
+    assert not [each for each in lint(tmp_path / "models") if "labels" in each.what]
+    packed.write_text(packed.read_text().replace(', "c"', ""))
+    (found,) = [each for each in lint(tmp_path / "models") if "classes" in each.what]
+    assert found.severity == "error"
+    assert found.what == "1/hooks.py, line 7: LABELS has 2 labels, and the network's logits has 3 classes"

@@ -60,8 +60,24 @@ def test_the_table_shows_the_share_of_slow_answers_that_is_allowed(
         "375",
         "4.000%",
         "0.000%",
-        "+0.05",
+        "5% more",
     ]
+
+
+def test_a_step_without_traffic_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept(tmp_path / "s.db", "running", Analysis(Plan(), 0.1))
+    found = told(capsys, "status", "--state", str(tmp_path / "s.db"))
+    assert "no traffic: this step takes some 600 requests that both models answered, and 1 more step after it" in found
+
+
+def test_a_step_with_traffic_says_how_long_it_takes_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    analysis = Analysis(Plan(), 0.1)
+    for _ in range(200):
+        analysis.baseline(Outcome(False, 0.01))
+        analysis.candidate(Outcome(False, 0.01))
+    kept(tmp_path / "s.db", "running", analysis)  # 3 s of at least 30
+    found = told(capsys, "status", "--state", str(tmp_path / "s.db"))
+    assert "at the rate so far this step takes some 27 s more, and 1 more step after it" in found
 
 
 def test_a_rollback_for_other_answers_says_what_to_do_where_they_are_meant() -> None:

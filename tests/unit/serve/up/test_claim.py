@@ -15,7 +15,7 @@ import pytest
 
 from compress.errors import ServerError
 from serve.up import claim
-from serve.up.claim import claimed, is_claimed
+from serve.up.claim import claimed, served_by
 
 
 @pytest.fixture
@@ -42,6 +42,13 @@ def test_one_process_serves_a_repository_and_the_next_is_told_which(repository: 
     with claimed(repository):
         pass
     assert not [*(tmp_path / "cache").iterdir()]
+
+
+def test_who_comes_second_learns_where_it_is_served(repository: Path) -> None:
+    with claimed(repository, "http://127.0.0.1:8080"):
+        with pytest.raises(ServerError) as caught, claimed(repository):
+            pass
+        assert caught.value.why == f"the process {os.getpid()} (at http://127.0.0.1:8080) serves it already"
 
 
 def test_what_a_killed_process_left_keeps_nobody_out(repository: Path, tmp_path: Path) -> None:
@@ -118,9 +125,9 @@ def test_on_a_full_disk_the_lock_holds_without_a_word(repository: Path, monkeypa
 
 
 def test_whether_somebody_serves_it_can_be_asked_without_being_in_the_way(repository: Path) -> None:
-    assert not is_claimed(repository)
-    with claimed(repository):
-        assert is_claimed(repository)
-        assert not is_claimed(repository.parent)
-    assert not is_claimed(repository)
-    assert not is_claimed(repository / "missing")
+    assert not served_by(repository)
+    with claimed(repository, "http://127.0.0.1:8080"):
+        assert served_by(repository) == f"the process {os.getpid()} (at http://127.0.0.1:8080)"
+        assert not served_by(repository.parent)
+    assert not served_by(repository)
+    assert not served_by(repository / "missing")
