@@ -6,9 +6,11 @@ import importlib.util
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -60,11 +62,14 @@ def nothing_is_left() -> None:
 
 
 def test_each_node_sends_a_part_of_one_schedule(cluster: Running, server: Scripted) -> None:
+    begun = time.time()
     with workers_on_ray(options(cluster, server)) as given:
         assert len(set(given.worker)) == 3
         assert len(workers()) == 3
         for each in workers():
             assert not any(given.token in word for word in (*each.cmdline(), *each.environ().values()))
+        keys = Path(tempfile.gettempdir()).glob("serve-load-*/key.pem")  # Ray's kill would leave them
+        assert not [key for key in keys if key.stat().st_mtime >= begun]
         result = run_load(given)
         again = run_load(given)
     for each in (result, again):
@@ -78,6 +83,7 @@ def test_each_node_sends_a_part_of_one_schedule(cluster: Running, server: Script
 def test_it_is_told_who_can_have_no_worker(cluster: Running, server: Scripted) -> None:
     for wrong, what in (
         ({"ray_workers": 4}, "each takes a core: 4 of 3"),
+        ({"ray": "", "ray_workers": 2}, "no cluster"),
         ({"worker": ("127.0.0.1:1",)}, "--worker and --ray"),
         ({"ray": "127.0.0.1:1"}, "refused"),
     ):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,6 +43,12 @@ def workers_on_ray(options: LoadOptions) -> Iterator[LoadOptions]:
         MissingExtraError: Ray, or what makes certificates, is not installed.
     """
     if not options.ray:
+        if options.ray_workers:
+            raise ServerError(
+                "can't send from the nodes of a cluster",
+                why="--ray-workers is given, and no cluster",
+                mend="give --ray HOST:PORT, or leave --ray-workers out (--processes sends from this machine)",
+            )
         yield options
         return
     if options.worker:
@@ -147,9 +154,15 @@ def main() -> None:
             path.write_text(given[kind])
             files.append(path)
         threading.Thread(target=follow, daemon=True).start()
+
+        def tell(text: str) -> None:
+            if LISTENS in text:  # they have been read; Ray's kill would leave them here
+                shutil.rmtree(name, ignore_errors=True)
+            print(text, flush=True)
+
         listen(
             given["host"], 0, token=given["token"], allow_remote=given["allow_remote"], tls=(files[0], files[1]),
-            on_event=lambda text: print(text, flush=True),
+            on_event=tell,
         )  # fmt: skip
 
 
