@@ -46,6 +46,7 @@ ALLOWED = {
     "triton/launch.py": OWN,
     "up/claim.py": PROC,
     "triton/leftovers.py": PROC,
+    "triton/memory.py": PROC,
     "triton/on_demand.py": PROC,
     "triton/private.py": PROC,
     "triton/processes.py": PROC,
