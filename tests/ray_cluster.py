@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[1]
 STORE = 80_000_000  # bytes, about the least that Ray takes
 # Ray starts its workers at a low priority, where a machine with other work to do hardly gets to them.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1", "RAY_worker_niceness": "0"}
+# There, a raylet that does not answer in 10 s is taken for dead, and ends; one that has ended refuses at once.
+QUIET |= {"RAY_health_check_timeout_ms": "60000"}
 
 
 class Running:

@@ -79,6 +79,6 @@ def pasted_beside(first: Path, second: Path, folder: Path, *, ready: str) -> sub
         exit $code
     """
     return subprocess.run(
-        [*ALONE, "bash", "-c", lines], cwd=folder, capture_output=True, text=True, timeout=900, check=False,
+        [*ALONE, "bash", "-c", lines], cwd=folder, capture_output=True, text=True, timeout=3600, check=False,
         env=environ(),
     )  # fmt: skip

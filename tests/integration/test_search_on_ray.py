@@ -29,6 +29,7 @@ from compress.options import SensitivityOptions
 from tests.ray_cluster import Running, ray_cluster
 
 pytestmark = [
+    pytest.mark.timeout(1200),  # a machine may have other work to do
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: the extra `ray`"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
