@@ -131,7 +131,9 @@ def test_tritons_own_account_says_where_the_time_went(triton: str, gateway: str)
 def test_over_grpc_the_same_answers_come_in_the_same_number(
     grpc: str, triton: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_side, "TIMEOUT_S", 60.0)  # a machine with other work to do tells late, and that's not all
+    monkeypatch.setattr(
+        server_side, "TIMEOUT_S", 60.0
+    )  # a machine with other work to do tells late, and that's not all
     before = successes(triton, "tiny")
     for rate in ("", "100"):
         result = run_load(LoadOptions("tiny", grpc, rate=rate, concurrency=4, duration=0.5, warmup=0.2, expect="same"))
