@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -19,7 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
+ON_RAY = [
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: the extra `ray`"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+"""Marks of tests on it."""
 ROOT = Path(__file__).parents[1]
 STORE = 80_000_000  # bytes, about the least that Ray takes
 # Ray starts its workers at a low priority, where a machine with other work to do hardly gets to them.

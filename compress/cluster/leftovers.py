@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from compress.data.dataset import SCRATCH
 from compress.vetting.scratch import sweep
 
 __all__ = ["RAY", "tidy"]
 
-ALL = "compress-"  # what is made of data is named so, too
-RAY = f"{ALL}ray-"
+RAY = f"{SCRATCH}ray-"
 
 
 def tidy() -> None:
     """On a node, remove those whose owner is gone; who is at work holds the lock of its own."""
-    sweep(ALL)
+    sweep(SCRATCH)  # what is made of data among them

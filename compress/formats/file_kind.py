@@ -8,7 +8,7 @@ from pathlib import Path
 from compress.errors import CheckpointError, first_line
 from compress.formats.hub.folder import is_hub_folder, named_on_a_hub
 from compress.vetting.archive import Archive, ArchiveError
-from compress.vetting.magic import HEAD, looks_like
+from compress.vetting.magic import ARRAYS, HEAD, looks_like
 
 __all__ = ["FileKind", "file_kind"]
 
@@ -89,7 +89,7 @@ def _kind_of_zip(path: Path) -> FileKind:
     if names and all(name.endswith(".npy") for name in names):
         raise CheckpointError(
             f"can't read {path} as a PyTorch model",
-            why="it looks like arrays (.npz), which are data and no model",
+            why=f"it looks like {ARRAYS}",
             mend=DATA_MEND,
         )
     raise CheckpointError(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compress.vetting.archive import Archive, ArchiveError
 
-__all__ = ["EXPORTED", "HEAD", "kind_in_words", "looks_like"]
+__all__ = ["ARRAYS", "EXPORTED", "HEAD", "kind_in_words", "looks_like"]
 
 MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
@@ -25,6 +25,7 @@ MAGIC: tuple[tuple[bytes, str], ...] = (
 TAR, TAR_AT = b"ustar", 257
 HEAD = TAR_AT + len(TAR)
 ONNX, TORCH, SAFETENSORS = "an ONNX file", "a file of PyTorch", "a safetensors file"
+ARRAYS = "arrays (.npz), which are data and no model"
 NOTHING = "nothing that torch.save writes"
 EXPORTED = (ONNX, TORCH, SAFETENSORS)
 """What `compress export` makes an artifact of."""
@@ -52,7 +53,7 @@ def kind_in_words(path: Path) -> str:
         return ""
     if names:
         arrays = all(name.endswith(".npy") for name in names)
-        return "arrays (.npz), which are data and no model" if arrays else TORCH if "data.pkl" in names else ""
+        return ARRAYS if arrays else TORCH if "data.pkl" in names else ""
     if head[:1] == b"\x80":  # the opcode that opens every pickle of protocol 2 and later
         return TORCH
     if head[8:9] == b"{":

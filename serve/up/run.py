@@ -8,8 +8,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -133,26 +133,17 @@ def up(
             recover(repository)
             folders_of(repository)  # whether it is there comes first, then who serves it already, then the ports
             at = f"http{'s' * bool(settings.tls_certificate)}://{host}:{settings.port}" if settings.port else ""
-            with (
-                claimed(repository, at),
-                _free(settings, options, container=container),
-                serving(repository, options.public_key, trust_changes=changes) as served,
-            ):
-                check_models(repository, container=container, trust_changes=changes)
-                on_event(f"starting Triton on {repository} …")
-                serve(served, options, drain_s, ready, on_event)
+            with claimed(repository, at):
+                check_port(settings.host, settings.port)
+                if not container:
+                    claim_ports(options.ports)
+                with serving(repository, options.public_key, trust_changes=changes) as served:
+                    check_models(repository, container=container, trust_changes=changes)
+                    on_event(f"starting Triton on {repository} …")
+                    serve(served, options, drain_s, ready, on_event)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _free(settings: Settings, options: UpOptions, *, container: bool) -> Iterator[None]:
-    """Refuse ports that are taken before anything is checked or started."""
-    check_port(settings.host, settings.port)
-    if not container:
-        claim_ports(options.ports)
-    yield
 
 
 def _embedded(

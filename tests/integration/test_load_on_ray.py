@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import subprocess
 import sys
@@ -20,15 +19,10 @@ from serve.load.options import LoadOptions
 from serve.load.run import run_load
 from serve.load.send.on_ray import workers_on_ray
 from tests.load_servers import at_once, inferences, served
-from tests.ray_cluster import Running, ray_cluster
+from tests.ray_cluster import ON_RAY, Running, ray_cluster
 from tests.serve_http import Scripted
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: the extra `ray`"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = ON_RAY
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -26,15 +25,9 @@ from compress.errors import RecipeError, ResourceError, ServerError, ToolkitErro
 from compress.evaluate.search_result import SearchResult
 from compress.jobs.sensitivity import sensitivity
 from compress.options import SensitivityOptions
-from tests.ray_cluster import Running, ray_cluster
+from tests.ray_cluster import ON_RAY, Running, ray_cluster
 
-pytestmark = [
-    pytest.mark.timeout(1200),  # a machine may have other work to do
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: the extra `ray`"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = [pytest.mark.timeout(1200), *ON_RAY]  # a machine may have other work to do
 ASKED: dict[str, Any] = {
     "eval": "eval.npz", "finetune": "train.npz", "epochs": 3, "prune": (0.0, 0.4, 0.6), "int8": ("none", "dynamic"),
     "goal": "size", "max_drop": 100.0, "train_threads": 1,

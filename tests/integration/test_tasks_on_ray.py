@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -20,14 +19,9 @@ from compress.cluster.gpus import VISIBLE
 from compress.cluster.nodes import Needs
 from compress.errors import ResourceError
 from compress.jobs.on_ray import Task, needs_of, on_ray
-from tests.ray_cluster import Running, ray_cluster
+from tests.ray_cluster import ON_RAY, Running, ray_cluster
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: the extra `ray`"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = ON_RAY
 
 
 @pytest.fixture(scope="module")

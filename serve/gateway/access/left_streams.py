@@ -78,9 +78,8 @@ class LeftStreams:
         self._a_while_s = min(A_WHILE_S, timeout_s)
         self.stuck: Counter[Admission] = Counter()
         self._of: dict[Admission, _Left] = {}
-        self._many: dict[
-            Admission, float
-        ] = {}  # models that work on more at a time than they have instances: until when
+        # Models that work on more at a time than they have instances, and until when that is taken to be so.
+        self._many: dict[Admission, float] = {}
         self._first_s: dict[Admission, float] = {}
 
     def __iter__(self) -> Iterator[tuple[Admission, int]]:
