@@ -25,7 +25,8 @@ from serve.triton.memory import FOLDER
 __all__ = ["TritonHost"]
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-ENDS_S, LOOK_S = 30.0, 0.02  # a stub sleeps for a second before it sees that it is to end
+ENDS_S, LOOK_S = 30.0, 0.02
+IDLES_S = 3.0  # in which a stub ends that computes nothing: it sleeps for a second before it sees that it is to
 
 
 class TritonHost:
@@ -85,12 +86,12 @@ class TritonHost:
             self._given_up.add(model)
             self._triton.end_stubs(model, spared=older)
 
-    async def unload(self, model: str) -> None:
+    async def unload(self, model: str, *, patient: bool = False) -> None:
         pids = [stub.pid for stub in await asyncio.to_thread(self._triton.stubs) if stub.model == model]
         await self._tell("Unload", model, self.timeout_s)
-        until = time.monotonic() + ENDS_S
-        while any(map(_rss, pids)) and time.monotonic() < until:  # noqa: ASYNC110  another process sets no event
-            await asyncio.sleep(LOOK_S)
+        if not await _ended(pids, ENDS_S if patient else IDLES_S) and not patient:
+            await asyncio.to_thread(self._triton.end_stubs, model, ())
+            await _ended(pids, ENDS_S)
 
     async def used(self) -> Used:
         return await asyncio.to_thread(self.used_now)
@@ -104,7 +105,7 @@ class TritonHost:
         for stub in stubs:
             by_model[stub.model] = by_model.get(stub.model, 0) + _rss(stub.pid)
         others = set(members) - {stub.pid for stub in stubs}
-        return Used(sum(map(_rss, others)), by_model)
+        return Used(sum(_rss(pid) - _shared(pid) for pid in others), by_model)
 
     async def _tell(self, act: Literal["Load", "Unload"], model: str, timeout_s: float | None) -> None:
         if not self._triton.running:
@@ -147,6 +148,25 @@ async def _apart(work: Callable[[], object]) -> None:
 
     threading.Thread(target=run, name="check", daemon=True).start()
     await done
+
+
+async def _ended(pids: Collection[int], seconds: float) -> bool:
+    """Whether processes have ended, which is waited for."""
+    until = time.monotonic() + seconds
+    while any(map(_rss, pids)):
+        if time.monotonic() >= until:
+            return False
+        await asyncio.sleep(LOOK_S)
+    return True
+
+
+def _shared(pid: int) -> int:
+    """Of these, bytes of regions of shared memory: they are those of models, and count for the processes of these."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssShmem:")), 0)
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def _rss(pid: int) -> int:

@@ -43,6 +43,11 @@ class Known:
     idle_s: float = 0.0
     info: ModelInfo | None = None
 
+    def serves(self, version: str) -> bool:
+        """Whether a version is one that is loaded with it."""
+        info = self.info
+        return info is None or version in map(str, all_served(info.config, info.versions))
+
 
 def catalogue_of(repository: Path) -> dict[str, Known]:
     """The models of a repository that can be read; those of which a part can't be are left out.

@@ -23,7 +23,7 @@ from serve.gateway.on_demand.estimates import MIB, Estimates
 from serve.gateway.on_demand.host import Host, HostDownError
 from serve.gateway.on_demand.lease import Lease
 from serve.gateway.on_demand.loads import BACK_S, Failures, Load, LoadFailedError, LoadingError, Loads
-from serve.gateway.on_demand.resident import LATELY_S, TURN_S, Claim, Reason, Resident, held_by, victim_of
+from serve.gateway.on_demand.resident import LATELY_S, TURN_S, Claim, Reason, Resident, held_by, surplus_of, victim_of
 from serve.gateway.on_demand.turns import DRAIN_S, SPARED_S, Drain, State, Turns, drained_of
 from serve.gateway.on_demand.units import Units
 from serve.repository.read import ModelInfo
@@ -95,6 +95,7 @@ class Residency:
         self._asked: dict[str, dict[str, float]] = {}  # when each key has asked for each model last
         self._turns = Turns()
         self._short: list[Load] = []  # those that lack room
+        self._surplus: Drain | None = None  # what goes for the memory's sake, once it is through
         self._tasks: set[asyncio.Task[None]] = set()
         self.started()
 
@@ -139,6 +140,7 @@ class Residency:
         now = time.monotonic()
         self.resident = {name: Resident(name, now) for name in self.pins}
         self.draining.clear()
+        self._surplus = None
         self.units.started(part for name in self.pins for part in self.known[name].parts)
 
     async def changed(self, model: str, known: Mapping[str, Known]) -> bool:
@@ -156,7 +158,7 @@ class Residency:
             for name in there.keys() - known.keys():
                 del there[name]
                 self._asked.pop(name, None)
-                self.units.leave(self._only_of(name, ()))
+                self.units.leave(self._only_of(name, ()), patient=True)
         self.known = dict(known)
         self.pins &= known.keys()
         self.estimates.forget(model)
@@ -231,7 +233,7 @@ class Residency:
                 return
             kept = await self._make_room(load)
             load.began = began = time.monotonic()  # what it waited for is not the model's
-            await self.units.left()
+            await self.units.fit(self.budget)
             await self.units.bring(model, self.known)  # nothing is awaited from here on: Triton may die at any time
             now = time.monotonic()
             self.estimates.saw_seconds(model.name, now - began)
@@ -414,7 +416,7 @@ class Residency:
     def _least(self) -> int:
         """Bytes that stay, whatever goes: Triton's own, and what is pinned."""
         pinned = {part for name in self.pins for part in self.known[name].parts}
-        return self.units.used.own + sum(self.units.bytes_of(part, self.known) for part in pinned)
+        return self.units.own + sum(self.units.bytes_of(part, self.known) for part in pinned)
 
     def _too_large(self, load: Load, size: int) -> GatewayError:
         why = f"it takes about {size // MIB} MiB, of {(self.budget - self._least()) // MIB} MiB that models may have"
@@ -443,6 +445,31 @@ class Residency:
             residents, free = ([each for each in some if each is not victim] for some in (residents, free))
         self._go(going, model)
         return True
+
+    def _shed(self, now: float) -> None:
+        """Bring what is loaded under the budget: who has most loses first, in use or not."""
+        drain = self._surplus
+        if drain is not None and not any(self._is_in_use(each) for each in drain.residents):
+            self._go(drain.going, None)
+            drain = None
+        elif drain is not None and (now > drain.until or any(self.stays(each.name) for each in drain.residents)):
+            self._spare(drain, now)
+            drain = None
+        self._surplus = drain
+
+        def may_go(each: Resident) -> bool:
+            return not self.stays(each.name) and now >= each.spared and self._rests(each, now)
+
+        while self._surplus is None and self.units.taken > self.budget:
+            each = surplus_of(self._unpinned(), may_go, lambda each: not self._is_in_use(each), now, self.bytes_of)
+            if each is None:
+                return
+            if not self._is_in_use(each):
+                self._go([(each, "memory")], None)
+                continue
+            self._surplus = Drain([(each, "memory")], "", now + DRAIN_S)
+            self.draining[each.name] = self.resident.pop(each.name)
+            self._on_event(f"{each.name} will make way: the models have grown over the memory, and its keys have most")
 
     def _is_free(self, each: Resident, now: float) -> bool:
         return not self._is_in_use(each) and now - each.loaded >= SETTLE_S and self._rests(each, now)
@@ -513,9 +540,7 @@ class Residency:
                     del asked[who]
             await self.units.behind.press()
             await self._look()
-            over = self.units.taken - self.budget
-            while over > 0 and self._free(1, None, None):
-                over = self.units.taken - self.budget
+            self._shed(now)
             for model in self.wanted():
                 if model in self.known and model not in self.resident and model not in self.loads.by_model:
                     with suppress(GatewayError):  # it has failed just now

@@ -11,8 +11,10 @@ import pytest
 
 from compress.errors import ServerError
 from serve.gateway.errors import GatewayError, RateLimitedError, UpstreamDownError
+from serve.gateway.on_demand import estimates as estimates_module
 from serve.gateway.on_demand import loads as loads_module
 from serve.gateway.on_demand import residency as residency_module
+from serve.gateway.on_demand import units as units_module
 from serve.gateway.on_demand.catalogue import Known
 from serve.gateway.on_demand.host import HostDownError, Used
 from serve.gateway.on_demand.lease import Lease
@@ -28,6 +30,7 @@ class Host:
 
     def __init__(self) -> None:
         self.there: set[str] = set()
+        self.own = 50 * MIB
         self.loads: list[str] = []
         self.most = 0
         self.fails: set[str] = set()
@@ -39,6 +42,12 @@ class Host:
         self.given_up: list[str] = []
         self.begun: list[str] = []
         """Of those."""
+        self.sizes: dict[str, int] = {}
+        """Bytes of those that are no 100 MiB."""
+        self.computing: dict[str, asyncio.Event] = {}
+        """Those whose processes go on until this."""
+        self.unloads: list[tuple[str, bool]] = []
+        """Each with whether it was patient."""
 
     async def load(self, model: Known) -> None:
         if self.down:
@@ -56,12 +65,15 @@ class Host:
     def give_up(self, model: str) -> None:
         self.given_up.append(model)
 
-    async def unload(self, model: str) -> None:
+    async def unload(self, model: str, *, patient: bool = False) -> None:
+        self.unloads.append((model, patient))
         await asyncio.sleep(self.takes_s)
+        if model in self.computing:
+            await self.computing[model].wait()
         self.there.discard(model)
 
     async def used(self) -> Used:
-        return Used(50 * MIB, {name: 100 * MIB for name in self.there if name != "whole"})
+        return Used(self.own, {name: self.sizes.get(name, 100 * MIB) for name in self.there if name != "whole"})
 
 
 def one(name: str, idle_s: float = 0.0) -> Known:
@@ -175,7 +187,7 @@ async def test_what_never_fits_is_refused_once_that_is_seen() -> None:
     residency = Residency(host, KNOWN, 120 * MIB, (), lambda _: None)
     await used(residency, "a")  # a guess is no reason not to try
     await residency.keep()
-    await residency.units.left()
+    await residency.units.fit(0)
     with pytest.raises(LoadFailedError):
         await used(residency, "a")
     assert host.loads == ["a"]
@@ -217,6 +229,106 @@ async def test_what_grows_over_the_memory_makes_others_go() -> None:
     residency.budget -= 100 * MIB
     await residency.keep()
     assert set(residency.resident) == {"b"}
+
+
+@in_loop
+async def test_what_bodies_take_for_a_moment_makes_no_model_go_and_no_load_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host()
+    residency = served(host)
+    await used(residency, "a", "b")
+    host.own = 400 * MIB
+    await residency.keep()
+    assert set(residency.resident) == {"a", "b"}
+    await used(residency, "c")
+    assert set(residency.resident) == {"b", "c"}
+    assert not residency.counts["failed", "c"]
+
+    monkeypatch.setattr(units_module, "PASSES_S", 0.0)  # it stays
+    await residency.keep()
+    assert not residency.resident
+
+
+@in_loop
+async def test_what_has_grown_goes_before_what_keys_with_less_have_though_it_is_in_use() -> None:
+    host = Host()
+    residency = served(host, models=4)
+    await used(residency, "a", "b", who="good")
+    busy = await ask(residency, "c", who="large")
+    host.sizes["c"] = 250 * MIB
+    await residency.keep()
+    assert set(residency.resident) == {"a", "b"}
+    assert "c" in host.there  # it answers what it has
+
+    busy.close()
+    await residency.keep()
+    await residency.units.fit(0)
+    assert host.there == {"a", "b"}
+    assert residency.went["c", "memory"] == 1
+
+
+@in_loop
+async def test_what_has_grown_and_does_not_end_in_time_stays_and_another_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+    residency = served(host, models=4)
+    await used(residency, "a", "b", who="good")
+    await ask(residency, "c", who="large")
+    host.sizes["c"] = 250 * MIB
+    monkeypatch.setattr(residency_module, "DRAIN_S", 0.0)
+    await residency.keep()
+    await asyncio.sleep(0.01)
+    await residency.keep()
+    assert "c" in residency.resident
+    assert set(residency.resident) == {"b", "c"}
+
+
+@in_loop
+async def test_what_a_model_had_once_does_not_keep_it_out_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+    residency = served(host)
+    await used(residency, "a")
+    host.sizes["a"] = 900 * MIB
+    await residency.keep()  # one request made it grow: it goes
+    await residency.units.fit(0)
+    with pytest.raises(LoadFailedError):
+        await used(residency, "a")
+    host.sizes.clear()
+    monkeypatch.setattr(estimates_module, "FADES_S", -1.0)
+    residency.failures.forget("a")
+    await used(residency, "a")
+    assert host.there == {"a"}
+
+
+@in_loop
+async def test_a_load_waits_for_no_more_than_the_memory_that_it_needs() -> None:
+    host = Host()
+    residency = served(host, models=3)
+    await used(residency, "a", "b", "c")
+    host.computing["a"] = asyncio.Event()
+    residency.budget -= 100 * MIB
+    await residency.keep()  # a goes, and does not end
+    residency.budget += 200 * MIB
+    await asyncio.wait_for(used(residency, "d"), 1.0)
+    assert host.there == {"a", "b", "c", "d"}
+
+    waiting = asyncio.ensure_future(used(residency, "e"))  # b goes for it, which is not enough while a is there
+    residency.budget -= 100 * MIB
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    host.computing["a"].set()
+    await waiting
+    assert host.there == {"c", "d", "e"}
+
+
+@in_loop
+async def test_what_is_evicted_is_waited_for_by_nobody_and_what_is_gone_from_the_repository_may_be() -> None:
+    host = Host()
+    residency = served(host)
+    await used(residency, "a", "b", "c")
+    await residency.changed("b", {name: known for name, known in KNOWN.items() if name != "b"})
+    await residency.units.fit(0)
+    assert host.unloads == [("a", False), ("b", True)]
 
 
 @in_loop
@@ -323,7 +435,7 @@ async def test_a_load_given_up_that_ends_after_all_leaves_nothing_behind(
     host.fails = set() if well else {"a"}
     host.hanging.pop("a").set()
     await asyncio.sleep(0.1)
-    await residency.units.left()
+    await residency.units.fit(0)
     assert not host.there  # nobody waits for it any more
     assert not residency.units.behind
     host.fails.clear()
@@ -416,7 +528,7 @@ async def test_a_step_that_fails_takes_back_what_was_loaded_for_it() -> None:
     residency = served(host)
     with pytest.raises(GatewayError):
         await used(residency, "whole")
-    await residency.units.left()
+    await residency.units.fit(0)
     assert not host.there
 
 
