@@ -462,6 +462,29 @@ def test_what_is_computed_for_nobody_holds_no_memory_once_its_model_has_made_way
         assert "is loaded again" not in server.running.said  # it was ended on purpose
 
 
+def test_code_that_has_something_to_do_at_its_end_does_it(tmp_path: Path) -> None:
+    repository, told = tmp_path / "models", tmp_path / "told"
+    ending = f"\n    def finalize(self):\n        time.sleep(2)\n        open({str(told)!r}, 'w').close()\n"
+    write_files_model(repository, FILES_MODEL + ending, "ending")
+    write_files_model(repository, name="other")
+    with served(tmp_path, repository, memory="100MiB") as server:  # one of these
+        assert server.file("ending")[0] == 200
+        server.running.until(lambda: server.file("other")[0] == 200, 30)
+        assert told.exists()
+
+
+def test_models_come_and_go_in_a_hurry_and_triton_lives(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    names = tuple(f"m{number}" for number in range(4))
+    for name in names:
+        write_files_model(repository, name=name)
+    with served(tmp_path, repository, memory="125MiB") as server:  # two of these
+        found = [server.file(name)[0] for name in names * 10]
+        assert set(found) == {200}
+        assert sum(server.of("loads_total", name) for name in names) >= 30
+        assert "is loaded again" not in server.running.said
+
+
 def test_large_bodies_of_one_key_make_no_models_of_others_go(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     names = ("one", "two")

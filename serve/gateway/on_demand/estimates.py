@@ -43,6 +43,7 @@ class Estimates:
     def __init__(self) -> None:
         self._bytes: dict[str, _Seen] = {}
         self._settled: dict[str, _Seen] = {}
+        self._loading: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
         self._each: dict[str, float] = {}  # bytes of a process beyond its files
 
@@ -53,6 +54,10 @@ class Estimates:
             return seen.bytes(time.monotonic())
         each = median_low([PROCESS_BYTES, *self._each.values()])  # one that is large says little of the others
         return model.file_bytes + int(model.processes * each)
+
+    def loading(self, model: Known) -> int:
+        """The same while it is loaded, which may take more than it has then."""
+        return max(self.bytes(model), self._loading.get(model.name, 0))
 
     def saw(self, model: str) -> bool:
         """Whether its bytes are no guess."""
@@ -85,6 +90,10 @@ class Estimates:
             each = self._bytes[model.name].most - model.file_bytes
             self._each[model.name] = max(0, each) / model.processes
 
+    def saw_loading(self, model: str, size: int) -> None:
+        """The most that it had in its last load."""
+        self._loading[model] = size
+
     def saw_seconds(self, model: str, seconds: float) -> None:
         """What it took to load it, from when that began to when it could answer."""
         before = self._seconds.get(model, seconds)
@@ -94,5 +103,5 @@ class Estimates:
         """It is another by now."""
         for seen in (self._bytes, self._settled):
             seen.pop(model, None)
-        for known in (self._seconds, self._each):
+        for known in (self._loading, self._seconds, self._each):
             known.pop(model, None)

@@ -22,10 +22,12 @@ class Used:
     Attributes:
         own: of Triton itself, without the regions that it shares with models.
         by_model: of the processes of a model, by its name.
+        peaks: the most that these have had since they began.
     """
 
     own: int = 0
     by_model: Mapping[str, int] = field(default_factory=dict)
+    peaks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:

@@ -14,6 +14,7 @@ from serve.gateway.errors import GatewayError, RateLimitedError, UpstreamDownErr
 from serve.gateway.on_demand import estimates as estimates_module
 from serve.gateway.on_demand import loads as loads_module
 from serve.gateway.on_demand import residency as residency_module
+from serve.gateway.on_demand import room as room_module
 from serve.gateway.on_demand import units as units_module
 from serve.gateway.on_demand.catalogue import Known
 from serve.gateway.on_demand.host import HostDownError, Used
@@ -44,6 +45,8 @@ class Host:
         """Of those."""
         self.sizes: dict[str, int] = {}
         """Bytes of those that are no 100 MiB."""
+        self.peaks: dict[str, int] = {}
+        """The most that these have had, where that is more than they have."""
         self.computing: dict[str, asyncio.Event] = {}
         """Those whose processes go on until this."""
         self.unloads: list[tuple[str, bool]] = []
@@ -73,7 +76,9 @@ class Host:
         self.there.discard(model)
 
     async def used(self) -> Used:
-        return Used(self.own, {name: self.sizes.get(name, 100 * MIB) for name in self.there if name != "whole"})
+        return Used(
+            self.own, {name: self.sizes.get(name, 100 * MIB) for name in self.there if name != "whole"}, self.peaks
+        )
 
 
 def one(name: str, idle_s: float = 0.0) -> Known:
@@ -86,7 +91,7 @@ KNOWN["whole"] = Known("whole", ("a", "b", "whole"), (("a", "b"), ("whole",)), 0
 
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residency_module, "SETTLE_S", 0.0)
+    monkeypatch.setattr(room_module, "SETTLE_S", 0.0)
     monkeypatch.setattr(residency_module, "ROOM_S", 0.2)
 
 
@@ -275,7 +280,7 @@ async def test_what_has_grown_and_does_not_end_in_time_stays_and_another_goes(mo
     await used(residency, "a", "b", who="good")
     await ask(residency, "c", who="large")
     host.sizes["c"] = 250 * MIB
-    monkeypatch.setattr(residency_module, "DRAIN_S", 0.0)
+    monkeypatch.setattr(room_module, "DRAIN_S", 0.0)
     await residency.keep()
     await asyncio.sleep(0.01)
     await residency.keep()
@@ -298,6 +303,23 @@ async def test_what_a_model_had_once_does_not_keep_it_out_for_good(monkeypatch: 
     residency.failures.forget("a")
     await used(residency, "a")
     assert host.there == {"a"}
+
+
+@in_loop
+async def test_what_a_load_alone_takes_is_kept_while_it_lasts_and_keeps_no_model_out() -> None:
+    host = Host()
+    residency = served(host, models=3)
+    host.peaks = {"c": 200 * MIB}
+    await used(residency, "c", "a", "b", "d")
+    assert host.there == {"a", "b", "d"}  # nobody knew of c's first load
+    await used(residency, "c")
+    assert host.there == {"c", "d"}
+    await used(residency, "a")  # once it is loaded it has what it has
+    assert host.there == {"a", "c", "d"}
+
+    host.peaks = {"e": 900 * MIB}
+    await used(residency, "e", "a", "e")
+    assert "e" in host.there
 
 
 @in_loop
@@ -536,7 +558,7 @@ async def test_a_step_that_fails_takes_back_what_was_loaded_for_it() -> None:
 async def test_a_key_that_touches_its_models_again_and_again_does_not_keep_them_for_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(residency_module, "SETTLE_S", 0.1)
+    monkeypatch.setattr(room_module, "SETTLE_S", 0.1)
     monkeypatch.setattr(residency_module, "ROOM_S", 2.0)
     residency = served(Host())
     for model in "ab":
