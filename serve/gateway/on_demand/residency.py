@@ -238,7 +238,7 @@ class Residency(Room):
                 if drain is not None and not any(self._is_in_use(each) for each in drain.residents):
                     self._go(drain.going, model)
                     drain, until = None, time.monotonic() + ROOM_S
-                claims = self._claims(load, size)
+                claims = self._claims(load, self._lasting(sizes))
                 if any(self._free(self.units.taken - room, claim, model, trades=trades) for claim in claims):
                     self.units.keep(sizes)
                     why = "others have made way"

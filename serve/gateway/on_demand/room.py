@@ -104,6 +104,10 @@ class Room:
             sizes |= {unit: self.known[unit].file_bytes + each for unit in guessed}
         return sizes
 
+    def _lasting(self, sizes: Mapping[str, int]) -> int:
+        """Of what is kept for units that come, the bytes that they will have once they are loaded."""
+        return sum(min(size, self.estimates.bytes(self.known[unit])) for unit, size in sizes.items())
+
     def _least(self) -> int:
         """Bytes that stay, whatever goes: Triton's own, and what is pinned."""
         pinned = {part for name in self.pins for part in self.known[name].parts}
@@ -140,7 +144,8 @@ class Room:
 
     def _going(self, load: Load, who: str, now: float) -> tuple[list[tuple[Resident, Reason]], float]:
         """What would go for a load in a key's turn, and in how many seconds the key would have the next."""
-        size = sum(self._sizes(self.units.missing(load.model)).values())
+        sizes = self._sizes(self.units.missing(load.model))
+        size = sum(sizes.values())
         spared = load.model.parts
 
         def size_of(name: str, going: Iterable[str]) -> int:
@@ -150,7 +155,7 @@ class Room:
             may_go = each.name not in self.draining and not self.stays(each.name)
             return State(may_go, self._is_free(each, now), not self._rests(each, now))
 
-        claim = self._claim(load, who, size, now)
+        claim = self._claim(load, who, self._lasting(sizes), now)
         over = self.units.taken - (self.budget - size)
         return drained_of(self._used(), state, claim, over, self._equal(now), now, size_of)
 
