@@ -39,6 +39,8 @@ def fields(data: mmap.mmap | memoryview, at: int, end: int) -> Iterator[tuple[in
         start = at
         tag, at = _varint(data, at, end)
         key, kind, inside = at, tag & 7, None
+        if not tag >> 3:  # as in zeros, of which a file with holes has any number
+            raise WireError("the file is no ONNX model")
         if kind == BYTES:
             length, inside = _varint(data, at, end)
             at = inside + length
