@@ -51,7 +51,7 @@ def sha256_of(path: Path, most: int | None = None, tell: Heard = unheard) -> str
     with open_file(path) as file:
         total = os.fstat(file.fileno()).st_size
         if most is not None:
-            refuse_larger(file, most)
+            refuse_larger(path, file, most)
         done = 0
         tell(0, total, READ)
         while block := file.read(BLOCK):

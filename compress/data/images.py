@@ -69,7 +69,7 @@ def write_index(source: Path, processor: Processor, folder: Path) -> None:
     files = images_in(source)
     for file in files:
         with _told(file), open_file(file) as opened:
-            refuse_larger(opened, LARGEST_FILE)
+            refuse_larger(file, opened, LARGEST_FILE)
     try:
         refuse_hollow(source, files)
     except OSError as err:
@@ -160,7 +160,7 @@ class Images:
         try:
             with warnings.catch_warnings(), open_file(file) as opened:
                 warnings.simplefilter("ignore")
-                refuse_larger(opened, LARGEST_FILE)  # some readers take all of it before they know its size
+                refuse_larger(file, opened, LARGEST_FILE)  # some readers take all of it before they know its size
                 _refuse_scans(opened)
                 with Image.open(opened, formats=FORMATS) as image:
                     if image.width * image.height > LARGEST:

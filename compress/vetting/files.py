@@ -86,7 +86,7 @@ def open_file(path: Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
-def refuse_larger(file: BufferedReader, most: int) -> None:
+def refuse_larger(path: Path, file: BufferedReader, most: int) -> None:
     """Refuse an open file that has more bytes than its kind ever has, before any are read.
 
     Raises:
@@ -94,8 +94,7 @@ def refuse_larger(file: BufferedReader, most: int) -> None:
     """
     size = os.fstat(file.fileno()).st_size
     if size > most:
-        name = Path(os.fsdecode(file.name)).name if isinstance(file.name, str | bytes) else "it"
-        raise OSError(f"{name} has {size:,} bytes, and such a file has at most {most:,}")
+        raise OSError(f"{path.name} has {size:,} bytes, and such a file has at most {most:,}")
 
 
 def refuse_hollow(folder: Path, paths: Sequence[Path]) -> None:

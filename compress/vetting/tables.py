@@ -21,7 +21,8 @@ LONGEST_LINE = 16 << 20
 LONGEST_NAME = 100  # of a column that nobody asked for
 MOST_COLUMNS, LARGEST_FOOTER = 20_000, 32 << 20  # of a Parquet file; its metadata
 MOST_CELLS = 1 << 20  # of a Parquet file, that are read at a time
-UNPACKED = 1 << 26, 10_000  # letters and rows of one: so many, and so many times its size; usual are under 100 times
+UNPACKED = 1 << 26, 10_000  # letters of one: so many, and so many times its size; usual are under 100 times
+ROW = 64  # letters that a row counts for, whatever it holds: a page of a few bytes may have any number
 
 Row = Mapping[str, Any]
 
@@ -150,7 +151,7 @@ def _parquet(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
             room = UNPACKED[0] + UNPACKED[1] * path.stat().st_size
             for batch in table.iter_batches(max(1, min(1024, MOST_CELLS // (len(read) or 1))), columns=read):
                 for few, letters in _few(batch):
-                    room -= letters + few.num_rows
+                    room -= letters + ROW * few.num_rows
                     if room < 0:
                         raise ValueError(f"it unpacks to over {UNPACKED[1]:,} times of its size")
                     yield from (row | others for row in few.to_pylist())
