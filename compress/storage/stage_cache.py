@@ -171,6 +171,8 @@ class StageCache:
         """
         try:
             check_ours(self.folder, folder=True)
+            if not self._ours():
+                raise ServerError("", why="it is not yours alone", mend=f"chmod go-w {self.folder}")
         except ServerError as err:
             mend = f"{err.mend}; or name another folder by XDG_CACHE_HOME, or do without by --no-cache"
             raise ResourceError(f"won't keep stages in {self.folder}", why=err.why, mend=mend) from err
