@@ -73,6 +73,8 @@ def vet_onnx(path: Path, *, runs: bool = True) -> Calls:
         OnnxFileError: it is no ONNX file, is damaged, or reaches beyond itself.
     """
     try:
+        if path.is_file():
+            check_size(path.stat().st_size)
         with open_file(path) as file:
             check_size(os.fstat(file.fileno()).st_size)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held, memoryview(held) as data:

@@ -50,7 +50,7 @@ def check_ours(path: Path, *, alone: bool = False, folder: bool = False) -> None
 class _Way:
     """From the topmost folder to a file, link by link."""
 
-    def __init__(self, path: Path, *, alone: bool, folder: bool) -> None:
+    def __init__(self, path: Path, *, alone: bool, folder: bool = False) -> None:
         self._path, self._alone, self._folder = path, alone, folder
         self._contained = "KUBERNETES_SERVICE_HOST" in os.environ or any(each.exists() for each in IN_CONTAINER)
         self._mounts = _mounts() if self._contained else frozenset()

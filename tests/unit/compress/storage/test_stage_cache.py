@@ -183,6 +183,7 @@ def test_a_folder_below_one_where_others_could_exchange_it_is_left_alone_and_tol
     """Between two steps of a run a link could stand in its place."""
     above = tmp_path / "above"
     monkeypatch.setenv("XDG_CACHE_HOME", str(above / "mine"))
+    monkeypatch.setenv("COMPRESS_CACHE_GB", "1")
     cache = StageCache.of()
     cache.keep("prune", "a", output(tmp_path / "a"))
     assert len(cache.entries()) == 1

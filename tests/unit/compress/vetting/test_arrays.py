@@ -19,6 +19,7 @@ from compress.data.dataset import Dataset
 from compress.data.sources import open_shards
 from compress.errors import DatasetError
 from compress.vetting import arrays
+from compress.vetting.archive import Archive
 from compress.vetting.arrays import ArrayFileError, open_npy, open_npz
 
 X = np.arange(600, dtype=np.float32).reshape(200, 3)
@@ -168,14 +169,15 @@ def test_the_directory_of_many_arrays_is_read_a_few_times(tmp_path: Path, monkey
     count = 300
     read = 0
 
-    class Counted(arrays.Archive):
+    class Counted(Archive):
         def __init__(self, file: Any) -> None:
             nonlocal read
             read += 1
             super().__init__(file)
 
     monkeypatch.setattr(arrays, "Archive", Counted)
-    path = npz(tmp_path / "a.npz", **{f"a{at}": npy(np.full((2, 3), at, np.float32)) for at in range(count)})
+    path = tmp_path / "a.npz"
+    np.savez(path, **{f"a{at}": np.full((2, 3), at, np.float32) for at in range(count)})  # type: ignore[arg-type]
     found = open_npz(path)
     assert [found[f"a{at}"][0, 0] for at in range(count)] == [*range(count)]
     (tmp_path / "folder").mkdir()

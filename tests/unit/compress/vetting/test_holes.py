@@ -95,7 +95,8 @@ def test_few_blocks_are_no_holes_where_the_file_system_knows_of_none(
     monkeypatch.setattr(files, "HOLES", 0)
     monkeypatch.setattr(files, "BLOCK", 0)
     (tmp_path / "a").write_bytes(os.urandom(5000))
-    assert len(open_file(tmp_path / "a").read()) == 5000
+    with open_file(tmp_path / "a") as file:
+        assert len(file.read()) == 5000
     assert files_in(tmp_path, "a")
 
 
