@@ -28,9 +28,9 @@ from compress.model.answers import answers_of, apart
 from compress.runtime.memory import give_back
 from compress.stage import Given, Progress, Stage
 from compress.storage.files import make_folder, remove_empty
-from compress.storage.hashing import heard
 from compress.storage.shortages import shortages
 from compress.storage.stage_cache import StageCache
+from compress.vetting.heard import heard
 from compress.vetting.texts import read_json
 
 __all__ = ["Outcome", "Watcher", "check", "hashing_shown", "kept_from_before", "key_of", "run", "with_seen"]
@@ -72,18 +72,18 @@ class Watcher(Protocol):
 
 
 def hashing_shown(watcher: Watcher) -> contextlib.AbstractContextManager[None]:
-    """Show how the hashing of data goes on that is computed, sample by sample: where it takes long, as a stage does."""
+    """Show how the hashing of data goes on, of large files or of samples: where it takes long, as a stage does."""
     begun: float = 0.0
     shown: Progress | None = None
 
-    def tell(done: int, total: int) -> None:
+    def tell(done: int, total: int, what: str) -> None:
         nonlocal begun, shown
         if not done:
             begun, shown = time.perf_counter(), None
         elif shown is None and time.perf_counter() - begun > SHORT_SECONDS:
             shown = watcher.started("data")
         if shown is not None:
-            shown(done, total, "samples made once, to know them by")
+            shown(done, total, what)
 
     return heard(tell)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx.external_data_helper import ExternalDataInfo, set_external_data, uses_external_data
 
+from compress.vetting.files import open_file
+from compress.vetting.onnx_wire import OnnxFileError, check_size
 from compress.vetting.wire import BYTES, WireError, fields
 
 __all__ = [
@@ -34,12 +37,14 @@ def outline(path: Path) -> onnx.ModelProto:
     Neither external data nor the values are read, so that time and memory follow from the number of nodes.
 
     Raises:
-        OSError: there is no such file.
-        DecodeError: it is no ONNX file.
+        OSError: there is no such file, or it is mostly holes.
+        DecodeError: it is no ONNX file, or has more bytes than one can have.
     """
-    with path.open("rb") as file:
-        if not path.stat().st_size:
-            raise DecodeError("the file is empty")
+    with open_file(path) as file:
+        try:
+            check_size(os.fstat(file.fileno()).st_size)
+        except OnnxFileError as err:
+            raise DecodeError(str(err)) from err
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return onnx.ModelProto.FromString(b"".join(_model(data)))
 
