@@ -293,6 +293,7 @@ def test_each_file_is_looked_at_once_however_many_import_it(tmp_path: Path, monk
     texts = {"looked_a": "import looked_c", "looked_b": "import looked_a, looked_c", "looked_c": "import looked_d"}
     for name, text in (texts | {"looked_d": ""}).items():
         (tmp_path / f"{name}.py").write_text(text)
+        sys.modules.pop(name, None)  # of an earlier try
     for name in texts:
         importlib.import_module(name)
     looked: list[Path] = []
