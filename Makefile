@@ -19,6 +19,8 @@ BASE ?= HEAD
 
 # Tests wait much, for processes and clocks: one worker more than there are cores.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n + 1 : 9)))
+# Those of tests/e2e and tests/integration, each with a Triton or more beside it.
+WAITERS ?= 3
 
 # Python keeps what it has compiled, whatever the shell says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
@@ -58,7 +60,7 @@ test test-all: $(VENV)/.installed-dev
 	@failed=0; export OMP_NUM_THREADS=1; set -x; \
 	  $(BIN)/python -m pytest $(SHORT) tests/hostile tests/unit -n $(WORKERS) --dist worksteal || failed=1; \
 	  $(BIN)/python -m pytest $(SHORT) tests/e2e tests/integration tests/gpu \
-	    --ignore tests/integration/test_triton_process.py -n 3 --dist loadfile --no-loadscope-reorder || failed=1; \
+	    --ignore tests/integration/test_triton_process.py -n $(WAITERS) --dist loadfile --no-loadscope-reorder || failed=1; \
 	  unset OMP_NUM_THREADS; \
 	  $(BIN)/python -m pytest $(SHORT) tests/integration/test_triton_process.py || failed=1; exit $$failed
 

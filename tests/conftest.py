@@ -26,6 +26,14 @@ os.environ["COMPRESS_MEASURE_SECONDS"] = "0"
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
+# Minutes each: begun first, so that no core waits at the end for the last of them. The one that takes most of a core's
+# time begins beside those that wait.
+FIRST = (
+    "e2e/test_demo", "integration/test_on_demand", "integration/test_upstream_deaths", "integration/test_gateway_sequences",
+    "integration/test_search_on_ray", "integration/test_sharded_training", "integration/test_rollout", "e2e/test_begin",
+    "integration/test_load_on_ray", "integration/test_elastic_training", "integration/test_isolation",
+    "integration/test_training", "integration/test_gateway_heavy", "integration/test_gateway_memory", "integration/test_ending",
+)  # fmt: skip
 WAITING = frozenset(("asyncio", "multiprocessing", "signal", "socket", "subprocess", "threading", "time"))
 
 # No test fails on a time: hypothesis sets each example a deadline, and counts how long it takes to draw one. The gate
@@ -44,6 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         out = left_out([item.nodeid for item in items], listed(LISTED.read_text(encoding="utf-8")))
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
         items[:] = [item for item in items if item.nodeid not in out]
+    places = {HERE / f"{name}.py": place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(FIRST)))
     for item in items:
         folder = item.path.relative_to(HERE).parts[0]
         if folder in ("integration", "e2e", "gpu"):

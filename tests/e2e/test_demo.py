@@ -97,7 +97,9 @@ def test_the_commands_that_are_shown_run_in_their_order(demo: tuple[Path, str], 
     up = shlex.split(f"{script / waiting[at]} {ports}")
     asking = [line for line in waiting[at + 1 :] if not line.startswith("compress")]
     with running(up, f"http://127.0.0.1:{port}", folder):
-        answers = [done(line.replace(":8080", f":{port}"), folder, script) for line in asking]
+        asking = [line.replace(":8080", f":{port}") for line in asking]
+        answers = [planned(before, line, folder, script) if line.startswith("serve plan ") else done(line, folder, script)
+                   for before, line in zip(["", *asking], asking, strict=False)]  # fmt: skip
     for answer in answers[:2]:
         assert json.loads(answer)["outputs"]["label"] == "7"
     assert "throughput" in answers[2]
@@ -123,6 +125,18 @@ def test_the_steps_by_hand_work_as_they_are_pasted(demo: tuple[Path, str], tmp_p
     assert '"label": "7"' in run.stdout
     assert " 0 errors" in run.stdout + run.stderr
     assert (demo[0] / "load.html").exists()
+
+
+def planned(sweep: str, plan: str, folder: Path, script: Path) -> str:
+    """A plan; of a sweep that was taken while other tests had the cores, none keeps the objective: it is taken again."""
+    for _ in range(2):
+        try:
+            return done(plan, folder, script)
+        except AssertionError as err:
+            if "one request alone takes" not in str(err):
+                raise
+            done(sweep, folder, script)
+    return done(plan, folder, script)
 
 
 def passing(line: str) -> tuple[int, ...]:

@@ -64,10 +64,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_training_that_is_killed_ends_where_one_that_was_not_ends(folder: Path) -> None:
     options = [
         "--teacher", str(folder / "teacher.pt"), "--epochs", "30", "--batch-size", "16", "--hold-out", "0.1",
-        "--ema", "0.99", "--augment", "shift:1", "--checkpoint-seconds", "0",
+        "--ema", "0.99", "--augment", "shift:1",
     ]  # fmt: skip
     whole = run(folder, "whole", *options)
-    killed = subprocess.Popen(command(folder, "killed", *options), stderr=subprocess.PIPE, env=ENVIRONMENT)
+    killed = subprocess.Popen(
+        command(folder, "killed", *options, "--checkpoint-seconds", "0"), stderr=subprocess.PIPE, env=ENVIRONMENT
+    )
     kept: set[int] = set()
     while killed.poll() is None and len(kept) < 3:  # anywhere after the third state was kept
         for path in (folder / "killed.work").glob("*/training.state"):

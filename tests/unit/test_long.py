@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.conftest import FIRST
 from tests.e2e.conftest import ROOT
 from tests.long import LISTED, left_out, listed
 
@@ -33,3 +34,8 @@ def test_a_line_that_says_no_number_or_something_twice_is_refused(text: str) -> 
 def test_what_is_listed_is_there(test: str) -> None:
     path, _, name = test.partition("::")
     assert re.search(rf"^(?:async )?def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_what_comes_first_is_there(name: str) -> None:
+    assert (ROOT / "tests" / f"{name}.py").is_file()

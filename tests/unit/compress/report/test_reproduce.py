@@ -28,6 +28,7 @@ from compress.report.reproduce import script
 from compress.storage import hashing
 from compress.storage.hashing import loaded_code
 
+CHECKOUT = Path(__file__).parents[4]
 SHELLS = [shell for name in ("bash", "dash", "sh") if (shell := shutil.which(name))]
 NASTY = [
     "plain", "two words", "it's", 'say "no"', "a\nb", "a\n", "\n", "$(touch canary)", "`touch canary`", "${HOME}", "$HOME",
@@ -40,6 +41,12 @@ FAKE = """#!/bin/sh
 pwd >"$SEEN.folder"
 for word in "$@"; do printf '%s\\0' "$word"; done >"$SEEN"
 """
+
+
+@pytest.fixture(autouse=True)
+def no_code_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker has imported hundreds of the tests' own files, which a run of a user's has not: each would be compared."""
+    monkeypatch.setattr(hashing, "OWN", hashing.OWN | {CHECKOUT})
 
 
 def ran(shell: str, home: Path, name: str, words: list[str], again: list[str] | None = None) -> list[str]:
@@ -281,7 +288,14 @@ def test_what_an_earlier_run_wrote_into_a_folder_that_is_read_is_not(
     assert "plot.png" not in text
 
 
-def test_each_file_is_looked_at_once_however_many_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_is_looked_at_once_however_many_import_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    texts = {"looked_a": "import looked_c", "looked_b": "import looked_a, looked_c", "looked_c": "import looked_d"}
+    for name, text in (texts | {"looked_d": ""}).items():
+        (tmp_path / f"{name}.py").write_text(text)
+        sys.modules.pop(name, None)  # of an earlier try
+    for name in texts:
+        importlib.import_module(name)
     looked: list[Path] = []
     imported = hashing._imported
 
@@ -290,5 +304,5 @@ def test_each_file_is_looked_at_once_however_many_import_it(monkeypatch: pytest.
         return imported(path, package)
 
     monkeypatch.setattr(hashing, "_imported", look)
-    hashing.loaded_code()
+    assert {tmp_path / f"looked_{letter}.py" for letter in "abcd"} <= {*loaded_code()} & {*looked}
     assert len(looked) == len(set(looked))
