@@ -27,7 +27,7 @@ from compress.model import TorchModel, call, sample_inputs
 from compress.model.frozen import freeze
 from compress.prune.cut_layers import Cut, Layers, Place
 from compress.prune.follow_channels import ChannelGroup, Follower
-from compress.prune.follow_hidden import hidden_groups, states_of_outputs
+from compress.prune.follow_hidden import hidden_groups, one_step
 from compress.prune.heads.open_heads import Opened, opened
 from compress.prune.known_channels import Known
 from compress.prune.layer_kinds import PRUNABLE, WEIGHED
@@ -208,7 +208,7 @@ class Channels:
                 covered |= set(group.layers)
                 taken |= {place: (group.root, set(index.tolist())) for place, (index, _) in group.places.items()}
         try:
-            with states_of_outputs(self.module):
+            with one_step(self.module):
                 follower = Follower(self._layers, lambda: self._proof.run(inputs))
         except StageError as err:
             self.left_alone |= {name: err.why for name in names if name not in covered}

@@ -112,6 +112,8 @@ class Layers:
         layer = self.layer(place)
         hidden = place.side == "hidden" and isinstance(layer, nn.RNNBase)
         found = sliced_hidden(layer, place.axis) if hidden else sliced(layer, place.side)  # type: ignore[arg-type]
+        if found is None and isinstance(layer, nn.RNNBase):
+            raise _refused(f"its channels would have to go with hidden units of {self.names[layer]}")
         if found is None:
             raise _refused(f"its channels go through {self.names[layer]}, which keeps its size")
         for tensor in found:

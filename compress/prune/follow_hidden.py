@@ -28,7 +28,7 @@ from compress.prune.layer_kinds import PRUNABLE, RECURRENT, THROUGH, depthwise, 
 from compress.prune.unfused import unfused
 from compress.storage.shortages import raise_shortage
 
-__all__ = ["hidden_groups", "states_of_outputs"]
+__all__ = ["hidden_groups", "one_step"]
 
 SAME = 1e-6  # share of the largest value: what moves less has not moved
 
@@ -43,10 +43,10 @@ def hidden_groups(layers: Layers, run: Callable[[], object]) -> tuple[list[Chann
     found: list[ChannelGroup] = []
     left: dict[str, str] = {}
     for name, layer in layers.module.named_modules():
-        if type(layer) not in RECURRENT or layer.proj_size:  # type: ignore[union-attr]
+        if not isinstance(layer, nn.RNNBase) or type(layer) not in RECURRENT or layer.proj_size:
             continue
         try:
-            found.append(_group(layers, name, layer, run))  # type: ignore[arg-type]
+            found.append(_group(layers, name, layer, run))
         except StageError as err:
             left[name] = err.why
         except Exception as err:  # the forward is anybody's, and gets numbers that no layer gave
@@ -55,19 +55,26 @@ def hidden_groups(layers: Layers, run: Callable[[], object]) -> tuple[list[Chann
     return found, left
 
 
-@contextlib.contextmanager
-def states_of_outputs(module: nn.Module) -> Iterator[None]:
-    """In the block, last states of recurrent layers come from their outputs as far as gradients tell.
+class _Made(torch.autograd.Function):
+    """Values that are made of others, in one step: what made them is not told."""
 
-    The graph is read off gradients, and knows a recurrent layer by its output alone: behind a state it would follow
-    what is inside the layer.
+    @staticmethod
+    def forward(_ctx: Any, _of: torch.Tensor, values: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return values.clone()
+
+
+@contextlib.contextmanager
+def one_step(module: nn.Module) -> Iterator[None]:
+    """In the block, recurrent layers are one step from what they read to what they give, as far as gradients tell.
+
+    The dependency graph is read off gradients, and would follow a unit through the gates of each step.
     """
 
-    def hook(_layer: nn.Module, _given: Any, output: Any) -> Any:
-        if not isinstance(output[0], torch.Tensor):
+    def hook(_layer: nn.Module, given: Any, output: Any) -> Any:
+        if not given or not isinstance(given[0], torch.Tensor) or not isinstance(output[0], torch.Tensor):
             return output
-        nothing = output[0].sum() * 0
-        return output[0], tree_map(lambda state: state.detach() + nothing, output[1])
+        out: Any = _Made.apply(given[0], output[0].detach())  # type: ignore[no-untyped-call]
+        return out, tree_map(lambda state: _Made.apply(out, state.detach()), output[1])  # type: ignore[no-untyped-call]
 
     hooks = [layer.register_forward_hook(hook) for layer in module.modules() if type(layer) in RECURRENT]
     try:
@@ -91,9 +98,8 @@ def _group(layers: Layers, name: str, layer: nn.RNNBase, run: Callable[[], objec
     for reader, unit in units.items():
         at = (unit >= 0).nonzero()[0]
         if len(at):
-            pairs[_place(layers, reader)] = {
-                int(column): int(number[_first(read[reader], column), unit[column]]) for column in at
-            }
+            one = read[reader].argmax(0)  # of the parts that a column reads, which agree
+            pairs[_place(layers, reader)] = dict(zip(at.tolist(), number[one[at], unit[at]].tolist(), strict=True))
     places = {place: np.array([list(each), list(each.values())], np.int64) for place, each in pairs.items()}
     members = tuple((channel,) for channel in number[0].argsort().tolist())
     return ChannelGroup(name, (name,), width, members, places)
@@ -230,11 +236,6 @@ def _place(layers: Layers, reader: str) -> Place:
     place = Place(reader, "out" if isinstance(layer, THROUGH) else "in")
     layers.tensors(place)
     return place
-
-
-def _first(read: np.ndarray[Any, Any], column: int) -> int:
-    """A part that a column reads."""
-    return int(read[:, column].argmax())
 
 
 def _axis(layer: nn.Module, given: torch.Tensor) -> int:

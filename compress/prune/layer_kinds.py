@@ -133,6 +133,6 @@ def shrink(layer: nn.Module, side: str, gone: int) -> None:
         setattr(layer, name, (*size[:-1], size[-1] - gone) if isinstance(size, tuple) else size - gone)
 
 
-def width_of(layer: nn.Module) -> int:
+def width_of(layer: Any) -> int:
     """How many channels a layer that can lose some gives; of a recurrent one, its hidden units."""
     return int(getattr(layer, sizes_of(layer, "hidden" if isinstance(layer, nn.RNNBase) else "out")[0]))

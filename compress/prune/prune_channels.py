@@ -281,7 +281,7 @@ def _table(before: nn.Module, after: nn.Module) -> dict[str, list[int]]:
     return {
         name: [width_of(layer), width_of(after.get_submodule(name))]
         for name, layer in before.named_modules()
-        if isinstance(layer, (*PRUNABLE, *RECURRENT))
+        if isinstance(layer, PRUNABLE) or type(layer) in RECURRENT
     }
 
 
