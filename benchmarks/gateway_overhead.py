@@ -5,8 +5,7 @@
 The gateway asks for a key, keeps its rate, and counts. Three networks: a tiny one (64→256→10), one that takes an image
 tensor of 588 KB and does little with it, and convolutions that take all of both cores. Binary tensors, closed loop;
 Triton, gateway and client share this machine's cores. Medians over the rounds. Then the CPU time of each process for a
-request, and of the gateway's own parts. "Coalescing" is a gateway that joins requests of one form. The last line of
-stdout is one JSON object.
+request, and of the gateway's own parts. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -46,11 +45,10 @@ import sys
 from pathlib import Path
 from serve.gateway.server import run_gateway
 from serve.gateway.settings import Settings
-settings = Settings(upstream=(sys.argv[1],), port=0, keys=Path(sys.argv[2]), coalesce_s=float(sys.argv[3]))
+settings = Settings(upstream=(sys.argv[1],), port=0, keys=Path(sys.argv[2]))
 run_gateway(settings, on_ready=lambda url: print(url, flush=True))
 """
 WARMUP_S = 0.3
-MANY = 32
 CASES = (("mlp", 1), ("mlp", 32), ("mlp", 128), ("image", 1), ("convolutions", 8))
 
 
@@ -69,9 +67,8 @@ def main() -> None:
         with (
             TritonServer(folder / "repository", ports=Ports(0, 0, 0)) as triton,
             running_gateway(f"http://{triton.http_address}", folder / "keys.json") as (gateway, process),
-            running_gateway(f"http://{triton.http_address}", folder / "keys.json", 0.001) as (coalescing, _),
         ):
-            ways = {"direct": f"http://{triton.http_address}", "gateway": gateway, "coalescing": coalescing}
+            ways = {"direct": f"http://{triton.http_address}", "gateway": gateway}
             figures = measure(ways, secret, arguments.rounds, arguments.seconds)
             figures["cpu_us"] = cpu(ways["gateway"], secret, process, psutil.Process(triton.pid), arguments.seconds)
         figures["parts_us"] = parts(folder / "keys.json", secret)
@@ -124,9 +121,9 @@ def save_image(folder: Path) -> Path:
 
 
 @contextmanager
-def running_gateway(upstream: str, keys: Path, coalesce_s: float = 0.0) -> Iterator[tuple[str, psutil.Process]]:
+def running_gateway(upstream: str, keys: Path) -> Iterator[tuple[str, psutil.Process]]:
     """URL and process of a gateway."""
-    command = [sys.executable, "-c", GATEWAY, upstream, str(keys), str(coalesce_s)]
+    command = [sys.executable, "-c", GATEWAY, upstream, str(keys)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             if process.stdout is None or not (url := process.stdout.readline().strip()):
@@ -145,16 +142,10 @@ def measure(ways: dict[str, str], key: str, rounds: int, seconds: float) -> dict
         order = list(ways) if number % 2 == 0 else list(reversed(ways))
         for (model, clients), name in zip(CASES, names, strict=True):
             for way in order:
-                if way == "coalescing" and clients < MANY:
-                    continue
                 result = one(ways[way], model, clients, seconds, key)
                 p50_ms[name][way].append(result.p50_ms or float("nan"))
                 rates[name][way].append(result.throughput)
-            shown = [
-                f"{way} {p50_ms[name][way][-1]:.3f} ms {rates[name][way][-1]:,.0f}/s"
-                for way in ways
-                if rates[name][way]
-            ]
+            shown = [f"{way} {p50_ms[name][way][-1]:.3f} ms {rates[name][way][-1]:,.0f}/s" for way in ways]
             print(f"round {number + 1}, {model}, {clients} at a time: p50 and rate {', '.join(shown)}", flush=True)
     figures: dict[str, object] = {"cores": os.cpu_count() or 0, "rounds": rounds}
     for name in names:
@@ -168,12 +159,6 @@ def measure(ways: dict[str, str], key: str, rounds: int, seconds: float) -> dict
             "gateway_per_s": round(statistics.median(rates[name]["gateway"]), 1),
             "throughput_ratio": round(ratio(rates[name]), 3),
         }
-        if rates[name]["coalescing"]:
-            figures[f"{name}_coalescing"] = {
-                "per_s": round(statistics.median(rates[name]["coalescing"]), 1),
-                "p50_ms": round(statistics.median(p50_ms[name]["coalescing"]), 4),
-                "throughput_ratio": round(ratio(rates[name], "coalescing"), 3),
-            }
     return figures
 
 

@@ -9,15 +9,18 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from compress.errors import ArtifactError
-from compress.processor import Processor
+from compress.errors import ArtifactError, first_line
+from compress.processor import LARGEST_FILE, Processor
 from compress.signature import Signature, TensorSpec
-from compress.vetting.files import open_file
+from compress.vetting.files import open_file, refuse_larger
+from compress.vetting.heard import Heard, unheard
+from compress.vetting.onnx_wire import MAX_BYTES as ONNX_BYTES
 from compress.vetting.paths import stands_inside
 from compress.vetting.texts import read_json
 
@@ -25,20 +28,37 @@ __all__ = ["RUNTIMES", "Artifact", "Measured", "Runtime", "Signature", "StageRep
 
 SCHEMA_VERSION = 1
 PROCESSOR = "processor"  # the folder of what makes inputs
+BLOCK = 1 << 20
+READ = "bytes read once, to know them by"
 
 Runtime = Literal["onnxruntime", "openvino"]
 """What runs an ONNX file on a CPU."""
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
 
-def sha256_of(path: Path) -> str:
+def sha256_of(path: Path, most: int | None = None, tell: Heard = unheard) -> str:
     """Hex SHA-256 of a file, read in blocks.
 
+    Args:
+        path: of the file.
+        most: bytes that a file of its kind has at most, looked at before any are read.
+        tell: is told how it goes on.
+
     Raises:
-        OSError: it can't be read, or is a pipe, a socket or a device.
+        OSError: it can't be read; is a pipe, a socket or a device, mostly holes, or larger than it may be.
     """
+    digest = hashlib.sha256()
     with open_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        total = os.fstat(file.fileno()).st_size
+        if most is not None:
+            refuse_larger(path, file, most)
+        done = 0
+        tell(0, total, READ)
+        while block := file.read(BLOCK):
+            digest.update(block)
+            done += len(block)
+            tell(done, max(done, total), READ)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -227,7 +247,8 @@ class Artifact:
             raise ArtifactError(f"can't read {path}", why=f"it is damaged: {err!r}", mend=again) from err
         if not artifact.model_path.is_file():
             raise ArtifactError(f"{folder} is not whole", why=f"{artifact.model_file} is missing", mend=again)
-        if sha256_of(artifact.model_path) != artifact.sha256:
+        most = ONNX_BYTES if artifact.format == "onnx" else None
+        if _digest(artifact.model_path, folder, again, most) != artifact.sha256:
             why = f"{artifact.model_file} is not the file that artifact.json was written for (its sha256 differs)"
             raise ArtifactError(f"{folder} is damaged", why=why, mend=again)
         if artifact.processor is not None:
@@ -240,9 +261,16 @@ def _check_files(processor: Processor, folder: Path, mend: str) -> None:
         path = processor.folder / name
         if not path.is_file():
             raise ArtifactError(f"{folder} is not whole", why=f"{PROCESSOR}/{name} is missing", mend=mend)
-        if sha256_of(path) != sha256:
+        if _digest(path, folder, mend, LARGEST_FILE) != sha256:
             why = f"{PROCESSOR}/{name} is not the file that artifact.json was written for (its sha256 differs)"
             raise ArtifactError(f"{folder} is damaged", why=why, mend=mend)
+
+
+def _digest(path: Path, folder: Path, mend: str, most: int | None) -> str:
+    try:
+        return sha256_of(path, most)
+    except OSError as err:
+        raise ArtifactError(f"can't read {folder}", why=first_line(err), mend=mend) from err
 
 
 def _text(value: Any) -> str:

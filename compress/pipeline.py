@@ -21,15 +21,16 @@ from compress.artifact import Signature, sha256_of
 from compress.console.wording import Note, as_notes, notes_in
 from compress.errors import CheckpointError, RecipeError, ToolkitError
 from compress.formats.checkpoint import load, write
+from compress.formats.onnx.load import size_of
 from compress.formats.onnx.read import vetted_onnx
 from compress.model import EngineModel, Lost, Model, OnnxModel, TorchModel
 from compress.model.answers import answers_of, apart
 from compress.runtime.memory import give_back
 from compress.stage import Given, Progress, Stage
 from compress.storage.files import make_folder, remove_empty
-from compress.storage.hashing import heard
 from compress.storage.shortages import shortages
 from compress.storage.stage_cache import StageCache
+from compress.vetting.heard import heard
 from compress.vetting.texts import read_json
 
 __all__ = ["Outcome", "Watcher", "check", "hashing_shown", "kept_from_before", "key_of", "run", "with_seen"]
@@ -71,18 +72,18 @@ class Watcher(Protocol):
 
 
 def hashing_shown(watcher: Watcher) -> contextlib.AbstractContextManager[None]:
-    """Show how the hashing of data goes on that is computed, sample by sample: where it takes long, as a stage does."""
+    """Show how the hashing of data goes on, of large files or of samples: where it takes long, as a stage does."""
     begun: float = 0.0
     shown: Progress | None = None
 
-    def tell(done: int, total: int) -> None:
+    def tell(done: int, total: int, what: str) -> None:
         nonlocal begun, shown
         if not done:
             begun, shown = time.perf_counter(), None
         elif shown is None and time.perf_counter() - begun > SHORT_SECONDS:
             shown = watcher.started("data")
         if shown is not None:
-            shown(done, total, "samples made once, to know them by")
+            shown(done, total, what)
 
     return heard(tell)
 
@@ -284,7 +285,12 @@ def _fill(stage: Stage, model: Model, folder: Path, beside: Path, progress: Prog
     if not isinstance(given.model, TorchModel):
         moved = dataclasses.replace(given.model, path=folder / given.model.path.name)
         given = dataclasses.replace(given, model=moved)
-    return Outcome(stage, given, seconds, reused=False, size_bytes=(folder / str(data["model"])).stat().st_size)
+    return Outcome(stage, given, seconds, reused=False, size_bytes=_size(given.model, folder / str(data["model"])))
+
+
+def _size(model: Model, path: Path) -> int:
+    """Bytes of a stage's model."""
+    return size_of(path) if isinstance(model, OnnxModel) else path.stat().st_size
 
 
 def _digest(data: Mapping[str, Any], folder: Path) -> str:
@@ -339,7 +345,7 @@ def _take(stage: Stage, folder: Path, before: Model | None) -> Outcome | None:
         if isinstance(before, TorchModel) and _answers_otherwise(before, data["given"]):
             raise _OtherModelError
         given = Given(model, did, details, told)
-        return Outcome(stage, given, seconds, reused=True, size_bytes=path.stat().st_size)
+        return Outcome(stage, given, seconds, reused=True, size_bytes=_size(model, path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ToolkitError):  # not as it was written
         return None
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from compress.vetting.paths import stands_inside
 
-__all__ = ["FILES", "IMAGE_SETTINGS", "Columns", "Processor"]
+__all__ = ["FILES", "IMAGE_SETTINGS", "LARGEST_FILE", "Columns", "Processor"]
 
 KINDS = ("text", "image", "audio")
 TASKS = ("sequence-classification", "token-classification", "image-classification", "embeddings", "features", "logits")
@@ -24,6 +24,7 @@ FILES = (
     "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model",
     "sentence_bert_config.json", IMAGE_SETTINGS, "processor_config.json",
 )  # fmt: skip
+LARGEST_FILE = 128 << 20  # of these: a tokenizer.json of 260,000 tokens has a quarter
 MOST_LABELS, LONGEST_LABEL = 100_000, 1000
 PAIR = "text_pair"  # the column's name where an artifact was made of pairs, and nobody says another
 

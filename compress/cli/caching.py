@@ -21,7 +21,9 @@ def list_cached() -> None:
     """
     from compress.report.cached import cache_table
 
-    console_of().print(cache_table(StageCache.of()))
+    cache = StageCache.of()
+    cache.check()
+    console_of().print(cache_table(cache))
 
 
 @cached.command
@@ -30,5 +32,7 @@ def clear() -> None:
     from compress.console.durations import bytes_text
     from compress.console.wording import counted
 
-    count, size = StageCache.of().clear()
+    cache = StageCache.of()
+    cache.check()
+    count, size = cache.clear()
     print(f"removed {counted(count, 'stages')}, {bytes_text(size)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,8 @@ from compress import __version__
 from compress.cli.caching import cached
 from compress.cli.looking import engine_script, explain, inspect, lint, measure
 from compress.cli.printed import console_of, tell, tell_next
-from compress.console.wording import Assumed, Note
-from compress.errors import printable
+from compress.console.wording import Assumed, AssumedWarning, Note
+from compress.errors import ResourceError, printable
 from compress.jobs.running import at_work, run_to_end, spread, warn, work_of
 from compress.options import (
     RUN,
@@ -256,7 +257,16 @@ def run_recipe(recipe: Path, *flags: Annotated[str, Parameter(allow_leading_hyph
 
 
 def _cache(wanted: bool) -> StageCache | None:
-    return StageCache.of() if wanted else None
+    """None where others have a say in the folder: a run goes on without, and says why."""
+    if not wanted:
+        return None
+    cache = StageCache.of()
+    try:
+        cache.check()
+    except ResourceError as err:
+        warnings.warn(f"{err.what}: {err.why}; to mend it: {err.mend}", AssumedWarning, stacklevel=2)
+        return None
+    return cache
 
 
 def _save(path: Path, checkpoint: Path, options: ExportOptions | OptimizeOptions) -> None:

@@ -6,7 +6,8 @@ import functools
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from compress.artifact import Signature, TensorSpec, sha256_of
-from compress.console.wording import counted
+from compress.console.wording import AssumedWarning, counted
 from compress.data.images import INDEX, Images
 from compress.data.made import fitting, refuse_not_finite
 from compress.data.sources import Converted, Fetched, Fetcher, Rows, open_shards
@@ -26,6 +27,7 @@ from compress.options.user_code import is_code, user_code
 from compress.storage.hashing import digest_of_arrays, digest_of_samples
 from compress.vetting.arrays import open_npy, open_npz
 from compress.vetting.files import NoFileError, files_in
+from compress.vetting.heard import listener
 from compress.vetting.scratch import is_held
 from compress.vetting.texts import read_text
 
@@ -65,8 +67,9 @@ class Dataset:
         """Read an .npz, a .npy, a folder of .npy files or .npz shards, or what `package.module:function` returns.
 
         That is a dict of arrays, or a map-style torch Dataset. An array belongs to the input of its name; a model with
-        one input takes the only array that is not the labels, whatever its name. Labels are called label, labels,
-        target, targets or y, where no input is called so.
+        one input takes the only array that is not the labels, whatever its name: an AssumedWarning tells of another
+        one, and of an array that nothing takes. Labels are called label, labels, target, targets or y, where no input
+        is called so.
 
         A model whose calls take one sample, by a dimension that is fixed, takes any number of samples one by one.
 
@@ -78,8 +81,14 @@ class Dataset:
         arrays, digest, starts, fetcher = _read(place, source, signature)
         taken = {spec.name for spec in signature.inputs}  # a model may take a "target"
         labels = next((arrays.pop(name) for name in _LABELS if name in arrays and name not in taken), None)
+        given = not _is_made(Path(place))  # by the user, who has named the arrays
         if len(signature.inputs) == 1 and len(arrays) == 1:
-            arrays = {signature.inputs[0].name: next(iter(arrays.values()))}
+            ((name, array),) = arrays.items()
+            arrays = {signature.inputs[0].name: array}
+            if given and name not in ("", signature.inputs[0].name):  # a bare .npy has none
+                _tell_taken(name, signature.inputs[0].name, source)
+        elif given and labels is None and taken < arrays.keys():
+            _tell_unused([name for name in arrays if name not in taken], source)
         inputs: dict[str, Any] = {}
         for spec in signature.inputs:
             if spec.name not in arrays:
@@ -173,6 +182,17 @@ class _Part(Converted):
         return np.asarray(self.rows[self.places[index]], self.dtype)
 
 
+def _tell_taken(name: str, wanted: str, source: str) -> None:
+    told = f"{source} has no array named {wanted!r}: the model's input takes {name!r}, the only one that is no label"
+    warnings.warn(told, AssumedWarning, stacklevel=3)
+
+
+def _tell_unused(names: Sequence[str], source: str) -> None:
+    """Of arrays that nothing takes, where somebody may have meant one for labels."""
+    told = f"no labels in {source} (not used: {', '.join(names)[:200]}): they go by the names {', '.join(_LABELS)}"
+    warnings.warn(told, AssumedWarning, stacklevel=3)
+
+
 def _fitting(array: Any, spec: TensorSpec, source: str) -> Any:
     want = np.dtype(spec.dtype)
     if array.dtype != want and array.dtype.kind == want.kind:  # float64 for float32 and the like: the same numbers
@@ -231,23 +251,27 @@ def _read(place: str, source: str, signature: Signature) -> _Found:
             return views, images.digest, (), fetcher
         if path.is_dir():
             files = files_in(path, "*.npy") or files_in(path, "*.npz")
-            told = json.dumps([[file.name, sha256_of(file)] for file in files])  # a name says whose input it is
-            digest = hashlib.sha256(told.encode()).hexdigest()
             if files and files[0].suffix == ".npz":
                 shards, starts = open_shards(path)
-                return dict(shards), digest, starts, None
-            return {file.stem: open_npy(file) for file in files}, digest, (), None
+                return dict(shards), _together(files), starts, None
+            return {file.stem: open_npy(file) for file in files}, _together(files), (), None
         if not path.is_file():
             raise DatasetError(f"can't read the data {source}", why="there is no such file", mend=_MEND)
         if path.suffix == ".npy":
-            return {"": open_npy(path)}, sha256_of(path), (), None
-        return dict(open_npz(path)), sha256_of(path), (), None
+            return {"": open_npy(path)}, sha256_of(path, tell=listener()), (), None
+        return dict(open_npz(path)), sha256_of(path, tell=listener()), (), None
     except NoFileError as err:
         mend = "take it away, or put the file itself in its place"
         raise DatasetError(f"can't read the data {source}", why=str(err), mend=mend) from err
     except (ValueError, OSError) as err:
         why = f"it is not a whole .npz or .npy file ({err})"
         raise DatasetError(f"can't read the data {source}", why=why, mend=_MEND) from err
+
+
+def _together(files: Sequence[Path]) -> str:
+    """Of the names, which say whose input each is, and of what is in them."""
+    told = json.dumps([[file.name, sha256_of(file, tell=listener())] for file in files])
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def _call(source: str, signature: Signature) -> _Found:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -15,8 +16,9 @@ from compress.artifact import sha256_of
 from compress.data.class_names import numbers_of_folders
 from compress.errors import DatasetError, MissingExtraError, first_line
 from compress.processor import IMAGE_SETTINGS, Processor
-from compress.vetting.files import open_file, refuse_no_file
-from compress.vetting.texts import read_json
+from compress.vetting.files import open_file, refuse_hollow, refuse_larger
+from compress.vetting.heard import listener
+from compress.vetting.texts import parse_json, read_bytes, read_json
 
 __all__ = ["INDEX", "SUFFIXES", "Images", "images_in", "is_image_folder", "write_index"]
 
@@ -24,7 +26,13 @@ INDEX = "images.json"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # others are told by their content, and some by programs of their own
 LARGEST = 1 << 26  # pixels of an image, as its header has them: a small file may have any number of one colour
+LARGEST_FILE = LARGEST * 8 + (1 << 20)  # of four channels of 16 bits, not packed
+MOST_SCANS = 256  # of a JPEG: each goes over all of the image, and may take a few bytes; usual are up to 14
+LARGEST_INDEX = 1 << 30  # our own: two million images have 200 MB
 ROWS = 64  # brought to 8 bits at a time
+BLOCK = 1 << 20  # bytes
+KNOWN_BY = "images read once, to know them by"
+_MEND = "mend it, or take it away"
 
 
 def is_image_folder(path: Path) -> bool:
@@ -60,11 +68,12 @@ def write_index(source: Path, processor: Processor, folder: Path) -> None:
         )
     files = images_in(source)
     for file in files:
-        try:
-            refuse_no_file(file)
-        except OSError as err:
-            why = first_line(err)
-            raise DatasetError(f"can't read the image {file}", why=why, mend="mend it, or take it away") from err
+        with _told(file), open_file(file) as opened:
+            refuse_larger(file, opened, LARGEST_FILE)
+    try:
+        refuse_hollow(source, files)
+    except OSError as err:
+        raise DatasetError(f"can't read the images in {source}", why=first_line(err), mend=_MEND) from err
     labelled = [file.parent != source and processor.task == "image-classification" for file in files]
     if any(labelled) and not all(labelled):
         loose = files[labelled.index(False)]
@@ -77,7 +86,7 @@ def write_index(source: Path, processor: Processor, folder: Path) -> None:
         numbers_of_folders({file.parent.name for file in files}, source, processor.labels) if any(labelled) else {}
     )
     labels = [numbers[file.parent.name] for file in files] if any(labelled) else None
-    digest = hashlib.sha256(json.dumps([[str(file.relative_to(source)), sha256_of(file)] for file in files]).encode())
+    digest = hashlib.sha256(json.dumps([[str(file.relative_to(source)), sha] for file, sha in _sums(files)]).encode())
     data = {
         "files": [str(file.resolve()) for file in files],
         "labels": labels,
@@ -85,6 +94,24 @@ def write_index(source: Path, processor: Processor, folder: Path) -> None:
         "digest": hashlib.sha256(f"{digest.hexdigest()} {processor.digest}".encode()).hexdigest(),
     }
     (folder / INDEX).write_text(json.dumps(data))
+
+
+def _sums(files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """Of each file what it is known by."""
+    tell = listener()
+    tell(0, len(files), KNOWN_BY)
+    for number, file in enumerate(files, 1):
+        with _told(file):
+            yield file, sha256_of(file, LARGEST_FILE)
+        tell(number, len(files), KNOWN_BY)
+
+
+@contextmanager
+def _told(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        raise DatasetError(f"can't read the image {file}", why=first_line(err), mend=_MEND) from err
 
 
 class Images:
@@ -103,7 +130,7 @@ class Images:
 
     def __init__(self, folder: Path, channels: int = 3) -> None:
         self._channels = channels
-        data = read_json(folder / INDEX)
+        data = parse_json(read_bytes(folder / INDEX, LARGEST_INDEX), most=LARGEST_INDEX)
         self._files, self._labels = [Path(file) for file in data["files"]], data["labels"]
         self.digest = str(data["digest"])
         self._process = _processor(Path(data["processor"]))
@@ -130,11 +157,12 @@ class Images:
         """Of a file: uint8 [height, width, channels]."""
         from PIL import Image, ImageOps
 
-        mend = "mend it, or take it away"
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), open_file(file) as opened:
                 warnings.simplefilter("ignore")
-                with open_file(file) as opened, Image.open(opened, formats=FORMATS) as image:
+                refuse_larger(file, opened, LARGEST_FILE)  # some readers take all of it before they know its size
+                _refuse_scans(opened)
+                with Image.open(opened, formats=FORMATS) as image:
                     if image.width * image.height > LARGEST:
                         many = f"it has {image.width:,} × {image.height:,} pixels"
                         raise DatasetError(
@@ -151,8 +179,24 @@ class Images:
         except Exception as err:  # Pillow raises of all kinds for damaged files
             if isinstance(err, DatasetError):
                 raise
-            raise DatasetError(f"can't read the image {file}", why=first_line(err)[:300], mend=mend) from err
+            raise DatasetError(f"can't read the image {file}", why=first_line(err)[:300], mend=_MEND) from err
         return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _refuse_scans(file: BinaryIO) -> None:
+    """Refuse a JPEG that says its image over and over.
+
+    Source: ITU-T T.81, B.1.1.2: a byte of 255 in a scan's own data has a zero behind it, so that its marker is one.
+    """
+    head = file.read(3)
+    if head == b"\xff\xd8\xff":
+        scans, before = 0, b""
+        while block := file.read(BLOCK):
+            scans += (before + block).count(b"\xff\xda")
+            before = block[-1:]
+        if scans > MOST_SCANS:
+            raise ValueError(f"it is written in {scans:,} scans, each of all of the image, and {MOST_SCANS} are taken")
+    file.seek(0)
 
 
 def _in_8_bits(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

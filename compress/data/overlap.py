@@ -11,7 +11,8 @@ import numpy as np
 
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
-from compress.storage.hashing import listener
+from compress.storage.hashing import MADE
+from compress.vetting.heard import listener, unheard
 
 __all__ = ["Overlap", "alike", "copies", "overlaps"]
 
@@ -98,13 +99,13 @@ def _starts(data: Dataset) -> range | list[int]:
 
 def _hashes(data: Dataset, starts: range | list[int]) -> np.ndarray[Any, Any]:
     """Of the inputs of each sample [n], uint64."""
-    tell = listener() if data.fetcher is not None else lambda _done, _total: None
-    tell(0, len(starts) * RUN)
+    tell = listener() if data.fetcher is not None else unheard
+    tell(0, len(starts) * RUN, MADE)
     found = []
     for number, start in enumerate(starts, 1):
         inputs, _ = data.take(slice(start, start + RUN))
         found += list(_each(inputs))
-        tell(number * RUN, len(starts) * RUN)
+        tell(number * RUN, len(starts) * RUN, MADE)
     return np.frombuffer(b"".join(found), np.uint64)
 
 

@@ -17,7 +17,7 @@ from compress.console.wording import counted
 from compress.data.made import Taught
 from compress.errors import DatasetError
 from compress.storage.file_names import file_name
-from compress.vetting.arrays import Member, members_of, read_member
+from compress.vetting.arrays import Member, check_stored, members_of, read_member
 from compress.vetting.files import files_in
 
 __all__ = ["Converted", "Fetched", "Fetcher", "Rows", "Shards", "open_shards"]
@@ -158,9 +158,7 @@ def open_shards(folder: Path) -> tuple[dict[str, Shards], tuple[int, ...]]:
     lengths = [next(iter(header.values()))[0][0] for header in headers]
     starts = tuple(int(start) for start in np.cumsum([0, *lengths])[:-1])
     for path, shard in zip(paths, members, strict=True):
-        for member in shard.values():
-            if member.entry.stored:
-                read_member(path, member)
+        check_stored(path, shard)
     files = _Files(paths, members)
     total = sum(lengths)
     arrays = {name: Shards((total, *shape[1:]), dtype, name, starts, files) for name, (shape, dtype) in first.items()}

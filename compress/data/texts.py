@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,15 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from compress.console.durations import bytes_text
 from compress.console.wording import AssumedWarning, counted
 from compress.data.class_names import number_of
 from compress.errors import DatasetError
 from compress.processor import Processor
 from compress.tokenizer.open import open_tokenizer
+from compress.vetting.csv_rows import MOST_OTHERS
 from compress.vetting.tables import Row, rows_of
 
 __all__ = ["write_tokens"]
 
+ROOM = 0.9  # of what is free on the disk, for tokens
 CHUNK, LETTERS = 1024, 16_000_000  # rows that are held at a time, and letters, by which they end before
 MULTIPLE = 8  # of the length that all are padded to
 _LABELS = ("label", "labels")
@@ -45,16 +50,18 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
         warnings.warn(note, AssumedWarning, stacklevel=2)
     wanted = [name for name in (*dataclasses.astuple(processor.columns), *_LABELS) if name]
     lengths: list[int] = []
-    labels: list[Any] = []
+    labels: list[int | float | None] = []
     columns: dict[str, None] = {}
     for number, rows in _chunks(rows_of(source, wanted)):
         lengths += [len(found.ids) for found in tokenizer.encoded(_texts(rows, number, source, processor))]
-        labels += _labels_of(rows, number, source, processor)
-        columns |= dict.fromkeys(itertools.chain.from_iterable(rows))
+        labels += _numbers(_labels_of(rows, number, source, processor), source, processor, number)
+        if len(columns) < MOST_OTHERS:  # each row may have others
+            columns |= dict.fromkeys(itertools.chain.from_iterable(rows))
     if not lengths:
         raise DatasetError(f"{source} is empty", why="it holds no rows", mend="give it some: 100 or more is usual")
     width = min(tokenizer.longest, -(-max(lengths) // MULTIPLE) * MULTIPLE)
     names = ("input_ids", "attention_mask", "token_type_ids")
+    _refuse_many(len(names) * len(lengths) * width * np.dtype(np.int64).itemsize, len(lengths), width, source, folder)
     arrays = {
         name: np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.int64, (len(lengths), width)) for name in names
     }
@@ -73,9 +80,21 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
     for array in arrays.values():
         array.flush()
     if _all_labelled(labels, source):
-        np.save(folder / "label.npy", _numbers(labels, source, processor))
+        np.save(folder / "label.npy", _array(labels))
     elif processor.task == "sequence-classification":
         _warn(source, [name for name in columns if name not in (processor.columns.text, processor.columns.pair)])
+
+
+def _refuse_many(size: int, rows: int, width: int, source: Path, folder: Path) -> None:
+    """Refuse tokens that would fill the disk: a file of short rows and one long one makes many times its size."""
+    free = shutil.disk_usage(folder).free
+    if size > ROOM * free:
+        raise DatasetError(
+            f"can't make tokens of {source}",
+            why=f"{counted(rows, 'rows')} as long as the longest, {counted(width, 'tokens')}, take {bytes_text(size)}, "
+            f"and {bytes_text(free)} are free in {tempfile.gettempdir()}",
+            mend="name a folder with more room by TMPDIR; or give fewer rows, or leave out those that are far longer",
+        )
 
 
 def _chunks(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
@@ -166,11 +185,19 @@ def _warn(source: Path, others: Sequence[str]) -> None:
         warnings.warn(told, AssumedWarning, stacklevel=3)
 
 
-def _numbers(labels: list[Any], source: Path, processor: Processor) -> np.ndarray[Any, Any]:
-    """Labels [n]: numbers as they are, words by the model's names for its classes."""
-    found = []
-    for at, label in enumerate(labels, 1):
+def _numbers(labels: Sequence[Any], source: Path, processor: Processor, first: int = 0) -> list[int | float | None]:
+    """Labels: numbers as they are, words by the model's names for its classes, None where there is none.
+
+    Args:
+        labels, source, processor: of some rows.
+        first: how many rows there are before.
+    """
+    found: list[int | float | None] = []
+    for at, label in enumerate(labels, first + 1):
         number = label
+        if label is None:
+            found.append(None)
+            continue
         if isinstance(label, str):
             named = number_of(label, processor.labels, f"row {at} of {source}")
             number = _read(label) if named is None else named
@@ -182,7 +209,12 @@ def _numbers(labels: list[Any], source: Path, processor: Processor) -> np.ndarra
                 mend="write labels as the model names its classes, or as their numbers from 0",
             )
         found.append(number)
-    return np.asarray(found, np.int64 if all(isinstance(each, int) for each in found) else np.float32)
+    return found
+
+
+def _array(labels: Sequence[int | float | None]) -> np.ndarray[Any, Any]:
+    """Of all rows [n]."""
+    return np.asarray(labels, np.int64 if all(isinstance(each, int) for each in labels) else np.float32)
 
 
 def _read(text: str) -> int | float | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from compress.errors import CheckpointError, first_line
 from compress.formats.hub.folder import is_hub_folder, named_on_a_hub
 from compress.vetting.archive import Archive, ArchiveError
+from compress.vetting.files import open_file
 from compress.vetting.magic import ARRAYS, HEAD, looks_like
 
 __all__ = ["FileKind", "file_kind"]
@@ -45,7 +46,7 @@ def file_kind(path: Path) -> FileKind:
         if not path.is_file():
             why = "it is a folder without a config.json" if path.is_dir() else "there is no such file"
             raise CheckpointError(f"can't read {path}", why=why, mend=mend)
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.read(HEAD)
     except OSError as err:  # a name that no file can have, or a file of someone else's
         raise CheckpointError(f"can't read {path}", why=err.strerror or str(err), mend=mend) from err

@@ -14,6 +14,7 @@ from compress.evaluate.gains import drop_told, signed
 from compress.evaluate.intervals import percent
 from compress.evaluate.judge import Judge
 from compress.evaluate.search_result import Candidate, Trial
+from compress.formats.onnx.load import size_of
 from compress.jobs.original import Original, original
 from compress.jobs.recipe import sources_of, stages_for
 from compress.model import OnnxModel
@@ -165,7 +166,7 @@ def _sharing(stage: Stage) -> Stage:
 
 def _screened(candidate: Candidate, model: OnnxModel, judge: Judge, options: OptimizeOptions) -> Trial:
     """Out when even the lower end of its drop's interval, on a part of the data, is beyond the limit."""
-    kept = Trial(candidate, "measured", size_bytes=model.path.stat().st_size, path=model.path)
+    kept = Trial(candidate, "measured", size_bytes=size_of(model.path), path=model.path)
     if candidate.prune == 0 and candidate.int8 == "none":
         return kept
     drop = judge.drop(open_model(model, threads=cores()))

@@ -30,6 +30,7 @@ from compress.jobs.original import Original, original
 from compress.jobs.recipe import data_at
 from compress.jobs.variants import in_few_bits, variants_of
 from compress.model import OnnxModel, TorchModel
+from compress.onnx_export.file import save
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_file import OnnxFromFile
 from compress.onnx_export.from_torch import OnnxFromTorch
@@ -210,7 +211,7 @@ def _beside(
 
     def errors(built: ModelProto) -> Errors:
         shield(built)
-        onnx.save(built, path)
+        save(built, path)
         opened = open_model(OnnxModel(path, other.signature), threads=cores())
         choosing, *proving = (judge.squared_errors(opened) for judge in judges)
         return Errors(choosing, proving[0] if proving else np.zeros(0))

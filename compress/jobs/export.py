@@ -21,7 +21,7 @@ from compress.formats.checkpoint import signed
 from compress.jobs.evidence import missed_budgets, named, report_of, script_of
 from compress.jobs.on_ray import on_ray
 from compress.jobs.original import Original, fingerprint_of, original, tried
-from compress.jobs.output import write_artifact
+from compress.jobs.output import refuse_too_large, write_artifact
 from compress.jobs.places import check_output, claimed
 from compress.jobs.recipe import inputs_of, sources_of, stages_for, with_sizes
 from compress.jobs.replaced import check_outputs, lost_recipe, missed_of, replaced_by, searched_of
@@ -128,6 +128,7 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
             mend="run `compress sensitivity` on this model, and name its result",
         )
     check(stages, model)
+    refuse_too_large(model, stages)
     budget = None if options.max_drop is None else budget_of(options, options.max_drop)
     if budget is not None and found is not None:
         found.refuse(model, budget)

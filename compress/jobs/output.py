@@ -13,14 +13,42 @@ import onnx
 from compress import __version__
 from compress.artifact import PROCESSOR, Artifact, Signature, sha256_of
 from compress.errors import StageError
+from compress.formats.onnx.load import size_of
 from compress.formats.onnx.outline import outline
-from compress.model import EngineModel, OnnxModel
+from compress.model import EngineModel, Model, OnnxModel, TorchModel, weight_bytes
+from compress.onnx_export.file import MOST
 from compress.processor import Processor
 from compress.report.export import Report
 from compress.runtime.latency import Latency
+from compress.stage import Stage
 from compress.vetting.swap import replacing_folder
 
-__all__ = ["write_artifact"]
+__all__ = ["refuse_too_large", "write_artifact"]
+
+SMALLER = (
+    "prune_channels", "prune_to_budget", "quantize_onnx", "quantize_within", "quantize_faster", "quantize_int4",
+    "train_quantized", "half_onnx",
+)  # fmt: skip
+
+
+def refuse_too_large(model: Model, stages: Sequence[Stage]) -> None:
+    """Refuse, before any work, a model that no stage makes small enough for the one file of an artifact.
+
+    Raises:
+        StageError: it has more bytes than that holds.
+    """
+    if not any(stage.name in SMALLER for stage in stages):
+        size = weight_bytes(model.module) if isinstance(model, TorchModel) else size_of(model.path)
+        _refuse_more_than_fits(size)
+
+
+def _refuse_more_than_fits(size: int) -> None:
+    if size > MOST:
+        raise StageError(
+            "won't write an artifact: the model is too large for its file",
+            why=f"it has {size / 1e9:.1f} GB of weights, and an ONNX file holds {MOST / 1e9:.1f}",
+            mend="ask for --int8 dynamic, --precision bf16 or fp16, or --int4 weights; or for more --prune",
+        )
 
 
 def write_artifact(
@@ -36,8 +64,10 @@ def write_artifact(
     makes inputs of texts or images is copied into the folder `processor`.
 
     Raises:
-        StageError: the file's outputs are of other types than the signature says.
+        StageError: the file's outputs are of other types than the signature says, or it is too large.
     """
+    if isinstance(model, OnnxModel):
+        _refuse_more_than_fits(size_of(model.path))
     _refuse_other_types(model.path.with_name("model.onnx"), model.signature)
     engine = isinstance(model, EngineModel)
     files = ("model.plan", "model.onnx", "engine.json", "model.plan.stripped") if engine else ("model.onnx",)

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-
 from compress.artifact import Measured, Signature, StageReport
 from compress.console.wording import Note, counted
 from compress.data.sizes import typical_inputs
@@ -19,7 +17,7 @@ from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.intervals import Interval, difference_interval, mean_interval
 from compress.evaluate.scoring import batch_for
 from compress.formats.onnx.load import size_of
-from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, sample_inputs
+from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, sample_inputs, weight_bytes
 from compress.pipeline import Outcome, Watcher
 from compress.runtime.backends import Backend, open_model
 from compress.runtime.footprint import Footprint, footprint
@@ -161,7 +159,7 @@ def rows_of(
         size = outcome.size_bytes if outcome else None
         if name == "original" and isinstance(model, TorchModel):
             # What else lies in a trainer's checkpoint is no part of the model.
-            size = min(checkpoint_bytes, _weight_bytes(model.module))
+            size = min(checkpoint_bytes, weight_bytes(model.module))
             did["original"] = f"as it was given: a file of {checkpoint_bytes:,} bytes, {size:,} of them weights"
         judged = {} if found.judged is None else judged_fields(name, before, found, found.judged)
         measured = dataclasses.replace(_measured(name, model, found, size), **judged)
@@ -183,11 +181,6 @@ def rows_of(
         )
         before = name  # the original's own export is no step on the way
     return reports
-
-
-def _weight_bytes(module: nn.Module) -> int:
-    """Of parameters and buffers; what is shared counts once."""
-    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 def _measured(name: str, model: Model, found: Found, size: int | None) -> Measured:

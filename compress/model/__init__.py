@@ -33,6 +33,7 @@ __all__ = [
     "infer_signature",
     "sample_inputs",
     "symbols_of",
+    "weight_bytes",
 ]
 
 Ranges = Mapping[str, tuple[float, float]]
@@ -118,6 +119,11 @@ class EngineModel:
 
 
 Model = TorchModel | OnnxModel | EngineModel
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Of parameters and buffers; what is shared counts once."""
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 def in_float32(model: TorchModel) -> TorchModel:

@@ -1,7 +1,8 @@
 """Write and check an ONNX model without a second copy of its weights.
 
 protobuf serializes a message into one buffer that grows by doubling: up to three times the model more, and the checker
-of onnx does it, too. Here weights go to the file one by one, and are left out of the check.
+of onnx does it, too. Here weights go to the file one by one, and are left out of the check. One message holds 2.1 GB:
+of a larger model they go to a file beside it, as ONNX's external data.
 """
 
 from __future__ import annotations
@@ -13,34 +14,47 @@ from typing import Any
 import onnx
 from google.protobuf.descriptor import FieldDescriptor
 from onnx import GraphProto, ModelProto, TensorProto
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from compress.errors import StageError
-from compress.formats.onnx.outline import GRAPH, INITIALIZER, LARGE, RAW, header
+from compress.formats.onnx.outline import (
+    GRAPH,
+    INITIALIZER,
+    LARGE,
+    RAW,
+    appended,
+    bytes_of,
+    header,
+    put_outside,
+    values_of,
+)
 
-__all__ = ["checked", "save"]
+__all__ = ["MOST", "checked", "save"]
 
 MOST = (1 << 31) - 1  # bytes of one protobuf message
+BESIDE = ".data"  # behind the name of the file: what the exporter of torch writes, too
 
 
 def save(model: ModelProto, path: Path) -> None:
-    """Write a model, as `onnx.save` does; its weights come last in the file.
+    """Write a model, as `onnx.save` does; its weights come last in it, or in a file beside it where they are too many.
+
+    Args:
+        model: is left as it is. Weights that lie outside of it are taken from the folder of `path`.
+        path: of the file. A file with weights beside it that it no longer needs is removed.
 
     Raises:
-        StageError: it is larger than a protobuf message may be.
+        OSError: it can't be written, or weights that lie outside can't be read.
     """
     graph = _without(model.graph, "initializer").SerializeToString()
     starts: list[tuple[bytes, int]] = []  # of each weight: all before its values, and their bytes
     for tensor in model.graph.initializer:
-        described, size = _without(tensor, "raw_data").SerializeToString(), len(tensor.raw_data)
-        described += header(RAW, size) if tensor.HasField("raw_data") else b""
+        described, size = _inside(tensor).SerializeToString(), bytes_of(tensor)
+        described += header(RAW, size) if size or tensor.HasField("raw_data") else b""
         starts.append((header(INITIALIZER, len(described) + size) + described, size))
     length = len(graph) + sum(len(start) + size for start, size in starts)
+    beside = path.with_name(path.name + BESIDE)
     if length > MOST:
-        raise StageError(
-            f"can't write {path.name}",
-            why=f"it has {length / 1e9:.1f} GB of weights and nodes, and an ONNX file holds 2.1",
-            mend="prune more, or export a part of the model",
-        )
+        _save_apart(model, path, beside)
+        return
     with path.open("wb") as file:
         file.write(_without(model, "graph").SerializeToString())
         file.write(header(GRAPH, length))
@@ -48,7 +62,45 @@ def save(model: ModelProto, path: Path) -> None:
         for (start, size), tensor in zip(starts, model.graph.initializer, strict=True):
             file.write(start)
             if size:
-                file.write(tensor.raw_data)
+                with values_of(tensor, path.parent) as values:
+                    file.write(values)
+    beside.unlink(missing_ok=True)
+
+
+def _save_apart(model: ModelProto, path: Path, beside: Path) -> None:
+    """Write large weights to a file beside the model's, unless they are all there."""
+    light = _without(model, "graph")
+    light.graph.CopyFrom(_without(model.graph, "initializer"))
+    large = [tensor for tensor in model.graph.initializer if bytes_of(tensor) > LARGE]
+    there = all(uses_external_data(each) and ExternalDataInfo(each).location == beside.name for each in large)
+    part = beside.with_name(beside.name + ".part")
+    with part.open("wb") as file:
+        for tensor in model.graph.initializer:
+            kept = light.graph.initializer.add()
+            if there and uses_external_data(tensor):
+                kept.CopyFrom(tensor)
+                continue
+            size = bytes_of(tensor)
+            kept.CopyFrom(_inside(tensor))
+            with values_of(tensor, path.parent) as values:
+                if size <= LARGE:
+                    if size or tensor.HasField("raw_data"):
+                        kept.raw_data = bytes(values)
+                    continue
+                put_outside(kept, beside.name, appended(file, values), size)
+    if there:
+        part.unlink()
+    else:
+        part.replace(beside)
+    path.write_bytes(light.SerializeToString())
+
+
+def _inside(tensor: TensorProto) -> TensorProto:
+    """What describes a tensor whose values are to lie in its file, without them."""
+    described: TensorProto = _without(tensor, "raw_data")
+    described.ClearField("external_data")
+    described.ClearField("data_location")
+    return described
 
 
 def checked(model: ModelProto) -> None:
@@ -65,7 +117,7 @@ def checked(model: ModelProto) -> None:
 
 def _light(graph: GraphProto) -> Iterator[TensorProto]:
     for tensor in graph.initializer:
-        if len(tensor.raw_data) > LARGE:
+        if len(tensor.raw_data) > LARGE or uses_external_data(tensor):
             yield TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0])
         else:
             yield tensor

@@ -17,13 +17,12 @@ from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.evaluate.parity import TOLERANCE
-from compress.formats.onnx.load import size_of
 from compress.formats.onnx.outline import outline
 from compress.formats.onnx.read import read_onnx
 from compress.formats.onnx.scope import inner_bodies, inner_nodes, name_nodes, opset_of
 from compress.model import Arrays, Model, OnnxModel
 from compress.onnx_export.equal import BATCHES, Wording, equal_throughout, sizes_assumed
-from compress.onnx_export.file import MOST, save
+from compress.onnx_export.file import save
 from compress.onnx_export.float32 import in_float32
 from compress.onnx_export.from_torch import IR_VERSION
 from compress.runtime.backends import OnnxBackend
@@ -129,12 +128,6 @@ def refuse(path: Path) -> None:
 
 def whole(path: Path) -> ModelProto:
     """The model with its weights inside."""
-    if (size := size_of(path)) > MOST:
-        raise StageError(
-            f"can't take in {path}",
-            why=f"it has {size / 1e9:.1f} GB of weights and nodes, and the stages hold 2.1",
-            mend="export a part of the model",
-        )
     model = read_onnx(path, runs=True)
     load_external_data_for_model(model, str(path.parent))
     return model

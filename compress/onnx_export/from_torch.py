@@ -1,4 +1,4 @@
-"""Export a torch module to one ONNX file whose batch is really dynamic, proven against torch."""
+"""Export a torch module to an ONNX file whose batch is really dynamic, proven against torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any, ClassVar
 
 import onnx
 import torch
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
 
 from compress.artifact import Signature
 from compress.data.dataset import Dataset
 from compress.errors import StageError
+from compress.formats.onnx.outline import LARGE
 from compress.formats.onnx.scope import made_by
 from compress.model import Model, OnnxModel, TorchModel, example_inputs
 from compress.model.infer import elsewhere, proven, runs_at
@@ -30,7 +32,6 @@ __all__ = ["OnnxFromTorch", "exported"]
 # What ONNX Runtime 1.23 and later, the one in Triton's containers, and TensorRT 10 and 11 all read.
 OPSET = 20
 IR_VERSION = 10
-BESIDE = ".data"  # what the exporter puts behind the name of the file with the weights
 
 
 @dataclass(frozen=True)
@@ -177,9 +178,12 @@ def _name(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
 
 
 def _check_file(path: Path, signature: Signature) -> None:
-    """Check what the exporter wrote, and write it anew: its weights inside, inputs and outputs by their names."""
+    """Check what the exporter wrote, and write it anew: with its names, weights inside where they fit."""
     give_back()
-    model = onnx.load(path)
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        if uses_external_data(tensor) and ExternalDataInfo(tensor).length <= LARGE:
+            load_external_data_for_tensor(tensor, str(path.parent))
     model.ir_version = IR_VERSION
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     if opset != OPSET:
@@ -208,4 +212,3 @@ def _check_file(path: Path, signature: Signature) -> None:
                     )
                 have.dim_param = want
     save(model, path)
-    path.with_name(path.name + BESIDE).unlink(missing_ok=True)

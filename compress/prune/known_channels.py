@@ -19,7 +19,7 @@ from compress.model import TorchModel
 from compress.prune.cut_layers import Place
 from compress.prune.follow_channels import ChannelGroup
 from compress.vetting.replace import replace_file
-from compress.vetting.texts import read_text
+from compress.vetting.texts import read_json
 
 __all__ = ["Known", "KnownChannels"]
 
@@ -61,11 +61,11 @@ class KnownChannels:
     def read(self) -> Known:
         """Nothing is known where there is no file, or one that can't be read."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            told = json.loads(read_text(self._path))
+            told = read_json(self._path)
             return Known(tuple(map(_group, told["groups"])), dict(told["left_alone"]), dict(told["refuted"]))
         for path in sorted(self._folder.glob(f"channels-{self._graph}-*.json")):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                return Known(refuted=dict(json.loads(read_text(path))["refuted"]))
+                return Known(refuted=dict(read_json(path)["refuted"]))
         return Known()
 
     def write(self, found: Known) -> None:

@@ -18,6 +18,7 @@ from compress.formats.onnx.outline import outline
 from compress.model import OnnxModel, Ranges
 from compress.model.inputs import run_on
 from compress.model.watched import Watched
+from compress.onnx_export.file import save
 from compress.onnx_export.tied import apart
 from compress.quantize.half.mask_chain import mask_chain
 from compress.quantize.half.no_numbers import no_numbers
@@ -68,7 +69,7 @@ def calibrate(
     fed = [value.name for value in model.graph.input if value.name in tensors]
     with tempfile.TemporaryDirectory() as folder:
         augmented = Path(folder) / "augmented.onnx"
-        onnx.save(model, augmented)
+        save(model, augmented)
         running, watched = session(augmented, cores()), Watched(path)
     done = 0
     for inputs, _ in data.batches(batch_for(path, tensors, data)):

@@ -23,6 +23,7 @@ from compress.formats.onnx.outline import outline
 from compress.model import Arrays
 from compress.model.inputs import run_on
 from compress.model.watched import Watched
+from compress.onnx_export.file import save
 from compress.quantize.blocks import SIZE
 from compress.quantize.calibrate import batch_for
 from compress.quantize.half.no_numbers import no_numbers
@@ -180,7 +181,7 @@ def _runner(model: onnx.ModelProto, path: Path, names: Iterable[str]) -> Run:
     asked = [name for name in names if name not in fed]
     with tempfile.TemporaryDirectory() as folder:
         augmented = Path(folder) / "augmented.onnx"
-        onnx.save(model, augmented)
+        save(model, augmented)
         running, watched = session(augmented, cores()), Watched(path)
 
     def run(inputs: Arrays) -> dict[str, Array]:

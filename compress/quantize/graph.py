@@ -17,6 +17,7 @@ from compress.formats.onnx.scope import captured, drop_unused, name_nodes
 from compress.model import Arrays
 from compress.model.inputs import run_on
 from compress.model.watched import Watched
+from compress.onnx_export.file import save
 from compress.onnx_export.tied import apart, share
 from compress.quantize.calibrate import batch_for
 from compress.runtime.backends.onnxrt import session
@@ -139,7 +140,7 @@ class Graph:
         graph.initializer.extend(numpy_helper.from_array(values, name) for name, values in self.weights.items())
         drop_unused(graph)
         share(self.model)
-        onnx.save(self.model, path)
+        save(self.model, path)
 
 
 def attribute(node: NodeProto, name: str, default: Any) -> Any:
@@ -167,7 +168,7 @@ def observe(
     model.graph.output.extend(known.get(name) or onnx.ValueInfoProto(name=name) for name in computed)
     with tempfile.TemporaryDirectory() as folder:
         augmented = Path(folder) / "augmented.onnx"
-        onnx.save(model, augmented)
+        save(model, augmented)
         running, watched = session(augmented, cores()), Watched(path)
     for inputs, _ in data.batches(batch or batch_for(path, floats, data)):
         run = partial(watched.run, running, computed, inputs)

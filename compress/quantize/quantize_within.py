@@ -18,6 +18,7 @@ from compress.evaluate.intervals import CONFIDENCE
 from compress.evaluate.judge import Drop, Judge
 from compress.evaluate.metrics import Metric
 from compress.model import Model, OnnxModel, TorchModel
+from compress.onnx_export.file import save
 from compress.quantize.calibrate import calibrate, trained_ranges
 from compress.quantize.faster import fastest, times_as_fast, turns
 from compress.quantize.int8_onnx import finish, plain
@@ -208,7 +209,7 @@ class _Tried:
     def __call__(self, back: Collection[str]) -> OnnxBackend:
         mixed = self._mixed.model({*back, *self._floats})
         shield(mixed)
-        onnx.save(mixed, self._model.path)
+        save(mixed, self._model.path)
         return OnnxBackend(self._model, cores())
 
 

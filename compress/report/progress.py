@@ -86,7 +86,8 @@ class Terminal:
             now = time.perf_counter()
             if total != part:  # something else begins; what was there from before has taken no time in this run
                 since, first, part = now, done, total
-            self._bar.update(task, completed=done, total=total, note=note, since=since, first=first)
+            if task in self._bar.task_ids:  # else something that was begun within it has its place
+                self._bar.update(task, completed=done, total=total, note=note, since=since, first=first)
             if not self._console.is_terminal and now - told >= LINE_SECONDS and first < done < total:
                 told = now
                 rest = left(now - since, done - first, total - first)

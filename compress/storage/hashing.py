@@ -8,8 +8,7 @@ import importlib.util
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,11 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from compress.options.user_code import importable, user_code
+from compress.vetting.heard import listener
 
 __all__ = [
-    "code_files", "digest_of_arrays", "digest_of_code", "digest_of_files", "digest_of_samples", "heard", "is_users",
-    "listener", "loaded_code",
+    "MADE", "code_files", "digest_of_arrays", "digest_of_code", "digest_of_files", "digest_of_samples", "is_users",
+    "loaded_code",
 ]  # fmt: skip
 
 CHUNK = 256
@@ -32,24 +32,7 @@ OWN = frozenset(Path(folder).resolve() for folder in (sysconfig.get_path("stdlib
 
 Array = np.ndarray[Any, Any]
 _KNOWN = frozenset((*sys.stdlib_module_names, "torch", "numpy", "compress")) - {"__main__"}
-Heard = Callable[[int, int], None]
-# A hash is asked for deep inside, wherever something first needs it: who shows how it goes on is far from there.
-_listener: ContextVar[Heard | None] = ContextVar("listener", default=None)
-
-
-@contextmanager
-def heard(listener: Heard) -> Iterator[None]:
-    """Within it, a listener is told of samples hashed, and how many there are."""
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
-
-
-def listener() -> Heard:
-    """Who is told of samples hashed; where nobody listens, one that does nothing."""
-    return _listener.get() or (lambda _done, _total: None)
+MADE = "samples made once, to know them by"
 
 
 def digest_of_arrays(arrays: Mapping[str, Any]) -> str:
@@ -168,12 +151,12 @@ def digest_of_samples(samples: Any, rows: Callable[[Array], Mapping[str, Array]]
     if not _held(samples, digest.update):
         digest = hashlib.sha256()
         tell = listener()
-        tell(0, len(samples))
+        tell(0, len(samples), MADE)
         for start in range(0, len(samples), CHUNK):
             made = rows(np.arange(start, min(start + CHUNK, len(samples))))
             for name, array in sorted(made.items()):
                 _add(digest.update, name, array.dtype, array.shape, [array])
-            tell(min(start + CHUNK, len(samples)), len(samples))
+            tell(min(start + CHUNK, len(samples)), len(samples), MADE)
     return digest.hexdigest()
 
 

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from compress.errors import RecipeError, ResourceError
+from compress.errors import RecipeError, ResourceError, ServerError
 from compress.storage.files import locked
+from compress.vetting.ours import check_ours
 from compress.vetting.texts import read_json
 
 __all__ = ["Entry", "StageCache", "code_digest"]
@@ -119,6 +120,8 @@ class StageCache:
             size = _size(source)
             if size > self.most_bytes:
                 return
+            if not self.whole:
+                self.check()  # before a folder is made there
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not self._ours() or shutil.disk_usage(self.folder).free < ROOM * size:
                 return
@@ -157,14 +160,35 @@ class StageCache:
         whole = hashlib.sha256(f"{key} {code_digest()}".encode()).hexdigest()
         return self.folder / f"{stage}-{whole}"
 
+    def check(self) -> None:
+        """Return where nobody else has a say in what is there, or would come to be there.
+
+        Who may write into a folder above it, or owns one, could have the path lead to any folder of the user's between
+        two steps of a run: sshd looks at the folders of its keys for the same (StrictModes).
+
+        Raises:
+            ResourceError: somebody has; says who, and how to mend it.
+        """
+        try:
+            check_ours(self.folder, folder=True)
+            if not self._ours():
+                raise ServerError("", why="it is not yours alone", mend=f"chmod go-w {self.folder}")
+        except ServerError as err:
+            mend = f"{err.mend}; or name another folder by XDG_CACHE_HOME, or do without by --no-cache"
+            raise ResourceError(f"won't keep stages in {self.folder}", why=err.why, mend=mend) from err
+        except OSError:  # it is not there yet, or nobody may look: who writes there says so
+            return
+
     def _ours(self) -> bool:
         """Whether the folder is there, itself and no link to one, and nobody else may write into it.
 
-        Who may write into the folder above it could have a link lead anywhere: what is cleared there is not ours.
+        Folders above one that machines share are as whoever set it up has made them on each.
         """
         try:
             found = self.folder.lstat()
-        except OSError:
+            if not self.whole:
+                check_ours(self.folder, folder=True)
+        except (OSError, ServerError):
             return False
         return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 

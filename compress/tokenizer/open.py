@@ -6,7 +6,6 @@ it would need another tokenizer.json.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import DatasetError, MissingExtraError, first_line
-from compress.processor import Processor
+from compress.processor import LARGEST_FILE, Processor
 from compress.tokenizer.keys import contradicted, padding_of, side_of
 from compress.tokenizer.parts import dropped, growth_of, refuse_parts, spread_of
 from compress.tokenizer.type_ids import passes_type_ids
 from compress.vetting.files import is_there
-from compress.vetting.texts import read_bytes, read_json
+from compress.vetting.texts import parse_json, read_bytes, read_json
 
 __all__ = ["LONGEST_TEXT", "TOKENIZER", "Tokens", "open_tokenizer", "tokenizer_of"]
 
 TOKENIZER, _CONFIG, _SENTENCES = "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
 _AGAIN = "copy or download the folder again"
-LARGEST, MOST_VALUES = 128 << 20, 8_000_000  # of a tokenizer.json: those of 260,000 tokens have a quarter
+MOST_VALUES = 8_000_000  # of a tokenizer.json: those of 260,000 tokens have a quarter
 # Letters that are looked at in one call, after all that a normalizer may make of them; and of a text alone, after what
 # its own texts make of them.
 AT_ONCE, LONGEST_TEXT = 16_000_000, 4_000_000
@@ -214,10 +213,11 @@ def tokenizer_of(path: Path) -> dict[str, Any]:
         OSError: it can't be read.
         ValueError: it is no file, no JSON, no table of keys, or holds too much.
     """
-    data = read_bytes(path, LARGEST)
-    if sum(data.count(sign) for sign in (b"[", b"{", b",", b":")) > MOST_VALUES:
-        raise ValueError(f"{path.name} holds more than {MOST_VALUES:,} values")
-    found: Any = json.loads(data)
+    data = read_bytes(path, LARGEST_FILE)
+    try:
+        found: Any = parse_json(data, most=MOST_VALUES)
+    except ValueError as err:
+        raise ValueError(f"{path.name} {err}") from err
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} is no table of keys")
     return found

@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import tokenize
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from compress.vetting.archive import Archive, Entry
 from compress.vetting.files import open_file
 from compress.vetting.memory import memory_left
 
-__all__ = ["ArrayFileError", "Member", "members_of", "open_npy", "open_npz", "read_member"]
+__all__ = ["ArrayFileError", "Member", "check_stored", "members_of", "open_npy", "open_npz", "read_member"]
 
 Array = np.ndarray[Any, Any]
 MAX_HEADER = 16_384
@@ -109,7 +110,7 @@ def open_npz(path: Path, text: int = MAX_TEXT) -> dict[str, Array]:
             f"it unpacks to {packed / 2**30:,.1f} GiB, and {left / 2**30:,.1f} GiB of memory are left; np.savez writes "
             "it uncompressed, which is read from the disk"
         )
-    return {name: read_member(path, member) for name, member in members.items()}
+    return dict(_read(path, members))
 
 
 def read_member(path: Path, member: Member, *, check: bool = True) -> Array:
@@ -123,26 +124,47 @@ def read_member(path: Path, member: Member, *, check: bool = True) -> Array:
     Raises:
         ValueError, OSError: as for `members_of`.
     """
+    return dict(_read(path, {member.name: member}, check=check))[member.name]
+
+
+def check_stored(path: Path, members: Mapping[str, Member]) -> None:
+    """Compare the checksums of arrays that are stored as they are.
+
+    Raises:
+        ValueError, OSError: as for `members_of`.
+    """
+    for _ in _read(path, {name: member for name, member in members.items() if member.entry.stored}):
+        pass
+
+
+def _read(path: Path, members: Mapping[str, Member], *, check: bool = True) -> Iterator[tuple[str, Array]]:
+    """Arrays by name. The directory is read once for all: there may be ten thousand."""
     with open_file(path) as file:
         archive = Archive(file)
-        if archive.entries.get(f"{member.name}.npy") != member.entry:
-            raise ArrayFileError(f"{member.name} is another one than before: the file was changed meanwhile")
-        if member.entry.stored:
-            if check:
-                for _ in archive.chunks(member.entry):
-                    pass
-            at = member.entry.offset + member.header
-            return _lettered(member.name, _mapped(path, at, member.shape, member.dtype, member.fortran))
-        if member.nbytes > memory_left():
-            raise ArrayFileError(f"{member.name} unpacks to {member.nbytes / 2**30:,.1f} GiB: more than memory is left")
-        flat = np.empty(member.nbytes, np.uint8)
-        at = -member.header
-        for chunk in archive.chunks(member.entry):
-            part = np.frombuffer(chunk, np.uint8)[max(0, -at) :]
-            flat[max(at, 0) : max(at, 0) + len(part)] = part
-            at += len(chunk)
-    found = flat.view(member.dtype).reshape(member.shape, order="F" if member.fortran else "C")
-    return _lettered(member.name, found)
+        for name, member in members.items():
+            if archive.entries.get(f"{member.name}.npy") != member.entry:
+                raise ArrayFileError(f"{member.name} is another one than before: the file was changed meanwhile")
+            if member.entry.stored:
+                if check:
+                    for _ in archive.chunks(member.entry):
+                        pass
+                at = member.entry.offset + member.header
+                yield name, _lettered(member.name, _mapped(path, at, member.shape, member.dtype, member.fortran))
+            else:
+                yield name, _lettered(member.name, _unpacked(archive, member))
+
+
+def _unpacked(archive: Archive, member: Member) -> Array:
+    if member.nbytes > memory_left():
+        raise ArrayFileError(f"{member.name} unpacks to {member.nbytes / 2**30:,.1f} GiB: more than memory is left")
+    flat = np.empty(member.nbytes, np.uint8)
+    at = -member.header
+    for chunk in archive.chunks(member.entry):
+        part = np.frombuffer(chunk, np.uint8)[max(0, -at) :]
+        flat[max(at, 0) : max(at, 0) + len(part)] = part
+        at += len(chunk)
+    found: Array = flat.view(member.dtype).reshape(member.shape, order="F" if member.fortran else "C")
+    return found
 
 
 def open_npy(path: Path) -> Array:

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from compress.errors import RecipeError
+from compress.vetting.files import open_file
 from compress.vetting.wire import WireError, fields
 
 __all__ = ["SETTING", "loop_seconds", "may_not_end"]
@@ -48,7 +49,7 @@ def may_not_end(path: Path) -> bool:
     An `If` repeats nothing, but what is in its branches may; a function of that name may do as it likes.
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for number, _, inside, end in fields(data, 0, len(data)):
                 if inside is None or number not in (GRAPH, FUNCTION):
                     continue

@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from compress.vetting.files import open_file
+from compress.vetting.files import HollowError, open_file
 from compress.vetting.onnx_fields import BITS, BYTES, DIMENSIONS, MESSAGES, NAMES, STRING
+from compress.vetting.wire import FIXED, VARINT, runs
 
 __all__ = ["OnnxFileError", "check_size", "vet_onnx", "vet_onnx_bytes"]
 
@@ -41,7 +42,6 @@ _LOADING = {"EPContext"}
 # Those that steer a terminal, and those that turn the direction of what is read.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _NUMBERS = {"int": 0, "f8": 1, "f4": 5}
-_WIDTHS = {1: 8, 5: 4}
 Fields = dict[int, list[Any]]
 
 
@@ -73,6 +73,8 @@ def vet_onnx(path: Path, *, runs: bool = True) -> Calls:
         OnnxFileError: it is no ONNX file, is damaged, or reaches beyond itself.
     """
     try:
+        if path.is_file():
+            check_size(path.stat().st_size)
         with open_file(path) as file:
             check_size(os.fstat(file.fileno()).st_size)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held, memoryview(held) as data:
@@ -138,6 +140,7 @@ class _Scan:
         found: Fields = {}
         at = start
         while at < end:
+            start = at
             key, at = self._varint(at, end)
             number, wire = key >> 3, key & 7
             name = known.get(number)
@@ -154,9 +157,7 @@ class _Scan:
                 length, at = self._varint(at, end)
                 if length > end - at:
                     raise OnnxFileError("its Protobuf is damaged: it is truncated, or a length in it is false")
-                self.parts += 1
-                if self.parts > MAX_PARTS:
-                    raise OnnxFileError(f"it holds more than {MAX_PARTS:,} parts")
+                self._part()
                 if name in MESSAGES:
                     inner = self.message(name, at, at + length, depth + 1, graphs)
                     values.append(inner if kind in ("Tensor", "Value", "Type", "TensorType", "Shape") else None)
@@ -167,7 +168,8 @@ class _Scan:
                             raise OnnxFileError(f"it holds the name {text[:80]!r}, with control characters")
                     values.append((at, at + length))
                 elif several:
-                    _add(values, self._packed(name, at, at + length), keep=(kind, number) in DIMENSIONS)
+                    keep = (kind, number) in DIMENSIONS
+                    _add(values, self._packed(name, at, at + length, keep=keep), keep=keep)
                 else:
                     raise OnnxFileError(
                         f"its Protobuf is damaged, or another's: a field ({kind} {number}) of the wrong type"
@@ -177,15 +179,19 @@ class _Scan:
                 raise OnnxFileError(
                     f"its Protobuf is damaged, or another's: a field ({kind} {number}) of the wrong type"
                 )
+            elif several and (kind, number) not in DIMENSIONS:
+                self._part()
+                count, at = self._run(bytes(self.data[start:at]), wire, start, end)
+                _add(values, count, keep=False)
             elif wire == 0:
                 value, at = self._varint(at, end)
                 if several:
-                    _add(values, [_signed(value)], keep=(kind, number) in DIMENSIONS)
+                    _add(values, [_signed(value)], keep=True)
                 else:
                     values.append(_signed(value))
             else:
                 _add(values, _Many(1), keep=False)
-                at += _WIDTHS[wire]
+                at += FIXED[wire]
                 if at > end:
                     raise OnnxFileError("its Protobuf is damaged: it is truncated")
         if kind in self.checks:
@@ -240,15 +246,36 @@ class _Scan:
             shift += 7
         raise OnnxFileError("its Protobuf is damaged: it is truncated, or no ONNX file")
 
-    def _packed(self, name: str, start: int, end: int) -> Sequence[int] | _Many:
-        """Numbers in a row: themselves, where they are few integers; else how many."""
+    def _part(self) -> None:
+        self.parts += 1
+        if self.parts > MAX_PARTS:
+            raise OnnxFileError(f"it holds more than {MAX_PARTS:,} parts")
+
+    def _run(self, key: bytes, wire: int, at: int, end: int) -> tuple[_Many, int]:
+        """How many numbers of one field stand behind each other, each with its key, and where they end.
+
+        They are counted many at a time: forests of trees have millions, and so may whoever wants this to take minutes.
+        """
+        count = 0
+        for begin, stop in runs(self.data, key, wire, at, end):
+            # Of a varint, the key and the number end in such a byte each.
+            count += _ends(self.data[begin:stop]) // 2 if wire == VARINT else (stop - begin) // (len(key) + FIXED[wire])
+            at = stop
+        if not count:
+            raise OnnxFileError("its Protobuf is damaged: it is truncated, or no ONNX file")
+        return _Many(count), at
+
+    def _packed(self, name: str, start: int, end: int, *, keep: bool) -> Sequence[int] | _Many:
+        """Numbers in a row: themselves, where they are dimensions; else how many."""
         if name != "int":
-            width = _WIDTHS[_NUMBERS[name]]
+            width = FIXED[_NUMBERS[name]]
             if (end - start) % width:
                 raise OnnxFileError("its Protobuf is damaged: it is truncated, or a length in it is false")
             return _Many((end - start) // width)
-        if end - start > 1024:
-            return _Many(int(np.count_nonzero(np.frombuffer(self.data[start:end], np.uint8) < 0x80)))
+        if end > start and self.data[end - 1] >= 0x80:
+            raise OnnxFileError("its Protobuf is damaged: it is truncated, or no ONNX file")
+        if not keep or end - start > 1024:
+            return _Many(_ends(self.data[start:end]))
         found, at = [], start
         while at < end:
             value, at = self._varint(at, end)
@@ -346,6 +373,10 @@ class _Scan:
             real = path.resolve(strict=True)
             inside = real.is_relative_to(self.folder.resolve())
             size = real.stat().st_size if real.is_file() else None
+            if inside and size is not None:
+                open_file(real).close()
+        except HollowError as err:
+            raise OnnxFileError(f"its weights are to lie in {location!r}: {err}") from None
         except (OSError, RuntimeError):
             raise OnnxFileError(f"its weights are to lie in {location!r}, which is missing beside it") from None
         if not inside:
@@ -375,6 +406,11 @@ def _add(values: list[Any], more: Sequence[int] | _Many, *, keep: bool) -> None:
         return
     count = int(more) if isinstance(more, _Many) else len(more)
     values[:] = [_Many(sum(values) + count)]
+
+
+def _ends(data: memoryview) -> int:
+    """How many varints end in some bytes."""
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8) < 0x80))
 
 
 def _signed(value: int) -> int:

@@ -6,7 +6,7 @@ A parsed value takes up to a hundred bytes for each that it has in the text, and
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -58,21 +58,35 @@ def read_json(path: Path) -> Any:
     return parse_json(read_text(path).encode())
 
 
-def parse_json(data: bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value of a JSON text.
+def parse_json(data: bytes, most: int = MAX_VALUES) -> Any:
+    """The value of a JSON text. A key that stands twice in a table is refused: of its values each reader takes one.
 
     Args:
         data: the text, in UTF-8.
-        pairs: what makes a table of its keys and values; by default a dict, where the last of a key counts.
+        most: values that it may hold.
 
     Raises:
-        ValueError: it is none, holds too much, or is nested too deeply; says what.
+        ValueError: it is none, holds too much, has a key twice, or is nested too deeply; says what.
     """
-    if sum(data.count(sign) for sign in (b"[", b"{", b",", b":")) > MAX_VALUES:
-        raise ValueError(f"holds more than {MAX_VALUES:,} values")
+    if sum(data.count(sign) for sign in (b"[", b"{", b",", b":")) > most:
+        raise ValueError(f"holds more than {most:,} values")
     try:
-        return json.loads(data, object_pairs_hook=pairs)
-    except json.JSONDecodeError as err:
+        return json.loads(data, object_pairs_hook=_once)
+    except _TwiceError:
+        raise
+    except ValueError as err:  # also of numbers that are too long for Python, and of bytes that are no UTF-8
         raise ValueError(f"is no JSON: {err}") from err
     except RecursionError as err:
         raise ValueError("is nested too deeply") from err
+
+
+class _TwiceError(ValueError):
+    """A key stands twice in a table."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        raise _TwiceError(f"has the key {twice[:60]!a} twice, and each reader takes another: leave one of them")
+    return found

@@ -21,7 +21,7 @@ POSITIVE = (
     "health_interval_s", "left_timeout_s",
 )  # fmt: skip
 NOT_NEGATIVE = (
-    "drain_delay_s", "coalesce_s", "max_elements", "latency_target_s", "max_wait_s", "feedback_answers", "feedback_s",
+    "drain_delay_s", "max_elements", "latency_target_s", "max_wait_s", "feedback_answers", "feedback_s",
     "sequence_wait_s",
 )  # fmt: skip
 
@@ -37,11 +37,10 @@ class ModelSettings:
     max_in_flight: int | None = None
     latency_target_s: float | None = None
     max_wait_s: float | None = None
-    coalesce_s: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and (value < 0 or (value == 0 and name != "coalesce_s")):
+            if value is not None and value <= 0:
                 raise _unusable(f"{name} of a model is {value}", f"give {name} a value above 0")
 
 
@@ -156,13 +155,6 @@ class Settings:
     """Largest share of the slots of a model's sequence batcher that one key may have through this gateway, one slot at
     least. Gateways in front of one Triton know nothing of each other's: with two of them, 0.33 leaves a third to
     others."""
-
-    coalesce_s: float = 0.0
-    """Seconds that a binary request may wait for others of the same form, to go to Triton as one with them (0.001 is
-    the shortest that the clock knows); 0 for never."""
-
-    coalesce_keys: bool = False
-    """Whether requests of different keys may go to Triton as one."""
 
     feedback_answers: int = 10_000
     """Most answers of models under release that clients may still speak of (POST /feedback); 0 for none. Of one key, a

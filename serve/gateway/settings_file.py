@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
+from compress.vetting.ours import check_ours
 from serve.config.named import named_text
-from serve.config.ours import check_ours
 from serve.gateway.settings import ModelSettings, Settings
 
 __all__ = ["PREFIX", "load_settings", "read_settings"]

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 
 from compress.errors import ServerError
-from serve.config.ours import check_ours
+from compress.vetting.ours import check_ours
 from serve.gateway.settings import Settings
 from serve.rollout.state_file import check_state_file
 

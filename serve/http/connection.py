@@ -8,14 +8,14 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import httptools
 
 from serve.http.body import GrowingBody
 from serve.http.message import ExchangeError, Held, Response
 
-__all__ = ["LEFT", "Connection", "Done", "Leaving", "Left"]
+__all__ = ["LEFT", "Connection", "Done", "Leaving"]
 
 Done = Callable[[Response | None, Exception | None], None]
 """Told once of how an exchange ended: one of the two is None."""
@@ -42,19 +42,6 @@ class _Head:
     length: int
 
 
-class Left(Protocol):
-    """An exchange that was given up, and that the server still has.
-
-    Attributes:
-        ended: done once the server is through with it; True where it answered.
-    """
-
-    ended: asyncio.Future[bool] | None
-
-    def close(self) -> None:
-        """Don't wait for it."""
-
-
 class Leaving:
     """Gets a request's exchanges that are given up, each as `Connection.leave` leaves it, until it is `over`.
 
@@ -65,7 +52,7 @@ class Leaving:
     __slots__ = ("aside", "connections", "over")
 
     def __init__(self) -> None:
-        self.connections: list[Left] = []
+        self.connections: list[Connection] = []
         self.aside: list[asyncio.Future[bool]] = []
         self.over = False
 

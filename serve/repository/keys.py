@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.errors import MissingExtraError, RepositoryError
+from compress.vetting.ours import check_ours
 from compress.vetting.texts import read_bytes
-from serve.config.ours import check_ours
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from compress.errors import ServerError
-from serve.config.ours import check_ours
+from compress.vetting.ours import check_ours
 
 __all__ = ["StateFileError", "check_state_file", "opened"]
 

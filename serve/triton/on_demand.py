@@ -6,14 +6,14 @@ Over gRPC, as a load over HTTP holds one of Triton's few threads for HTTP, and w
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from compress.errors import ServerError
 from serve.gateway.on_demand.catalogue import Known
@@ -24,8 +24,8 @@ from serve.triton.memory import FOLDER
 
 __all__ = ["TritonHost"]
 
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-ENDS_S, LOOK_S = 30.0, 0.02  # a stub sleeps for a second before it sees that it is to end
+KINDS = "VmRSS", "VmHWM", "RssShmem"  # of /proc/PID/status
+ENDS_S, LOOK_S = 30.0, 0.02
 
 
 class TritonHost:
@@ -52,6 +52,7 @@ class TritonHost:
         self._channel: Any = None
         self._older: dict[str, frozenset[int]] = {}  # by model that is being loaded: its processes of before
         self._given_up: set[str] = set()
+        self._ends_at_once: set[str] = set()
 
     async def load(self, model: Known) -> None:
         stubs = await asyncio.to_thread(self._triton.stubs)
@@ -63,6 +64,7 @@ class TritonHost:
             self._given_up.discard(model.name)
 
     async def _load(self, model: Known) -> None:
+        (self._ends_at_once.discard if model.finishes else self._ends_at_once.add)(model.name)
         await _apart(lambda: self._check((model.name,)))
         if model.name in self._given_up:
             raise ServerError(
@@ -85,12 +87,19 @@ class TritonHost:
             self._given_up.add(model)
             self._triton.end_stubs(model, spared=older)
 
-    async def unload(self, model: str) -> None:
+    async def unload(self, model: str, *, patient: bool = False) -> None:
         pids = [stub.pid for stub in await asyncio.to_thread(self._triton.stubs) if stub.model == model]
+        if not patient and model in self._ends_at_once:
+            # Before Triton is told: it looks for a second whether they live, and would wait for an answer of one that
+            # died in between.
+            await self._end(model, pids)
         await self._tell("Unload", model, self.timeout_s)
-        until = time.monotonic() + ENDS_S
-        while any(map(_rss, pids)) and time.monotonic() < until:  # noqa: ASYNC110  another process sets no event
-            await asyncio.sleep(LOOK_S)
+        if not await _ended(pids, ENDS_S) and not patient:
+            await self._end(model, pids)
+
+    async def _end(self, model: str, pids: Collection[int]) -> None:
+        await asyncio.to_thread(self._triton.end_stubs, model, ())
+        await _ended(pids, ENDS_S)
 
     async def used(self) -> Used:
         return await asyncio.to_thread(self.used_now)
@@ -99,12 +108,15 @@ class TritonHost:
         """What is resident now, looked up in this thread."""
         if not self._triton.running:
             return Used()
-        by_model: dict[str, int] = {}
+        by_model: Counter[str] = Counter()
+        peaks: Counter[str] = Counter()
         members, stubs = self._triton.family()
         for stub in stubs:
-            by_model[stub.model] = by_model.get(stub.model, 0) + _rss(stub.pid)
-        others = set(members) - {stub.pid for stub in stubs}
-        return Used(sum(map(_rss, others)), by_model)
+            memory = _memory(stub.pid)
+            by_model[stub.model] += memory.resident
+            peaks[stub.model] += memory.peak
+        others = map(_memory, set(members) - {stub.pid for stub in stubs})
+        return Used(sum(other.resident - other.shared for other in others), by_model, peaks)
 
     async def _tell(self, act: Literal["Load", "Unload"], model: str, timeout_s: float | None) -> None:
         if not self._triton.running:
@@ -149,9 +161,38 @@ async def _apart(work: Callable[[], object]) -> None:
     await done
 
 
-def _rss(pid: int) -> int:
-    """Bytes that a process has resident; 0 for one that is gone."""
+async def _ended(pids: Collection[int], seconds: float) -> bool:
+    """Whether processes have ended, which is waited for."""
+    until = time.monotonic() + seconds
+    while any(_memory(pid).resident for pid in pids):
+        if time.monotonic() >= until:
+            return False
+        await asyncio.sleep(LOOK_S)
+    return True
+
+
+class _Memory(NamedTuple):
+    """Of a process, in bytes; 0 for one that is gone.
+
+    Attributes:
+        resident: what it has.
+        peak: the most that it has had.
+        shared: of what it has, regions of shared memory: they are models', and count for the processes of these.
+    """
+
+    resident: int = 0
+    peak: int = 0
+    shared: int = 0
+
+
+def _memory(pid: int) -> _Memory:
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        told = {
+            name: int(value.split()[0]) << 10
+            for name, _, value in (line.partition(":") for line in lines)
+            if name in KINDS
+        }
     except (OSError, IndexError, ValueError):
-        return 0
+        return _Memory()
+    return _Memory(*(told.get(name, 0) for name in KINDS))

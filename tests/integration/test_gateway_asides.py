@@ -1,11 +1,10 @@
-"""Clients that do not wait, where a request can't keep its place: in sequences, under release, joined with others."""
+"""Clients that do not wait, where a request can't keep its place: in sequences, under release."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -68,18 +67,14 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
         yield server
 
 
-def request(seconds: float, *, raw: bool, **parameters: object) -> tuple[bytes, dict[str, str]]:
-    item: dict[str, object] = {"name": "x", "datatype": "FP32", "shape": [1, 1]}
-    item |= {"parameters": {"binary_data_size": 4}} if raw else {"data": [seconds]}
-    head = json.dumps({"inputs": [item], "parameters": parameters}).encode()
-    if not raw:
-        return head, {}
-    return head + struct.pack("<f", seconds), {"Inference-Header-Content-Length": str(len(head))}
+def request(seconds: float, **parameters: object) -> bytes:
+    item = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [seconds]}
+    return json.dumps({"inputs": [item], "parameters": parameters}).encode()
 
 
 @pytest.mark.parametrize(
     ("case", "way"),
-    [("sequence", "http"), ("sequence", "grpc"), ("release", "http"), ("release", "grpc"), ("joined", "http")],
+    [("sequence", "http"), ("sequence", "grpc"), ("release", "http"), ("release", "grpc")],
 )
 def test_who_does_not_wait_fills_no_queue_where_its_requests_keep_no_place(
     triton: TritonServer, tmp_path: Path, case: str, way: str
@@ -92,14 +87,13 @@ def test_who_does_not_wait_fills_no_queue_where_its_requests_keep_no_place(
     settings = Settings(
         upstream=(f"http://{triton.http_address}",), port=0, keys=keys, state=state,
         grpc_upstream=(triton.grpc_address,), grpc_port=(grpc_port := free_port()),
-        coalesce_s=0.002 if case == "joined" else 0.0,
         models={name: ModelSettings(max_in_flight=PLACES) for name in (model, "other")},
     )  # fmt: skip
 
     def ask(key: str, seconds: float, patience_s: float = 60, **parameters: object) -> int:
-        body, headers = request(seconds, raw=case == "joined", **parameters)
+        body = request(seconds, **parameters)
         with contextlib.closing(http.client.HTTPConnection(address, timeout=patience_s)) as connection:
-            connection.request("POST", f"/v2/models/{model}/infer", body, headers | {"x-api-key": key})
+            connection.request("POST", f"/v2/models/{model}/infer", body, {"x-api-key": key})
             return connection.getresponse().status
 
     def leave(number: int) -> None:

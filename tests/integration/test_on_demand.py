@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ HANGS = FILES_MODEL.replace(
     "    def execute",
     "    def initialize(self, args):\n        time.sleep(3600)\n\n    def execute",
 )
+LONG = FILES_MODEL.replace("time.sleep(2)", "time.sleep(60)")
 HANGING = tuple(f"hangs{number}" for number in range(5))  # Triton has four threads that load, where it is told nothing
 
 
@@ -126,11 +128,11 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, repository: Path, *words: str, memory: str = MEMORY) -> Iterator[Served]:
+def served(folder: Path, repository: Path, *words: str, memory: str = MEMORY, settings: str = "") -> Iterator[Served]:
     keys, state = folder / "keys.json", folder / "rollouts.db"
     key = add_key(keys, "admin", admin=True)[0]
     grpc = free_port()
-    (folder / "gateway.toml").write_text(f'keys = "{keys}"\nstate = "{state}"\ngrpc_port = {grpc}\n')
+    (folder / "gateway.toml").write_text(f'keys = "{keys}"\nstate = "{state}"\ngrpc_port = {grpc}\n{settings}')
     more = ["--gateway", str(folder / "gateway.toml"), "--memory", memory, "--drain-timeout", "1", *words]
     with up(folder, str(repository), *FREE, *more) as running:
         yield Served(running, running.url(), f"127.0.0.1:{grpc}", key, repository, state)
@@ -179,6 +181,7 @@ def test_what_is_listed_is_what_can_be_asked(server: Served) -> None:
     assert "/predict/encoder" in server.ask("/openapi.json")[1]["paths"]
     shown = next(row for row in server.ask("/ui/models")[1] if row["name"] == "told")
     assert (shown["state"], shown["inputs"][0]["shape"]) == ("ON_DEMAND", [-1, 4])
+    assert [server.ask(f"/v2/models/told/versions/{version}/ready")[0] for version in (1, 9)] == [200, 400]
     assert server.loaded() == {"a"}  # to list them has loaded none
 
 
@@ -319,7 +322,7 @@ def test_one_that_does_not_load_is_told_and_holds_up_no_other(server: Served) ->
 def test_loads_by_hand_do_not_get_past_the_memory(server: Served) -> None:
     for act in ("load", "unload"):
         status, told = server.ask(f"/v2/repository/models/a/{act}", b"{}")
-        assert status in (403, 409), told
+        assert (status, "--pin" in told["mend"]) == (403, True), told
     assert server.infer("a")[0] == 200
 
 
@@ -442,6 +445,86 @@ def test_models_whose_loads_hang_cost_others_nothing_for_good(tmp_path: Path, fe
         server.file(HANGING[0], x_request_timeout_ms="500")  # hangs as we stop
         began = time.monotonic()
     assert time.monotonic() - began < 20
+
+
+def test_what_is_computed_for_nobody_holds_no_memory_once_its_model_has_made_way(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    for name in ("long", "other"):
+        write_files_model(repository, LONG, name)
+    with served(tmp_path, repository, memory="100MiB", settings="timeout_s = 2\n") as server:  # one of these
+        assert server.file("long")[0] == 200
+        assert server.file("long", "sleep", x_request_timeout_ms="60000")[0] == 504
+        began = time.monotonic()
+        server.running.until(lambda: server.file("other")[0] == 200, 30)
+        assert time.monotonic() - began < 20  # of the 60 s that it would have computed
+        assert not server.of("memory_bytes", "long")
+        server.running.until(lambda: server.file("long")[0] == 200, 30)
+        assert "is loaded again" not in server.running.said  # it was ended on purpose
+
+
+def test_code_that_has_something_to_do_at_its_end_does_it(tmp_path: Path) -> None:
+    repository, told = tmp_path / "models", tmp_path / "told"
+    ending = f"\n    def finalize(self):\n        time.sleep(2)\n        open({str(told)!r}, 'w').close()\n"
+    write_files_model(repository, FILES_MODEL + ending, "ending")
+    write_files_model(repository, name="other")
+    with served(tmp_path, repository, memory="100MiB") as server:  # one of these
+        assert server.file("ending")[0] == 200
+        server.running.until(lambda: server.file("other")[0] == 200, 30)
+        assert told.exists()
+
+
+def test_models_come_and_go_in_a_hurry_and_triton_lives(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    names = tuple(f"m{number}" for number in range(4))
+    for name in names:
+        write_files_model(repository, name=name)
+    with served(tmp_path, repository, memory="125MiB") as server:  # two of these
+        found = [server.file(name)[0] for name in names * 10]
+        assert set(found) == {200}
+        assert sum(server.of("loads_total", name) for name in names) >= 30
+        assert "is loaded again" not in server.running.said
+
+
+def test_large_bodies_of_one_key_make_no_models_of_others_go(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    names = ("one", "two")
+    for name in (*names, "large"):
+        write_files_model(repository, name=name)
+    large, small = (add_key(tmp_path / "keys.json", name)[0] for name in ("large", "small"))
+    body = json.dumps({"file": "x" * (48 << 20)}).encode()
+    found: list[int] = []
+    stop = threading.Event()
+    with served(tmp_path, repository, memory="250MiB") as server:  # one more than these fits
+
+        def ask(key: str, model: str, body: bytes) -> int:
+            return fetch(
+                f"{server.url}/predict/{model}", body, content_type="application/json", x_api_key=key
+            )[0]  # fmt: skip
+
+        def flood() -> None:
+            while not stop.is_set():
+                found.append(ask(large, "large", body))
+
+        def came(name: str) -> bool:
+            return ask(small, name, text) == 200
+
+        text = json.dumps({"file": "text"}).encode()
+        for name in names:
+            server.running.until(partial(came, name), 30)
+        threads = [threading.Thread(target=flood) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            server.running.until(lambda: found.count(200) > 3, 60)
+            until = time.monotonic() + 15
+            while time.monotonic() < until:
+                assert [ask(small, name, text) for name in names] == [200, 200]
+                time.sleep(0.2)
+            assert [server.of("evictions_total", name) for name in names] == [0, 0]
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
 
 
 def test_a_key_that_keeps_its_models_busy_does_not_keep_others_out(tmp_path: Path) -> None:

@@ -196,10 +196,14 @@ def _union(**kinds: Check) -> Check:
 
 def _tree(value: Any) -> str:
     """The structure of inputs or outputs: JSON in a string, of tuples, lists and dicts alone."""
-    version, tree = json.loads(_str(value)) if type(value) is str and len(value) <= 10_000 else (None, None)
+    version, tree = _inner(_str(value)) if type(value) is str and len(value) <= 10_000 else (None, None)
     if version != 1:
         raise _refuse(value)
     return json.dumps([1, _branch(tree)])
+
+
+def _inner(text: str) -> Any:
+    return parse_json(text.encode())
 
 
 def _branch(value: Any) -> dict[str, Any]:
@@ -212,7 +216,7 @@ def _branch(value: Any) -> dict[str, Any]:
         return {"type": None, "context": None, "children_spec": []}
     if kind not in _TREES:
         raise _refuse(value)
-    keys = json.loads(context) if type(context) is str and len(context) <= 10_000 else None
+    keys = _inner(context) if type(context) is str and len(context) <= 10_000 else None
     if kind in ("builtins.tuple", "builtins.list"):
         if keys is not None:
             raise _refuse(value)

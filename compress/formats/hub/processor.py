@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from compress.artifact import sha256_of
-from compress.errors import CheckpointError, DatasetError
+from compress.errors import CheckpointError, DatasetError, first_line
 from compress.formats.hub.bounds import DEEPEST
-from compress.formats.hub.folder import HubFolder, has, inside, json_of
-from compress.processor import FILES, IMAGE_SETTINGS, Processor
+from compress.formats.hub.folder import WHOLE, HubFolder, has, inside, json_of
+from compress.processor import FILES, IMAGE_SETTINGS, LARGEST_FILE, Processor
 
 __all__ = ["image_size", "processor_of", "within_bounds"]
 
@@ -31,17 +32,24 @@ def processor_of(
         pad: the configuration's pad_token_id.
 
     Raises:
-        CheckpointError: one of them is no file, or leads out of the folder.
+        CheckpointError: one of them is no file, leads out of the folder, or is larger than it may be.
     """
     for place in dict.fromkeys((folder.path, folder.root)):
         names = [name for name in FILES if has(place, name)]
-        files = {name: sha256_of(inside(place, name, folder.root)) for name in names}
+        files = {name: _digest(inside(place, name, folder.root)) for name in names}
         if files:
             text = kind == "text"
             filler = pad if text and type(pad) is int and 0 <= pad < 1 << 31 else None
             length = _max_length(folder, longest) if text else None
             return Processor(kind, task, files, labels, length, place, pad_token_id=filler)
     return None
+
+
+def _digest(path: Path) -> str:
+    try:
+        return sha256_of(path, LARGEST_FILE)
+    except OSError as err:
+        raise CheckpointError(f"can't read {path}", why=first_line(err), mend=f"take it away, or {WHOLE}") from err
 
 
 def _max_length(folder: HubFolder, longest: int | None) -> int:

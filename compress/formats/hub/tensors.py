@@ -91,7 +91,7 @@ def _refuse_header(path: Path) -> None:
     if held > MOST_TENSORS:
         raise ValueError(f"it holds {held:,} tensors, and {MOST_TENSORS:,} are taken")
     if header:
-        parse_json(header, _once)
+        parse_json(header)
 
 
 def _header(path: Path) -> bytes:
@@ -104,15 +104,6 @@ def _header(path: Path) -> bytes:
 def _most_tensors(header: bytes) -> int:
     """Each is a table in the header's own; a name may be written in many ways, a bracket in one."""
     return max(0, header.count(b"{") - 1)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"its header names {name[:80]!a} twice")
-        found[name] = value
-    return found
 
 
 def _together(paths: Sequence[Path], parts: list[dict[str, torch.Tensor]]) -> dict[str, Any]:

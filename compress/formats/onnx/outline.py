@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx.external_data_helper import set_external_data
+from onnx.external_data_helper import ExternalDataInfo, set_external_data, uses_external_data
 
+from compress.vetting.files import open_file
+from compress.vetting.onnx_wire import OnnxFileError, check_size
 from compress.vetting.wire import BYTES, WireError, fields
 
-__all__ = ["GRAPH", "INITIALIZER", "LARGE", "RAW", "header", "outline", "set_apart"]
+__all__ = [
+    "GRAPH", "INITIALIZER", "LARGE", "RAW", "appended", "bytes_of", "header", "outline", "put_outside", "set_apart",
+    "values_of",
+]  # fmt: skip
 
 # A tensor that is written in more bytes than this has more than 1,024 elements: nobody looks at its values.
 LARGE = 64 * 1024
@@ -29,12 +37,14 @@ def outline(path: Path) -> onnx.ModelProto:
     Neither external data nor the values are read, so that time and memory follow from the number of nodes.
 
     Raises:
-        OSError: there is no such file.
-        DecodeError: it is no ONNX file.
+        OSError: there is no such file, or it is mostly holes.
+        DecodeError: it is no ONNX file, or has more bytes than one can have.
     """
-    with path.open("rb") as file:
-        if not path.stat().st_size:
-            raise DecodeError("the file is empty")
+    with open_file(path) as file:
+        try:
+            check_size(os.fstat(file.fileno()).st_size)
+        except OnnxFileError as err:
+            raise DecodeError(str(err)) from err
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return onnx.ModelProto.FromString(b"".join(_model(data)))
 
@@ -43,7 +53,7 @@ def set_apart(path: Path, weights: Path) -> onnx.ModelProto:
     """A model whose large initializers lie in a file beside it, as external data; never more than one is in memory.
 
     Args:
-        path: of an ONNX file with its weights inside.
+        path: of an ONNX file, its weights inside or in its folder.
         weights: is written. The model is to be saved in the same folder.
 
     Raises:
@@ -57,21 +67,65 @@ def set_apart(path: Path, weights: Path) -> onnx.ModelProto:
         weights.open("wb") as beside,
     ):
         for tensor, (begin, end) in zip(model.graph.initializer, _initializers(data), strict=True):
+            if uses_external_data(tensor):
+                size = bytes_of(tensor)
+                with values_of(tensor, path.parent) as values:
+                    offset = appended(beside, values)
+                put_outside(tensor, weights.name, offset, size)
+                continue
             if end - begin <= LARGE:
                 continue
-            values = [(number, at, to) for number, _, at, to in _fields(data, begin, end) if number in VALUES]
-            (number, at, to), *more = values or [(0, None, 0)]
+            written = [(number, at, to) for number, _, at, to in _fields(data, begin, end) if number in VALUES]
+            (number, at, to), *more = written or [(0, None, 0)]
             if number != RAW or at is None or more:
                 tensor.ParseFromString(data[begin:end])
                 continue
-            offset = beside.tell() + -beside.tell() % ALIGNED
-            beside.seek(offset)
-            with memoryview(data) as view, view[at:to] as values_of_it:
-                beside.write(values_of_it)
-            tensor.raw_data = b""  # the helper wants this field
-            set_external_data(tensor, weights.name, offset, to - at)
-            tensor.ClearField("raw_data")
+            with memoryview(data) as view, view[at:to] as values:
+                offset = appended(beside, values)
+            put_outside(tensor, weights.name, offset, to - at)
     return model
+
+
+def put_outside(tensor: onnx.TensorProto, name: str, offset: int, size: int) -> None:
+    """Say that the values of a tensor lie in a file of the model's folder, in place."""
+    tensor.raw_data = b""  # the helper wants this field
+    set_external_data(tensor, name, offset, size)
+    tensor.ClearField("raw_data")
+
+
+def appended(file: BinaryIO, values: bytes | memoryview) -> int:
+    """Write values behind what is there, where they may be mapped from; their offset."""
+    offset = file.tell() + -file.tell() % ALIGNED
+    file.seek(offset)
+    file.write(values)
+    return offset
+
+
+def bytes_of(tensor: onnx.TensorProto) -> int:
+    """Bytes of its values, where they are raw."""
+    if not uses_external_data(tensor):
+        return len(tensor.raw_data)
+    length: int | None = ExternalDataInfo(tensor).length
+    if length is None:
+        raise OSError(f"the tensor {tensor.name!r} lies outside of its file, and does not say how long it is")
+    return length
+
+
+@contextmanager
+def values_of(tensor: onnx.TensorProto, folder: Path) -> Iterator[bytes | memoryview]:
+    """The raw bytes of a tensor, which may lie in a file of a folder: that is mapped, and not read as a whole."""
+    if not uses_external_data(tensor):
+        yield tensor.raw_data
+        return
+    told = ExternalDataInfo(tensor)
+    begin = told.offset or 0
+    with (
+        (folder / told.location).open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        memoryview(data) as view,
+        view[begin : begin + bytes_of(tensor)] as values,
+    ):
+        yield values
 
 
 def _initializers(data: mmap.mmap) -> Iterator[tuple[int, int]]:

@@ -18,6 +18,7 @@ from compress.errors import StageError
 from compress.evaluate.metrics import cosine_similarity
 from compress.formats.onnx.scope import sort
 from compress.model import Arrays, Model, OnnxModel, sample_inputs
+from compress.onnx_export.file import save
 from compress.onnx_export.tied import share
 from compress.quantize.calibrate import calibrate
 from compress.quantize.half.graph import ELEMENT, LARGEST, convert, halved, lacking, takes
@@ -155,7 +156,7 @@ class HalfOnnx:
             convert(model, ELEMENT[self.precision], {*kept, *more, *self._also(graph, more)}, large)
             share(model, integers=self.target != "tensorrt")
             sort(model.graph)
-            onnx.save(model, after.path)
+            save(model, after.path)
             got.update(OnnxBackend(after, threads=1).infer(inputs))
             return error_of(expected, got)
 

@@ -58,8 +58,7 @@ def autoscaling(scope: Scope) -> dict[str, str]:
 
     Requests are those of clients, in which a load test and a plan say what a replica does. Triton counts an ensemble
     and each of its steps: so it is Triton's count of the models that clients ask for, where they are known. Else it is
-    the gateway's, of requests that were answered, which lacks streams and the copies that a candidate gets. What a
-    gateway joins (`coalesce_s`, off in what is rendered) is one request to Triton.
+    the gateway's, of requests that were answered, which lacks streams and the copies that a candidate gets.
 
     What requests wait, and how many do, is a sum over all models: an ensemble's steps wait, itself it never does.
     """

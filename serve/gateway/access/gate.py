@@ -130,9 +130,11 @@ class Gate:
         finally:
             lease.close()
 
-    def will_come(self, model: str) -> bool:
-        """Whether a model is not loaded, and a request would have it loaded."""
-        return self.residency is not None and self.residency.state(model) in ("ON_DEMAND", "LOADING")
+    def will_come(self, model: str, version: str | None = None) -> bool:
+        """Whether a model, and a version of it, is not loaded, and a request would have it loaded."""
+        if self.residency is None or self.residency.state(model) not in ("ON_DEMAND", "LOADING"):
+            return False
+        return version is None or self.residency.known[model].serves(version)
 
     def holds(self, model: str) -> bool:
         """Whether requests of a model are with Triton, or wait for their turn, or it is down."""

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
+from compress.vetting.ours import check_ours
 from compress.vetting.replace import mend_of, replace_file
-from serve.config.ours import check_ours
 from serve.repository.lock import hold
 
 __all__ = ["Key", "add_key", "digest_of", "in_days", "read_keys", "revoke_key"]

@@ -16,6 +16,7 @@ from serve.gateway.access.identity import KeyRing
 from serve.gateway.access.memory import LastingShare, Memory
 from serve.gateway.edge.bodies import read_body
 from serve.gateway.edge.routes import as_it_came
+from serve.gateway.errors import ForbiddenError
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.loading import Loading
 from serve.gateway.upstream.upstream import Upstream
@@ -32,6 +33,7 @@ WRITE = re.compile(
 
 INDEX = "repository/index"
 RESTS = "it is loaded when it is asked for"
+CONTROL = re.compile(rf"repository/models/{MODEL_NAME}/(?:load|unload)")
 LOAD = re.compile(rf"repository/models/({MODEL_NAME})/load")
 INFER = re.compile(rf"models/{MODEL_NAME}(?:/versions/[0-9]+)?/infer")
 TO_READ = re.compile(
@@ -40,7 +42,9 @@ TO_READ = re.compile(
 )
 
 
-def admin_router(settings: Settings, upstream: Upstream, keys: KeyRing, memory: Memory, loading: Loading) -> APIRouter:
+def admin_router(
+    settings: Settings, upstream: Upstream, keys: KeyRing, memory: Memory, loading: Loading, *, on_demand: bool
+) -> APIRouter:
     """The routes, bound to the upstreams; the last ones below /v2."""
     router = APIRouter(tags=["administration"])
 
@@ -59,6 +63,12 @@ def admin_router(settings: Settings, upstream: Upstream, keys: KeyRing, memory: 
         request.state.identity.check_admin()
         body = await read_body(request.scope, None, request.receive, settings.max_body_bytes, LastingShare(memory))
         keys.again(request.state.identity).check_admin()
+        if on_demand and CONTROL.fullmatch(path):
+            raise ForbiddenError(
+                "models are loaded and unloaded by the requests for them here",
+                why="with --memory, one that came or went by hand would get past the memory and what requests hold",
+                mend="ask the model, or start `serve up` with --pin MODEL",
+            )
         if load := LOAD.fullmatch(path):
             body = await loading.body(load[1], body)
         why = {**dict.fromkeys(upstream.resting(), RESTS), **dict(upstream.outages)} if path == INDEX else {}

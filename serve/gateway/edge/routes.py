@@ -23,7 +23,7 @@ from serve.gateway.oip.tensors import ProtocolError
 from serve.gateway.upstream.upstream import Upstream, model_path
 from serve.http.client import Response as UpstreamResponse
 
-Before = Callable[[str, str, Request], Awaitable[Response | None]]
+Before = Callable[[str, str, str | None, Request], Awaitable[Response | None]]
 
 __all__ = ["as_it_came", "health_router", "protocol_router"]
 
@@ -131,11 +131,11 @@ def protocol_router(upstream: Upstream, gate: Gate, timeout_s: float, draining: 
         """Where models are loaded on demand, to ask about one is to ask for it."""
         await gate.bring(model, request.state.identity.id, time.monotonic() + timeout_s)
 
-    async def before(part: str, model: str, request: Request) -> Response | None:
+    async def before(part: str, model: str, version: str | None, request: Request) -> Response | None:
         """What is answered before Triton is asked, or has to be waited for."""
         if part == "ready":
             upstream.outages.check(model)
-            if gate.will_come(model):
+            if gate.will_come(model, version):
                 return Response()  # whoever asks it will be answered
         elif part == "config":
             await loaded(model, request)
@@ -181,12 +181,12 @@ def _add_part(router: APIRouter, upstream: Upstream, part: str, summary: str, be
     """What Triton answers below a model, and below a version of it."""
 
     async def of_model(model: str, request: Request) -> Response:
-        if (told := await before(part, model, request)) is not None:
+        if (told := await before(part, model, None, request)) is not None:
             return told
         return as_it_came(await upstream.get(f"{model_path(model)}/{part}"))
 
     async def of_version(model: str, version: str, request: Request) -> Response:
-        if (told := await before(part, model, request)) is not None:
+        if (told := await before(part, model, version, request)) is not None:
             return told
         return as_it_came(await upstream.get(f"{model_path(model, version)}/{part}"))
 

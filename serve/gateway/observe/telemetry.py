@@ -88,12 +88,6 @@ class Telemetry:
         self.upstream_errors = Counter(
             "gateway_upstream_errors", "Requests to Triton with no whole answer.", ("kind",), registry=self.registry
         )
-        self.joined = Counter(
-            "gateway_coalesced_requests", "Requests that went to Triton together with others.", registry=self.registry
-        )
-        self.batches = Counter(
-            "gateway_coalesced_batches", "Requests to Triton that they were joined to.", registry=self.registry
-        )
         self.retries = Counter("gateway_upstream_retries", "Requests asked of another Triton.", registry=self.registry)
         self.ejections = Counter(
             "gateway_upstream_ejections",

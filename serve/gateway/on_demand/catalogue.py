@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.errors import RepositoryError
+from compress.vetting.texts import read_text
 from serve.config.pbtxt import parse, read_config
 from serve.repository.folders import files_of, folders_of
 from serve.repository.needs import needs_of
@@ -16,6 +17,7 @@ from serve.repository.versions import all_served
 
 __all__ = ["Known", "catalogue_of"]
 
+ENDS = "finalize", "atexit", "__del__"
 IDLE_S = 1.0  # after which Triton ends a sequence, where a model's configuration says nothing else
 
 
@@ -31,6 +33,7 @@ class Known:
         processes: that it runs in, where every backend is the Python backend; 0 for an ensemble.
         part_of: the packed model that it is a step of; "" where it stands for itself.
         idle_s: how long it must have been left alone before it may go: a sequence's state is in it until then.
+        finishes: whether code of its own may have something to do at its end, which it is given time for.
         info: what its folder says of it, to be told while it is not loaded.
     """
 
@@ -41,7 +44,13 @@ class Known:
     processes: int
     part_of: str = ""
     idle_s: float = 0.0
+    finishes: bool = True
     info: ModelInfo | None = None
+
+    def serves(self, version: str) -> bool:
+        """Whether a version is one that is loaded with it."""
+        info = self.info
+        return info is None or version in map(str, all_served(info.config, info.versions))
 
 
 def catalogue_of(repository: Path) -> dict[str, Known]:
@@ -71,8 +80,17 @@ def _known(folder: Path, model: ModelInfo, needs: Mapping[str, frozenset[str]], 
     whole = model.config.parameters.get("part_of", "")
     return Known(
         model.name, tuple(parts), rounds, size, count * len(served), "" if whole == model.name else whole,
-        max(idle[part] for part in parts), model,
+        max(idle[part] for part in parts), _finishes(folder, model), model,
     )  # fmt: skip
+
+
+def _finishes(folder: Path, model: ModelInfo) -> bool:
+    """Whether any code in its folder names what Python or Triton calls at an end; what can't be read may."""
+    code = [path for path in files_of(folder) if path.suffix == ".py"] if model.config.backend == "python" else []
+    try:
+        return any(name in read_text(path) for path in code for name in ENDS)
+    except (OSError, ValueError):
+        return True
 
 
 def _bytes_in(folder: Path) -> int:

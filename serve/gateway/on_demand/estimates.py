@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from statistics import median, median_low
 
 from serve.gateway.on_demand.catalogue import Known
@@ -12,14 +14,36 @@ MIB = 1 << 20
 PROCESS_BYTES = 80 * MIB  # a process of Triton's Python backend with ONNX Runtime in it, and no model
 START_S, BYTES_A_SECOND = 3.0, 200e6  # of a load that nothing is known of
 NEWEST = 0.5  # the weight of what was seen last
+FADES_S = 300.0  # after which what a model had once no longer counts: one request must not keep it out for good
+NEAR = 0.9  # of the most, which is seen again with it
+
+
+@dataclass
+class _Seen:
+    """Of a model's bytes: the most, when it was seen last, and the least."""
+
+    most: int
+    at: float
+    least: int
+
+    def add(self, size: int, now: float) -> None:
+        self.least = min(self.least, size)
+        if now - self.at > FADES_S:
+            self.most = size
+        if size >= NEAR * self.most:
+            self.most, self.at = max(size, self.most), now
+
+    def bytes(self, now: float) -> int:
+        return self.least if now - self.at > FADES_S else self.most
 
 
 class Estimates:
     """By model; what is learnt of some corrects the guess for those that were never loaded."""
 
     def __init__(self) -> None:
-        self._bytes: dict[str, int] = {}
-        self._settled: dict[str, int] = {}
+        self._bytes: dict[str, _Seen] = {}
+        self._settled: dict[str, _Seen] = {}
+        self._loading: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
         self._each: dict[str, float] = {}  # bytes of a process beyond its files
 
@@ -27,17 +51,23 @@ class Estimates:
         """Of memory, for the model alone, without what it needs."""
         seen = self._bytes.get(model.name)
         if seen is not None:
-            return seen
+            return seen.bytes(time.monotonic())
         each = median_low([PROCESS_BYTES, *self._each.values()])  # one that is large says little of the others
         return model.file_bytes + int(model.processes * each)
+
+    def loading(self, model: Known) -> int:
+        """The same while it is loaded, which may take more than it has then."""
+        return max(self.bytes(model), self._loading.get(model.name, 0))
 
     def saw(self, model: str) -> bool:
         """Whether its bytes are no guess."""
         return model in self._bytes
 
     def settled(self, model: str) -> int:
-        """The most that a model has had since it was loaded and asked, loading left aside; 0 where nobody has seen."""
-        return self._settled.get(model, 0)
+        """The most that a model has had of late since it was loaded and asked, loading left aside; 0 where nobody has
+        seen."""
+        seen = self._settled.get(model)
+        return 0 if seen is None else seen.bytes(time.monotonic())
 
     def seconds(self, model: Known) -> float:
         """That loading it with its parts takes."""
@@ -52,13 +82,17 @@ class Estimates:
         return model in self._seconds
 
     def saw_bytes(self, model: Known, size: int, *, settled: bool = False) -> None:
-        """What it has now, which is `settled` some time after its load; the most that it ever had counts."""
-        if settled:
-            self._settled[model.name] = max(size, self._settled.get(model.name, 0))
-        if size > self._bytes.get(model.name, 0):
-            self._bytes[model.name] = size
-            if model.processes:
-                self._each[model.name] = max(0, size - model.file_bytes) / model.processes
+        """What it has now, which is `settled` some time after its load; the most that it had of late counts."""
+        now = time.monotonic()
+        for seen in (self._bytes, self._settled) if settled else (self._bytes,):
+            seen.setdefault(model.name, _Seen(size, now, size)).add(size, now)
+        if model.processes:
+            each = self._bytes[model.name].most - model.file_bytes
+            self._each[model.name] = max(0, each) / model.processes
+
+    def saw_loading(self, model: str, size: int) -> None:
+        """The most that it had in its last load."""
+        self._loading[model] = size
 
     def saw_seconds(self, model: str, seconds: float) -> None:
         """What it took to load it, from when that began to when it could answer."""
@@ -67,5 +101,7 @@ class Estimates:
 
     def forget(self, model: str) -> None:
         """It is another by now."""
-        for known in (self._bytes, self._settled, self._seconds, self._each):
+        for seen in (self._bytes, self._settled):
+            seen.pop(model, None)
+        for known in (self._loading, self._seconds, self._each):
             known.pop(model, None)

@@ -17,15 +17,17 @@ class HostDownError(Exception):
 
 @dataclass(frozen=True)
 class Used:
-    """Memory that is resident, in bytes. What processes share counts for each: it is more than the machine gives.
+    """Memory that is resident, in bytes. Files that processes share count for each: it is more than the machine gives.
 
     Attributes:
-        own: of Triton itself.
+        own: of Triton itself, without the regions that it shares with models.
         by_model: of the processes of a model, by its name.
+        peaks: the most that these have had since they began.
     """
 
     own: int = 0
     by_model: Mapping[str, int] = field(default_factory=dict)
+    peaks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -47,8 +49,14 @@ class Host(Protocol):
     def give_up(self, model: str) -> None:
         """End what a load of a model under way has begun, as far as can be; blocks for some milliseconds."""
 
-    async def unload(self, model: str) -> None:
-        """Take one out, and return once its processes have ended; errors as of `load`."""
+    async def unload(self, model: str, *, patient: bool = False) -> None:
+        """Take one out, and return once its processes have ended; errors as of `load`.
+
+        Args:
+            model: its name.
+            patient: whether somebody may wait for what it computes. Else its processes are ended soon: nobody does,
+                and it would hold memory for as long as it takes.
+        """
 
     async def used(self) -> Used:
         """What is resident now."""

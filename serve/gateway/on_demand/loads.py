@@ -78,8 +78,8 @@ class Load:
         return self.who is None or bool(self.waiting) or now < self.back_by
 
     def left_s(self, now: float) -> float:
-        """Until it has ended, as far as can be told."""
-        return self.seconds if self.began is None else max(0.1, self.seconds - (now - self.began))
+        """Until it has ended, as far as can be told: one that is late may take as long again as it is late."""
+        return self.seconds if self.began is None else max(0.1, abs(self.seconds - (now - self.began)))
 
     def overdue(self, now: float) -> bool:
         """Whether it takes so long that it seems to hang: no load waits for it any more but those of its key."""

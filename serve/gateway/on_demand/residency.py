@@ -10,59 +10,39 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from compress.errors import ToolkitError
 from serve.gateway.errors import EndsError, GatewayError, UpstreamDownError
 from serve.gateway.on_demand.catalogue import Known
-from serve.gateway.on_demand.estimates import MIB, Estimates
+from serve.gateway.on_demand.estimates import MIB
 from serve.gateway.on_demand.host import Host, HostDownError
 from serve.gateway.on_demand.lease import Lease
-from serve.gateway.on_demand.loads import BACK_S, Failures, Load, LoadFailedError, LoadingError, Loads
-from serve.gateway.on_demand.resident import LATELY_S, TURN_S, Claim, Reason, Resident, held_by, victim_of
-from serve.gateway.on_demand.turns import DRAIN_S, SPARED_S, Drain, State, Turns, drained_of
-from serve.gateway.on_demand.units import Units
+from serve.gateway.on_demand.loads import BACK_S, Failures, Load, LoadFailedError, LoadingError
+from serve.gateway.on_demand.resident import LATELY_S, TURN_S, Claim, Resident, held_by
+from serve.gateway.on_demand.room import Room
+from serve.gateway.on_demand.turns import DRAIN_S, Drain
 from serve.repository.read import ModelInfo
 
 __all__ = ["Residency"]
 
-logger = logging.getLogger(__name__)
-
 LOOK_S = 2.0
 HANGS_S = 30.0  # after which to ask again for a model whose load was given up and has not ended
 POLL_S, ROOM_S = 0.05, 5.0  # how often a load looks for memory, and for how long
-SETTLE_S = 0.5  # after a load, in which those who waited for it come
 TURNS = "ask again: whoever has next to nothing in memory gets a turn"
 IN_USE = "the memory for models is taken by those that are in use, or that others use"
 
 
-class Residency:
+class Residency(Room):
     """Of one Triton.
 
     Args:
-        host: loads and unloads.
-        known: the models that there are.
-        budget: bytes that Triton and the models' processes may have resident.
-        pins: models that were loaded at the start, and stay.
-        on_event: is told what happens, a line each.
+        host, known, budget, pins, on_event: as of `Room`.
 
     Attributes:
-        known, budget, pins: as above.
-        resident: those that are loaded for requests, by name.
-        draining: those that are about to go, and answer what they have.
-        units: those that Triton has, steps among them.
-        estimates: of what models take.
-        loads: that are under way.
         failures: of late.
-        counts: by what happened ("loaded", "failed", "evicted"; "spared": was drained, and stayed; "waited": a request
-            has, for its load) and the model.
-        went: how often each model has made way, by why.
-        held: says whether something else holds a model: requests in its places, an outage, a rollout.
-        stays: says whether what holds it is not requests alone.
         wanted: models that are wanted whoever asks, as a rollout's.
         came: is told of a model that is loaded.
     """
@@ -75,25 +55,10 @@ class Residency:
         pins: Collection[str],
         on_event: Callable[[str], None],
     ) -> None:
-        self.known = dict(known)
-        self.budget = budget
-        self.pins = frozenset(pins)
-        self.resident: dict[str, Resident] = {}
-        self.draining: dict[str, Resident] = {}
-        self.estimates = Estimates()
-        self.units = Units(host, self.estimates)
-        self.loads = Loads()
-        self.loads.is_leaving = self.draining.__contains__
+        super().__init__(host, known, budget, pins, on_event)
         self.failures = Failures()
-        self.counts: Counter[tuple[str, str]] = Counter()
-        self.went: Counter[tuple[str, Reason]] = Counter()
-        self.held: Callable[[str], bool] = lambda _model: False
-        self.stays: Callable[[str], bool] = lambda _model: False
         self.wanted: Callable[[], Collection[str]] = tuple
         self.came: Callable[[str], None] = lambda _model: None
-        self._on_event = on_event
-        self._asked: dict[str, dict[str, float]] = {}  # when each key has asked for each model last
-        self._turns = Turns()
         self._short: list[Load] = []  # those that lack room
         self._tasks: set[asyncio.Task[None]] = set()
         self.started()
@@ -105,11 +70,6 @@ class Residency:
             return False
         found.touch(who, time.monotonic())
         return True
-
-    def has(self, resident: Resident) -> bool:
-        """Whether one is there still, be it about to go."""
-        name = resident.name
-        return self.resident.get(name) is resident or self.draining.get(name) is resident
 
     def lease(self) -> Lease:
         """What a request will need; to be closed."""
@@ -130,15 +90,12 @@ class Residency:
         states = ((known, self.state(name)) for name, known in self.known.items())
         return {known.name: known.info for known, state in states if known.info and state in ("ON_DEMAND", "LOADING")}
 
-    def bytes_of(self, model: str) -> int:
-        """What a model takes with what it needs."""
-        return sum(self.units.bytes_of(part, self.known) for part in self.known[model].parts)
-
     def started(self) -> None:
         """Triton has died, or was started: it has what is pinned, and the rest when it is asked for."""
         now = time.monotonic()
         self.resident = {name: Resident(name, now) for name in self.pins}
         self.draining.clear()
+        self._surplus = None
         self.units.started(part for name in self.pins for part in self.known[name].parts)
 
     async def changed(self, model: str, known: Mapping[str, Known]) -> bool:
@@ -156,7 +113,7 @@ class Residency:
             for name in there.keys() - known.keys():
                 del there[name]
                 self._asked.pop(name, None)
-                self.units.leave(self._only_of(name, ()))
+                self.units.leave(self._only_of(name, ()), patient=True)
         self.known = dict(known)
         self.pins &= known.keys()
         self.estimates.forget(model)
@@ -217,9 +174,6 @@ class Residency:
         others = any(not each.idle(now) and any(key != who for key in each.keys(now)) for each in self._unpinned())
         return not others and all(load.who == who for load in self.loads.by_model.values())
 
-    def _unpinned(self) -> list[Resident]:
-        return [each for name, each in self.resident.items() if name not in self.pins]
-
     async def _load(self, load: Load) -> None:
         model = load.model
         error: GatewayError | None = None
@@ -231,7 +185,7 @@ class Residency:
                 return
             kept = await self._make_room(load)
             load.began = began = time.monotonic()  # what it waited for is not the model's
-            await self.units.left()
+            await self.units.fit(self.budget)
             await self.units.bring(model, self.known)  # nothing is awaited from here on: Triton may die at any time
             now = time.monotonic()
             self.estimates.saw_seconds(model.name, now - began)
@@ -284,7 +238,7 @@ class Residency:
                 if drain is not None and not any(self._is_in_use(each) for each in drain.residents):
                     self._go(drain.going, model)
                     drain, until = None, time.monotonic() + ROOM_S
-                claims = self._claims(load, size)
+                claims = self._claims(load, self._lasting(sizes))
                 if any(self._free(self.units.taken - room, claim, model, trades=trades) for claim in claims):
                     self.units.keep(sizes)
                     why = "others have made way"
@@ -322,14 +276,6 @@ class Residency:
         least = min(load.keys, key=lambda who: (held.get(who, 0.0), who != load.who))
         return [self._claim(load, who, size, now) for who in dict.fromkeys((load.who, least))]
 
-    def _claim(self, load: Load, who: str, size: int, now: float) -> Claim:
-        asked = self._asked.get(load.model.name, {})
-        return Claim(who, size, frozenset(each for each, at in asked.items() if now - at <= LATELY_S) | load.keys)
-
-    def _used(self) -> list[Resident]:
-        """What counts as held by keys: what is about to go, too."""
-        return [*self._unpinned(), *self.draining.values()]
-
     def _next(self, load: Load) -> str | None:
         """The key whose turn is next, of those who wait for a load; of several the one that has least."""
         now = time.monotonic()
@@ -361,124 +307,15 @@ class Residency:
         self._on_event(f"{names} will make way for {load.model.name}: a key with less in memory has its turn")
         return Drain(going, who, now + DRAIN_S)
 
-    def _going(self, load: Load, who: str, now: float) -> tuple[list[tuple[Resident, Reason]], float]:
-        """What would go for a load in a key's turn, and in how many seconds the key would have the next."""
-        size = sum(self._sizes(self.units.missing(load.model)).values())
-        spared = load.model.parts
-
-        def size_of(name: str, going: Iterable[str]) -> int:
-            return sum(self.units.bytes_of(unit, self.known) for unit in self._only_of(name, set(going), spared))
-
-        def state(each: Resident) -> State:
-            may_go = each.name not in self.draining and not self.stays(each.name)
-            return State(may_go, self._is_free(each, now), not self._rests(each, now))
-
-        claim = self._claim(load, who, size, now)
-        over = self.units.taken - (self.budget - size)
-        return drained_of(self._used(), state, claim, over, self._equal(now), now, size_of)
-
-    def _equal(self, now: float) -> float:
-        """An equal part of the memory for each key that has asked for a model lately."""
-        keys = {who for asked in self._asked.values() for who, at in asked.items() if now - at <= LATELY_S}
-        return max(1, self.budget - self._least()) / max(1, len(keys))
-
-    def _spare(self, drain: Drain, now: float) -> None:
-        """They can't go now, which is not for their key's doing."""
-        self._turns.give_back(drain.who)
-        late = now > drain.until
-        for each in drain.residents:
-            if late and self._is_in_use(each):
-                each.spared = now + SPARED_S
-        self._call_off(drain, f"what was asked has not ended within {DRAIN_S:.0f} s" if late else "it is needed")
-
-    def _call_off(self, drain: Drain, why: str) -> None:
-        """They stay, as if nothing had been."""
-        for each in drain.residents:
-            if self.draining.get(each.name) is each:
-                self.resident[each.name] = self.draining.pop(each.name)
-                self.counts["spared", each.name] += 1
-                self._on_event(f"{each.name} stays: {why}")
-        self.loads.wake(time.monotonic())
-
-    def _sizes(self, units: Collection[str]) -> dict[str, int]:
-        """Bytes to keep for units that come; guesses that are more than there is are no reason not to try."""
-        sizes = {unit: self.estimates.bytes(self.known[unit]) for unit in units}
-        guessed = [unit for unit in units if not self.estimates.saw(unit)]
-        left = self.budget - self._least() - sum(sizes[unit] for unit in units if unit not in guessed)
-        files = sum(self.known[unit].file_bytes for unit in guessed)
-        if files < left < sum(sizes[unit] for unit in guessed):
-            each = (left - files) // len(guessed)
-            sizes |= {unit: self.known[unit].file_bytes + each for unit in guessed}
-        return sizes
-
-    def _least(self) -> int:
-        """Bytes that stay, whatever goes: Triton's own, and what is pinned."""
-        pinned = {part for name in self.pins for part in self.known[name].parts}
-        return self.units.used.own + sum(self.units.bytes_of(part, self.known) for part in pinned)
-
     def _too_large(self, load: Load, size: int) -> GatewayError:
         why = f"it takes about {size // MIB} MiB, of {(self.budget - self._least()) // MIB} MiB that models may have"
         return self._failed(load, why)
-
-    def _free(self, over: int, claim: Claim | None, model: Known | None, *, trades: bool = True) -> bool:
-        """Take out models until so many bytes are free; False, and nothing done, where too few may go."""
-        now = time.monotonic()
-        residents = self._used()
-        spared = frozenset() if model is None else frozenset(model.parts)
-        free = [each for each in self._unpinned() if self._is_free(each, now)]
-        going: list[tuple[Resident, Reason]] = []
-        while over > 0:
-            own = {each.name for each, _ in going}
-
-            def size_of(name: str, own: set[str] = own) -> int:
-                alone = self._only_of(name, own, spared)
-                return sum(self.units.bytes_of(unit, self.known) for unit in alone)
-
-            found = victim_of(residents, free, claim, now, size_of, trades=trades)
-            if found is None:
-                return False
-            victim, why = found
-            over -= size_of(victim.name)
-            going.append((victim, why))
-            residents, free = ([each for each in some if each is not victim] for some in (residents, free))
-        self._go(going, model)
-        return True
-
-    def _is_free(self, each: Resident, now: float) -> bool:
-        return not self._is_in_use(each) and now - each.loaded >= SETTLE_S and self._rests(each, now)
-
-    def _is_in_use(self, each: Resident) -> bool:
-        return self.has(each) and (each.leases > 0 or self.held(each.name))
-
-    def _rests(self, each: Resident, now: float) -> bool:
-        """Whether no sequence can be in one."""
-        known = self.known.get(each.name)
-        return known is None or now - each.used >= known.idle_s
 
     def _turn_s(self, load: Load) -> float:
         """In how many seconds a load may have its turn."""
         now, who = time.monotonic(), self._next(load)
         turn_s = 0.0 if who is None else self._turns.wait_s(who, now)
         return max(1.0, turn_s, min((each.loaded + TURN_S - now for each in self._unpinned()), default=TURN_S))
-
-    def _only_of(self, name: str, going: Collection[str], spared: Collection[str] = ()) -> list[str]:
-        """The models that go with one: those that no other needs, ensembles before their steps."""
-        others = [each for each in (*self.resident, *self.draining) if each != name and each not in going]
-        needed = {part for each in others for part in self.known[each].parts} | set(spared)
-        return [unit for unit in reversed(self.known[name].parts) if unit not in needed and not self.loads.wanted(unit)]
-
-    def _go(self, going: Sequence[tuple[Resident, Reason]], model: Known | None) -> None:
-        """Take out residents, each for a reason, for a model, or for the memory's sake."""
-        there = [(each, why) for each, why in going if self.has(each)]
-        names = {each.name for each, _ in there}
-        units = {unit for name in names for unit in self._only_of(name, names)}
-        for each, why in there:
-            (self.draining if each.name in self.draining else self.resident).pop(each.name)
-            self.counts["evicted", each.name] += 1
-            self.went[each.name, why] += 1
-            logger.info("%s makes way for %s: %s", each.name, "the memory" if model is None else model.name, why)
-        self.units.leave(sorted(units, key=lambda unit: (-len(self.known[unit].parts), unit)))
-        self.loads.wake(time.monotonic())
 
     def _leave_alone(self, model: Known) -> None:
         """Take out what was loaded for a model that did not come."""
@@ -490,7 +327,10 @@ class Residency:
         await self.units.look()
         for name, size in self.units.used.by_model.items():
             if name in self.known and name in self.units.loaded:
-                self.estimates.saw_bytes(self.known[name], size, settled=self.units.settled(name))
+                settled = self.units.settled(name)
+                self.estimates.saw_bytes(self.known[name], size, settled=settled)
+                if not settled and (peak := self.units.used.peaks.get(name)):
+                    self.estimates.saw_loading(name, peak)
 
     async def watch(self) -> None:
         """Keep to the budget, and have what is wanted, until cancelled."""
@@ -513,9 +353,7 @@ class Residency:
                     del asked[who]
             await self.units.behind.press()
             await self._look()
-            over = self.units.taken - self.budget
-            while over > 0 and self._free(1, None, None):
-                over = self.units.taken - self.budget
+            self._shed(now)
             for model in self.wanted():
                 if model in self.known and model not in self.resident and model not in self.loads.by_model:
                     with suppress(GatewayError):  # it has failed just now

@@ -13,7 +13,19 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["EQUAL", "LATELY_S", "TURN_S", "Claim", "Reason", "Resident", "held_by", "least_of", "left_by", "victim_of"]
+__all__ = [
+    "EQUAL",
+    "LATELY_S",
+    "TURN_S",
+    "Claim",
+    "Reason",
+    "Resident",
+    "held_by",
+    "least_of",
+    "left_by",
+    "surplus_of",
+    "victim_of",
+]
 
 LATELY_S = 30.0
 TURN_S = 30.0
@@ -114,6 +126,32 @@ def left_by(each: Resident, claim: Claim, held: dict[str, float], size: int, now
     after = held.get(claim.who, 0.0) + claim.part - (part if claim.who in keys else 0.0)
     others = (held[who] - part + claim.gives(who) for who in keys if who != claim.who)
     return min(others, default=math.inf) - after
+
+
+def surplus_of(
+    residents: Collection[Resident], may_go: Callable[[Resident], bool], is_free: Callable[[Resident], bool],
+    now: float, size_of: Callable[[str], int],
+) -> Resident | None:  # fmt: skip
+    """Which goes where all together are too large: what nobody has used lately, then of whoever has most.
+
+    One that is in use goes, too, before what keys with less have: it may be what grew.
+
+    Args:
+        residents: all that are loaded.
+        may_go: whether one may go at all, in use or not.
+        is_free: whether nothing holds one.
+        now: on the monotonic clock.
+        size_of: bytes that a resident has.
+    """
+    held = held_by(residents, now, size_of)
+
+    def rank(each: Resident) -> tuple[bool, float, bool, float]:
+        free = is_free(each)
+        whole = 0.0 if free else float(size_of(each.name))  # of what has computed for longer than keys are known
+        least = min((held[who] for who in each.keys(now)), default=whole)
+        return not (free and each.idle(now)), -round(least, 3), not free, each.used
+
+    return min(filter(may_go, residents), key=rank, default=None)
 
 
 def victim_of(

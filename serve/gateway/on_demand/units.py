@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
@@ -15,6 +16,7 @@ from serve.gateway.on_demand.host import Host, HostDownError, Used
 
 __all__ = ["Units"]
 
+PASSES_S = 60.0  # what Triton itself had for a moment in it, as bodies on their way to models, is given back
 SETTLES_S = 2.0  # after a load, whose own memory has been given back by then
 
 
@@ -28,12 +30,16 @@ class Units:
     Attributes:
         loaded: those that are there.
         used: memory, as it was seen last.
+        own: bytes that Triton itself keeps: the least that it had of late. What bodies take for a moment is bounded
+            by the gateway's memory for them, and no reason for a model to go.
         behind: loads that were given up, and have not ended.
     """
 
     def __init__(self, host: Host, estimates: Estimates) -> None:
         self.loaded: set[str] = set()
         self.used = Used()
+        self.own = 0
+        self._owned: deque[tuple[float, int]] = deque()
         self.behind = Behind(host, self._came_late)
         self._host = host
         self._estimates = estimates
@@ -48,10 +54,16 @@ class Units:
         self._start += 1
         self.loaded = set(loaded)
         self._coming.clear()
+        self._owned.clear()
 
     async def look(self) -> None:
         """See what each takes now."""
         self.used = await self._host.used()
+        now = time.monotonic()
+        self._owned.append((now, self.used.own))
+        while self._owned[0][0] < now - PASSES_S:
+            self._owned.popleft()
+        self.own = min(own for _, own in self._owned)
 
     def missing(self, model: Known) -> list[str]:
         """What of a model nobody has loaded, or loads."""
@@ -68,11 +80,16 @@ class Units:
     def taken(self) -> int:
         """Bytes, once those that come are there, and those that leave are gone."""
         by_model = self.used.by_model
-        coming = sum(max(0, size - by_model.get(unit, 0)) for unit, size in self._coming.items())
         # What has just come will grow to what it had before, once it is asked.
         there = self.loaded - self._coming.keys()
         growing = sum(max(0, self._estimates.settled(unit) - by_model.get(unit, 0)) for unit in there)
-        return self.used.total + coming + growing - sum(by_model.get(unit, 0) for unit in self._leaving)
+        there_now = self.own + sum(by_model.values())
+        return there_now + self._due + growing - sum(by_model.get(unit, 0) for unit in self._leaving)
+
+    @property
+    def _due(self) -> int:
+        """Bytes that those which come will have more than they have."""
+        return sum(max(0, size - self.used.by_model.get(unit, 0)) for unit, size in self._coming.items())
 
     def settled(self, unit: str) -> bool:
         """Whether one was loaded some time ago."""
@@ -87,19 +104,24 @@ class Units:
         for unit in units:
             self._coming.pop(unit, None)
 
-    def leave(self, units: Collection[str]) -> None:
-        """Take some out, in this order, and go on."""
+    def leave(self, units: Collection[str], *, patient: bool = False) -> None:
+        """Take some out, in this order, and go on.
+
+        Args:
+            units: their names.
+            patient: whether somebody may wait for what they compute. Else it is ended soon.
+        """
         there = [unit for unit in units if unit in self.loaded]
         self.loaded.difference_update(there)
         if there:
-            task = asyncio.ensure_future(self._unload(there))
+            task = asyncio.ensure_future(self._unload(there, patient))
             for unit in there:
                 self._leaving[unit] = task
 
-    async def left(self) -> None:
-        """Wait until those that leave are gone."""
-        while self._leaving:
-            await asyncio.wait(set(self._leaving.values()))
+    async def fit(self, budget: int) -> None:
+        """Wait until enough of those that leave are gone: until then their processes have what they have."""
+        while self._leaving and self.own + sum(self.used.by_model.values()) + self._due > budget:
+            await asyncio.wait(set(self._leaving.values()), return_when=asyncio.FIRST_COMPLETED)
 
     async def bring(self, model: Known, known: Mapping[str, Known]) -> None:
         """Load what is missing of a model; raises ToolkitError, HostDownError."""
@@ -131,12 +153,12 @@ class Units:
             self.loaded.add(unit)
             self.leave([unit])
 
-    async def _unload(self, units: list[str]) -> None:
+    async def _unload(self, units: list[str], patient: bool) -> None:
         try:
             for unit in units:
                 async with self._locks.setdefault(unit, asyncio.Lock()):
                     with suppress(HostDownError, ToolkitError):  # what it still takes goes on counting
-                        await self._host.unload(unit)
+                        await self._host.unload(unit, patient=patient)
             await self.look()
         finally:
             gone = asyncio.current_task()

@@ -1,1 +1,1 @@
-"""The model servers behind the gateway: balancing, outliers, metadata, sequences, coalescing."""
+"""The model servers behind the gateway: balancing, outliers, metadata, sequences."""

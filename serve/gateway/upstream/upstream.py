@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 
 import orjson
@@ -31,8 +30,7 @@ from serve.gateway.oip.remembered import Remembered
 from serve.gateway.oip.tensors import ProtocolError
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.balancer import Balancer
-from serve.gateway.upstream.coalesce import Coalescer
-from serve.gateway.upstream.deadline import EarlyTimeoutError, tells
+from serve.gateway.upstream.deadline import EarlyTimeoutError
 from serve.gateway.upstream.node import LONGEST, Node
 from serve.http.body import GrowingBody
 from serve.http.client import Address, ExchangeError, Response
@@ -52,7 +50,7 @@ UNKNOWN_S = 0.2  # that a model is not there: who asks again and again asks Trit
 # becomes up to so many times as large.
 KNOWN_BYTES, BECOMES = 64 * 1024 * 1024, 8
 ENTRY_BYTES = 1024
-UNKNOWN_NAMES, JOINED = 256, 256
+UNKNOWN_NAMES = 256
 
 
 def model_path(model: str, version: str | None = None) -> str:
@@ -86,26 +84,17 @@ class Upstream:
             max_answer_bytes=LONGEST if memory is None else memory.most_of_one,
         )
 
-        def joined(count: int) -> None:
-            telemetry.joined.inc(count)
-            telemetry.batches.inc()
-
         self.outages = Incidents().outages
         self._control: list[tuple[bytes, bytes]] = []
         self.answers_for_name: Callable[[str, str], bool] = lambda *_: False  # releases know
         self.resting: Callable[[], Mapping[str, ModelInfo]] = dict  # models that would be loaded for a request
-        self._settings = settings
-        self._coalescer = (
-            Coalescer(self._exchange, joined, across_keys=settings.coalesce_keys) if _coalesces(settings) else None
-        )
-        self._joined: dict[bytes, tuple[float, int, float]] = {}
         self._known: Remembered[str, tuple[float, ModelMetadata]] = Remembered(KNOWN_BYTES)
         self._unknown: Remembered[str, tuple[float, UnknownModelError]] = Remembered(UNKNOWN_NAMES)
 
     @property
     def sole(self) -> Node | None:
-        """The one Triton that takes each request by itself; None where there is a choice, or requests are joined."""
-        return None if self._coalescer is not None else self.balancer.sole
+        """The one Triton that there is; None where there is a choice."""
+        return self.balancer.sole
 
     def follow(self, incidents: Incidents) -> None:
         """Take what is known of models that are down, and of who may list them, from there."""
@@ -137,18 +126,14 @@ class Upstream:
         """POST an infer request; raises GatewayError (502, 503, 504).
 
         Args:
-            who: the id of the key that asks, for which its answer counts; None for nobody's, which goes alone.
+            who: the id of the key that asks, for which its answer counts; None for nobody's.
             sequence: what says which server has the sequence that it belongs to; None for none.
         """
-        began = time.monotonic()
+        began, key = time.monotonic(), "" if who is None else who.decode()
         try:
-            coalescer = self._coalescer
-            if sequence is not None:
-                answer = await self._exchange(path, headers, body, timeout_s, sequence, who)
-            elif coalescer is not None and who is not None and isinstance(body, bytes) and coalescer.takes(headers):
-                answer = await self._coalesced(coalescer, path, headers, body, timeout_s, who)
-            else:
-                answer = await self._exchange(path, headers, body, timeout_s, who=who)
+            answer = await self.balancer.exchange(
+                b"POST", path, headers, body, timeout_s=timeout_s, sequence=sequence, who=key
+            )
         except ExchangeError as err:
             raise failure_of(err) from err
         self.check_alive(answer, path, began)
@@ -166,43 +151,6 @@ class Upstream:
             model = path.decode().split("/")[3]
             self.outages.seen(instance, began, model)
             raise ModelDownError(model, f"its process {instance} has died")
-
-    async def _exchange(
-        self,
-        path: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        body: bytes | GrowingBody,
-        timeout_s: float,
-        sequence: bytes | None = None,
-        who: bytes | None = None,
-    ) -> Response:
-        key = "" if who is None else who.decode()
-        return await self.balancer.exchange(
-            b"POST", path, headers, body, timeout_s=timeout_s, sequence=sequence, who=key
-        )
-
-    async def _coalesced(
-        self,
-        coalescer: Coalescer,
-        path: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        body: bytes,
-        timeout_s: float,
-        who: bytes,
-    ) -> Response:
-        """As one request with others, where the model's settings and batches allow it."""
-        known = self._joined.get(path)
-        if known is None or known[0] < time.monotonic():
-            known = await self._learn_joining(path)
-        _, most, wait_s = known
-        if most < 2:
-            return await self._exchange(path, headers, body, timeout_s, who=who)
-        try:
-            return await coalescer.infer(path, headers, body, timeout_s, most=most, wait_s=wait_s, who=who)
-        except ExchangeError as err:
-            if err.kind == "timeout":  # its own, or that of the one with most time
-                err.early = not tells(timeout_s, self.balancer.timeout_s)
-            raise
 
     async def post_all(self, path: str, body: bytes) -> Response:
         """POST a body to every Triton; the first answer that is no 200, else the last. Raises GatewayError."""
@@ -307,25 +255,7 @@ class Upstream:
         self._known.pop(_known_path(model, version))
         self._unknown.pop(_known_path(model, version))
 
-    async def _learn_joining(self, path: bytes) -> tuple[float, int, float]:
-        """Until when this holds, how many items go together, and how long they may gather."""
-        model, _, version = path.removeprefix(b"/v2/models/").removesuffix(b"/infer").decode().partition("/versions/")
-        own = self._settings.models.get(model)
-        wait_s = self._settings.coalesce_s if own is None or own.coalesce_s is None else own.coalesce_s
-        most = 0
-        if wait_s:
-            with suppress(GatewayError):
-                known = await self.metadata(model, version or None)
-                texts = any(tensor.datatype == "BYTES" for tensor in (*known.inputs, *known.outputs))
-                most = 0 if texts else known.max_batch_size
-        if len(self._joined) >= JOINED:
-            self._joined.clear()
-        self._joined[path] = found = (time.monotonic() + CACHE_S, most, wait_s)
-        return found
-
     async def close(self) -> None:
-        if self._coalescer is not None:
-            await self._coalescer.close()
         await self.balancer.close()
 
 
@@ -333,10 +263,6 @@ def _known_path(model: str, version: str | None) -> str:
     """`model_path`, the same for all ways to write a version."""
     path = model_path(model, version)
     return path if version is None else model_path(model, str(int(version)))
-
-
-def _coalesces(settings: Settings) -> bool:
-    return bool(settings.coalesce_s) or any(own.coalesce_s for own in settings.models.values())
 
 
 def failure_of(err: ExchangeError) -> GatewayError:

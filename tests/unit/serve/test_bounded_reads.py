@@ -18,7 +18,6 @@ SHIPPED = "a file of this package"
 RELAY = "a connection is opened, no file"
 FOLDER = "a folder, or opened for writing"
 ALLOWED = {
-    "config/ours.py": PROC,
     "doctor/run.py": PROC,
     "gateway/access/freed.py": PROC,
     "gateway/access/keys.py": NAMED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from compress.artifact import Signature, TensorSpec
+from compress.console.wording import AssumedWarning
 from compress.data.dataset import Dataset
 from compress.errors import DatasetError, SignatureError, ToolkitError
 
@@ -49,7 +51,8 @@ def test_an_input_of_a_usual_name_of_labels_is_an_input(tmp_path: Path, name: st
 
 
 def test_one_input_takes_the_only_array_whatever_its_name(tmp_path: Path) -> None:
-    assert np.array_equal(Dataset.open(saved(tmp_path, pictures=x), ONE).inputs["x"], x)
+    with pytest.warns(AssumedWarning, match="'pictures'"):
+        assert np.array_equal(Dataset.open(saved(tmp_path, pictures=x), ONE).inputs["x"], x)
 
 
 def test_the_same_numbers_in_another_width_are_taken(tmp_path: Path) -> None:
@@ -142,3 +145,32 @@ def test_what_the_toolkit_tells_itself_is_not_believed_in_a_folder_that_somebody
     assert len(data) == len(x)
     assert data.sha256 != "another's"
     assert not (tmp_path / "canary").exists()
+
+
+NAMED: dict[str, tuple[dict[str, Any], str]] = {
+    "its name": ({"x": x}, ""),
+    "its name, with labels": ({"x": x, "label": np.arange(5)}, ""),
+    "another": ({"pictures": x}, "no array named 'x': the model's input takes 'pictures'"),
+    "another, with labels": ({"pictures": x, "y": np.arange(5)}, "the model's input takes 'pictures'"),
+    "labels by another name": ({"x": x, "classes": np.arange(5)}, "no labels in .* .not used: classes.*label, labels"),
+    "labels, and one that nothing takes": ({"x": x, "id": np.arange(5), "y": np.arange(5)}, ""),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_which_array_goes_to_which_input_is_told_where_names_do_not_say(tmp_path: Path, case: str) -> None:
+    arrays, told = NAMED[case]
+    source = saved(tmp_path, **arrays)
+    with pytest.warns(AssumedWarning, match=told) if told else contextlib.nullcontext():
+        data = Dataset.open(source, ONE)
+    assert np.array_equal(data.inputs["x"], x)
+    assert (data.labels is not None) == bool({"y", "label"} & arrays.keys())
+
+
+@pytest.mark.parametrize("arrays", [{"x": x, "sort": np.arange(5)}, {"p": x, "q": np.arange(5)}, {"x": x}])
+def test_names_that_fit_in_part_or_not_at_all_are_refused_where_there_are_several_inputs(
+    tmp_path: Path, arrays: dict[str, Any]
+) -> None:
+    with pytest.raises(DatasetError, match="lacks the input") as caught:
+        Dataset.open(saved(tmp_path, **arrays), TWO)
+    assert all(name in caught.value.why for name in arrays)

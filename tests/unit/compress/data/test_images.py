@@ -22,6 +22,7 @@ from compress.errors import DatasetError
 from compress.formats.hub.config import offline
 from compress.processor import Processor
 from compress.signature import Signature
+from compress.vetting import texts
 
 SIDE = 8
 
@@ -168,3 +169,26 @@ def test_16_bits_of_many_pixels_are_scaled_a_part_at_a_time() -> None:
     tracemalloc.stop()
     assert np.array_equal(found, np.rint(values / 257).astype(np.uint8))
     assert most < 2 * found.nbytes
+
+
+def test_a_jpeg_that_says_its_image_over_and_over_is_refused(tmp_path: Path, maker: Path) -> None:
+    """Each of its scans is a few bytes, and goes over all of the image."""
+    (tmp_path / "images").mkdir()
+    file = tmp_path / "images" / "1.jpg"
+    Image.effect_noise((64, 64), 50).convert("RGB").save(file, progressive=True)
+    assert opened(tmp_path / "images", maker).inputs["pixel_values"][:].shape == (1, 3, SIDE, SIDE)
+    whole = file.read_bytes()
+    last = whole.rindex(b"\xff\xda")
+    file.write_bytes(whole[:last] + whole[last:-2] * 300 + whole[-2:])
+    with pytest.raises(DatasetError, match="can't read the image") as caught:
+        opened(tmp_path / "images", maker)
+    assert "scans, each of all of the image" in caught.value.why
+
+
+def test_a_folder_of_very_many_images_is_read(tmp_path: Path, maker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of them is our own: a stranger's JSON has fewer values."""
+    for at in range(30):
+        folders(tmp_path / "images", f"{at}")
+    monkeypatch.setattr(texts, "MAX_VALUES", 50)
+    monkeypatch.setattr(texts, "MAX_BYTES", 1000)
+    assert len(opened(tmp_path / "images", maker)) == 30

@@ -16,6 +16,7 @@ import pytest
 
 from compress.artifact import Artifact, TensorSpec
 from compress.console.wording import AssumedWarning
+from compress.data import texts
 from compress.data.dataset import Dataset
 from compress.data.reading import arrays_of
 from compress.errors import ArtifactError, DatasetError
@@ -250,3 +251,14 @@ def test_what_a_killed_process_left_goes_with_the_next(
     (there,) = tmp_path.glob("compress-*")
     assert there != left
     assert there in made.parents
+
+
+def test_tokens_that_would_fill_the_disk_are_refused_before_any_is_written(
+    tmp_path: Path, processor: Processor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "ROOM", 1e-12)
+    (tmp_path / "data.jsonl").write_text('{"text": "a"}\n' * 10)
+    with pytest.raises(DatasetError, match="can't make tokens of") as caught:
+        arrays_of(str(tmp_path / "data.jsonl"), dataclasses.replace(processor, task="embeddings"))
+    assert caught.value.why.startswith("10 rows as long as the longest")
+    assert "TMPDIR" in caught.value.mend

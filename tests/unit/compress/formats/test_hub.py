@@ -200,10 +200,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda f: with_config(f, layer_norm_eps={"__float__": "-Infinity"}), "'layer_norm_eps' is Infinity", "again",
     ),
     "one name twice": (
-        lambda f: _header(f, b'{"a":%s,"a":%s}' % (_EMPTY, _EMPTY)), "its header names 'a' twice", "again",
+        lambda f: _header(f, b'{"a":%s,"a":%s}' % (_EMPTY, _EMPTY)), "has the key 'a' twice", "again",
     ),
     "a name of two spellings": (
-        lambda f: _header(f, b'{"a":%s,"\\u0061":%s}' % (_EMPTY, _EMPTY)), "its header names 'a' twice", "again",
+        lambda f: _header(f, b'{"a":%s,"\\u0061":%s}' % (_EMPTY, _EMPTY)), "has the key 'a' twice", "again",
     ),
     "tensors without number": (
         lambda f: _header(f, b"{%s}" % b",".join(b'"%d":%s' % (at, _EMPTY) for at in range(100_001))),

@@ -13,7 +13,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.errors import StageError
+from compress.formats.onnx.load import size_of
 from compress.formats.onnx.outline import LARGE, set_apart
+from compress.formats.onnx.read import vetted_onnx
 from compress.onnx_export import file as onnx_file
 from compress.onnx_export import folding
 from compress.onnx_export.folding import folded
@@ -85,12 +87,70 @@ def test_what_is_saved_is_the_model(tmp_path: Path) -> None:
     assert onnx.load(tmp_path / "model.onnx") == model
 
 
-def test_a_model_too_large_for_the_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = network()
-    monkeypatch.setattr(onnx_file, "MOST", model.ByteSize() // 2)
-    with pytest.raises(StageError, match=r"can't write model\.onnx"):
-        onnx_file.save(model, tmp_path / "model.onnx")
-    assert not (tmp_path / "model.onnx").exists()
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a message held less than the weights of `network`."""
+    monkeypatch.setattr(onnx_file, "MOST", 200_000)
+
+
+def same(model: onnx.ModelProto, path: Path) -> None:
+    back = onnx.load(path)
+    for was, now in zip(model.graph.initializer, back.graph.initializer, strict=True):
+        assert (was.name, was.data_type, was.dims) == (now.name, now.data_type, now.dims)
+        assert np.array_equal(numpy_helper.to_array(was), numpy_helper.to_array(now))
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    del bare.graph.initializer[:], back.graph.initializer[:]
+    assert back == bare
+
+
+def test_what_one_message_can_not_hold_lies_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few(monkeypatch)
+    model = with_everything()
+    onnx_file.save(model, tmp_path / "model.onnx")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
+    same(model, tmp_path / "model.onnx")
+    assert size_of(tmp_path / "model.onnx") > 2 * 200 * 200 * 4
+    vetted_onnx(tmp_path / "model.onnx")
+
+
+def test_weights_that_lie_beside_a_file_stay_there_or_come_in_and_none_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.onnx"
+    whole, most = network(), onnx_file.MOST
+    few(monkeypatch)
+    onnx_file.save(whole, path)
+    light = onnx.load(path, load_external_data=False)
+    light.graph.doc_string = "another"
+    onnx_file.save(light, path)
+    whole.graph.doc_string = "another"
+    same(whole, path)
+    there = (tmp_path / "model.onnx.data").stat().st_size
+
+    light.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((300, 300), np.float32), "w0"))
+    whole.graph.initializer[0].CopyFrom(light.graph.initializer[0])
+    onnx_file.save(light, path)  # one is new: the file beside is written anew
+    same(whole, path)
+    assert (tmp_path / "model.onnx.data").stat().st_size > there
+
+    monkeypatch.setattr(onnx_file, "MOST", most)
+    onnx_file.save(onnx.load(path, load_external_data=False), path)
+    assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]
+    same(whole, path)
+
+
+def test_weights_beside_a_file_are_set_apart_and_folded_as_those_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, elsewhere = tmp_path / "model.onnx", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    few(monkeypatch)
+    onnx_file.save(network(), path)
+    onnx.save(set_apart(path, elsewhere / "weights"), elsewhere / "light.onnx")
+    same(network(), elsewhere / "light.onnx")
+    made = folded(path)
+    onnx_file.checked(made)
+    assert {t.name for t in made.graph.initializer if len(t.raw_data) == 200 * 200 * 4} == {"w0", "w1"}
 
 
 def test_the_check_of_a_model_without_its_values_finds_what_the_whole_one_does() -> None:

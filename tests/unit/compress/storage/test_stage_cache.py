@@ -15,6 +15,8 @@ import torch
 
 from compress import pipeline
 from compress.cli import main
+from compress.cli.commands import _cache
+from compress.console.wording import AssumedWarning
 from compress.errors import RecipeError
 from compress.jobs.export import Silent
 from compress.model import TorchModel
@@ -172,6 +174,46 @@ def test_a_folder_that_is_a_link_is_left_alone(tmp_path: Path) -> None:
     assert not linked.fetch("prune", "a", tmp_path / "taken")
     linked.keep("prune", "b", output(tmp_path / "b"))
     assert len(real.entries()) == 1
+
+
+@pytest.mark.parametrize("whose", ["all may write above it", "another user's", "another user's, far above"])
+def test_a_folder_below_one_where_others_could_exchange_it_is_left_alone_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], whose: str
+) -> None:
+    """Between two steps of a run a link could stand in its place."""
+    above = tmp_path / "above"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(above / "mine"))
+    monkeypatch.setenv("COMPRESS_CACHE_GB", "1")
+    cache = StageCache.of()
+    cache.keep("prune", "a", output(tmp_path / "a"))
+    assert len(cache.entries()) == 1
+    if whose == "all may write above it":
+        above.chmod(0o777)
+    elif os.geteuid() != 0:
+        pytest.skip("gives a folder to another user")
+    else:
+        os.chown(above / "mine" if whose == "another user's" else above, 65533, -1)
+    assert not cache.fetch("prune", "a", tmp_path / "taken")
+    assert cache.entries() == []
+    cache.keep("prune", "b", output(tmp_path / "b"))
+    assert cache.clear() == (0, 0)
+    assert len([path for path in cache.folder.iterdir() if path.is_dir()]) == 1
+    for word in ("list", "clear"):
+        assert call("cache", word) == 2
+        told = capsys.readouterr().err
+        assert str(above) in told
+        assert "XDG_CACHE_HOME" in told
+    with pytest.warns(AssumedWarning, match=r"won't keep stages in .*; to mend it: .*--no-cache"):
+        assert _cache(True) is None
+
+
+def test_a_sticky_folder_above_it_is_none(tmp_path: Path) -> None:
+    """As /tmp: nobody can take away there what is another's."""
+    (tmp_path / "above").mkdir()
+    (tmp_path / "above").chmod(0o1777)
+    cache = StageCache(tmp_path / "above" / "mine", 10**9)
+    cache.keep("prune", "a", output(tmp_path / "a"))
+    assert cache.fetch("prune", "a", tmp_path / "taken")
 
 
 def test_clearing_removes_entries_alone_and_follows_no_link(tmp_path: Path, cache: StageCache) -> None:

@@ -16,7 +16,10 @@ from hypothesis.extra import numpy as st_numpy
 
 from compress.artifact import Signature, TensorSpec
 from compress.data.dataset import Dataset
+from compress.data.sources import open_shards
 from compress.errors import DatasetError
+from compress.vetting import arrays
+from compress.vetting.archive import Archive
 from compress.vetting.arrays import ArrayFileError, open_npy, open_npz
 
 X = np.arange(600, dtype=np.float32).reshape(200, 3)
@@ -159,3 +162,25 @@ def test_strings_are_made_of_letters(tmp_path: Path, number: int, order: str, pa
         for opened in (lambda path=path: open_npz(path), lambda path=path: open_npy(path.with_suffix(".npy"))):
             with pytest.raises(ArrayFileError, match="stands for no letter"):
                 opened()
+
+
+def test_the_directory_of_many_arrays_is_read_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each array made ten thousand of them, in a megabyte, take half an hour."""
+    count = 300
+    read = 0
+
+    class Counted(Archive):
+        def __init__(self, file: Any) -> None:
+            nonlocal read
+            read += 1
+            super().__init__(file)
+
+    monkeypatch.setattr(arrays, "Archive", Counted)
+    path = tmp_path / "a.npz"
+    np.savez(path, **{f"a{at}": np.full((2, 3), at, np.float32) for at in range(count)})  # type: ignore[arg-type]
+    found = open_npz(path)
+    assert [found[f"a{at}"][0, 0] for at in range(count)] == [*range(count)]
+    (tmp_path / "folder").mkdir()
+    path.rename(tmp_path / "folder" / "a.npz")
+    assert len(open_shards(tmp_path / "folder")[0]) == count
+    assert read < 6

@@ -17,7 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 from compress.errors import SignatureError, StageError
 from compress.evaluate.metrics import cosine_similarity
 from compress.formats.onnx.read import read_onnx, signature_of_onnx, vetted_onnx
+from compress.vetting import onnx_wire
 from compress.vetting.onnx_wire import OnnxFileError, vet_onnx, vet_onnx_bytes
+from compress.vetting.wire import fields
 from tests.hostile.onnx_files import at_an_address, dims, function, functions, model, outside
 
 KINDS = [np.float32, np.float64, np.float16, np.int64, np.int32, np.uint8, np.int8, np.bool_, np.uint64, np.complex64]
@@ -238,3 +240,66 @@ def test_names_that_a_terminal_shows_as_others_are_refused(tmp_path: Path, lette
     made.graph.node[0].name = f"n{letter}"
     with pytest.raises(OnnxFileError, match="control characters"):
         vet_onnx_bytes(made.SerializeToString(), tmp_path)
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes((*found, number))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+COUNT = 30_000
+NUMBERS: dict[str, bytes] = {  # of an attribute: ints are its field 8, floats 7
+    "behind each other": b"\x40\x05" * COUNT,
+    "long ones": (b"\x40" + b"\xff" * 9 + b"\x01") * COUNT,
+    "keys in more bytes than they need": b"\xc0\x00\x05" * COUNT,
+    "floats": b"\x3d\0\0\x80\x3f" * COUNT,
+    "packed": _field(8, b"\x05" * COUNT),
+    "packed, a few at a time": _field(8, b"\x05" * 1000) * (COUNT // 1000),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_numbers_are_counted_many_at_a_time(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 MB of them took a minute. A parser takes them for as many as are counted."""
+    attribute = _field(1, b"a") + NUMBERS[case]
+    read = onnx.AttributeProto.FromString(attribute)
+    assert len(read.ints) + len(read.floats) == COUNT
+    asked = 0
+    one = onnx_wire._Scan._varint
+
+    def counting(self: Any, at: int, end: int) -> tuple[int, int]:
+        nonlocal asked
+        asked += 1
+        return one(self, at, end)
+
+    monkeypatch.setattr(onnx_wire._Scan, "_varint", counting)
+    scan = onnx_wire._Scan(memoryview(attribute), Path())
+    found = scan.message("Attribute", 0, len(attribute), 0, 0)
+    assert sum(found.get(8, [])) + sum(found.get(7, [])) == COUNT
+    assert asked < 200
+    assert sum(1 for _ in fields(memoryview(attribute), 0, len(attribute))) < 100
+
+
+@pytest.mark.parametrize(
+    "end", [b"\x40", b"\x40\x80", b"\x40" + b"\xff" * 10 + b"\x01", b"\x3d\0\0\0", _field(8, b"\x05\x80")]
+)
+def test_a_number_that_is_cut_is_damage(end: bytes) -> None:
+    for begin in (b"", b"\x40\x05" * 5000):
+        scan = onnx_wire._Scan(memoryview(begin + end), Path())
+        with pytest.raises(OnnxFileError, match="damaged"):
+            scan.message("Attribute", 0, len(scan.data), 0, 0)
+
+
+def test_runs_of_numbers_count_as_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or two fields in turn would be as slow as before."""
+    monkeypatch.setattr(onnx_wire, "MAX_PARTS", 1000)
+    data = memoryview(b"\x40\x05\x3d\0\0\0\0" * 1000)
+    with pytest.raises(OnnxFileError, match="more than 1,000 parts"):
+        onnx_wire._Scan(data, Path()).message("Attribute", 0, len(data), 0, 0)

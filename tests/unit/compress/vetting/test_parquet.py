@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from compress.errors import DatasetError
+from compress.vetting import tables
 from compress.vetting.tables import rows_of
 
 arrow: Any = pytest.importorskip("pyarrow")
@@ -105,3 +106,19 @@ def _changed(whole: bytes, random: Random) -> bytes:
     for _ in range(random.randint(1, 4)):
         data[random.randrange(len(data))] = random.randrange(256)
     return bytes(data)
+
+
+def test_a_file_of_very_many_columns_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row would have a name for each."""
+    columns = {"text": ["a"] * 50} | {f"c{at}": [0] * 50 for at in range(500)}
+    path = written(tmp_path / "1.parquet", columns)
+    assert [len(row) for row in rows_of(path, ["text"])] == [65] * 50
+    assert len(next(iter(rows_of(path)))) == 501
+    monkeypatch.setattr(tables, "MOST_COLUMNS", 100)
+    with pytest.raises(DatasetError, match="can't read the data") as caught:
+        list(rows_of(path))
+    assert "it has 501 columns, and 100 are taken" in caught.value.why
+    monkeypatch.setattr(tables, "LARGEST_FOOTER", 1000)
+    with pytest.raises(DatasetError, match="can't read the data") as caught:
+        list(rows_of(path))
+    assert "its metadata have" in caught.value.why

@@ -11,6 +11,7 @@ import pytest
 
 from serve.gateway.on_demand import loads as loads_module
 from serve.gateway.on_demand import residency as residency_module
+from serve.gateway.on_demand import room as room_module
 from serve.gateway.on_demand.lease import Lease
 from serve.gateway.on_demand.loads import LoadingError
 from serve.gateway.on_demand.residency import Residency
@@ -22,7 +23,7 @@ from tests.unit.serve.gateway.test_on_demand import KNOWN, MIB, Host, ask, one, 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residency_module, "SETTLE_S", 0.0)
+    monkeypatch.setattr(room_module, "SETTLE_S", 0.0)
     monkeypatch.setattr(residency_module, "ROOM_S", 0.3)
     monkeypatch.setattr(residency_module, "BACK_S", 0.0)
     monkeypatch.setattr(loads_module, "BACK_S", 0.0)

@@ -11,8 +11,11 @@ import pytest
 
 from compress.errors import ServerError
 from serve.gateway.errors import GatewayError, RateLimitedError, UpstreamDownError
+from serve.gateway.on_demand import estimates as estimates_module
 from serve.gateway.on_demand import loads as loads_module
 from serve.gateway.on_demand import residency as residency_module
+from serve.gateway.on_demand import room as room_module
+from serve.gateway.on_demand import units as units_module
 from serve.gateway.on_demand.catalogue import Known
 from serve.gateway.on_demand.host import HostDownError, Used
 from serve.gateway.on_demand.lease import Lease
@@ -28,6 +31,7 @@ class Host:
 
     def __init__(self) -> None:
         self.there: set[str] = set()
+        self.own = 50 * MIB
         self.loads: list[str] = []
         self.most = 0
         self.fails: set[str] = set()
@@ -39,6 +43,14 @@ class Host:
         self.given_up: list[str] = []
         self.begun: list[str] = []
         """Of those."""
+        self.sizes: dict[str, int] = {}
+        """Bytes of those that are no 100 MiB."""
+        self.peaks: dict[str, int] = {}
+        """The most that these have had, where that is more than they have."""
+        self.computing: dict[str, asyncio.Event] = {}
+        """Those whose processes go on until this."""
+        self.unloads: list[tuple[str, bool]] = []
+        """Each with whether it was patient."""
 
     async def load(self, model: Known) -> None:
         if self.down:
@@ -56,12 +68,17 @@ class Host:
     def give_up(self, model: str) -> None:
         self.given_up.append(model)
 
-    async def unload(self, model: str) -> None:
+    async def unload(self, model: str, *, patient: bool = False) -> None:
+        self.unloads.append((model, patient))
         await asyncio.sleep(self.takes_s)
+        if model in self.computing:
+            await self.computing[model].wait()
         self.there.discard(model)
 
     async def used(self) -> Used:
-        return Used(50 * MIB, {name: 100 * MIB for name in self.there if name != "whole"})
+        return Used(
+            self.own, {name: self.sizes.get(name, 100 * MIB) for name in self.there if name != "whole"}, self.peaks
+        )
 
 
 def one(name: str, idle_s: float = 0.0) -> Known:
@@ -74,7 +91,7 @@ KNOWN["whole"] = Known("whole", ("a", "b", "whole"), (("a", "b"), ("whole",)), 0
 
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residency_module, "SETTLE_S", 0.0)
+    monkeypatch.setattr(room_module, "SETTLE_S", 0.0)
     monkeypatch.setattr(residency_module, "ROOM_S", 0.2)
 
 
@@ -175,7 +192,7 @@ async def test_what_never_fits_is_refused_once_that_is_seen() -> None:
     residency = Residency(host, KNOWN, 120 * MIB, (), lambda _: None)
     await used(residency, "a")  # a guess is no reason not to try
     await residency.keep()
-    await residency.units.left()
+    await residency.units.fit(0)
     with pytest.raises(LoadFailedError):
         await used(residency, "a")
     assert host.loads == ["a"]
@@ -217,6 +234,123 @@ async def test_what_grows_over_the_memory_makes_others_go() -> None:
     residency.budget -= 100 * MIB
     await residency.keep()
     assert set(residency.resident) == {"b"}
+
+
+@in_loop
+async def test_what_bodies_take_for_a_moment_makes_no_model_go_and_no_load_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host()
+    residency = served(host)
+    await used(residency, "a", "b")
+    host.own = 400 * MIB
+    await residency.keep()
+    assert set(residency.resident) == {"a", "b"}
+    await used(residency, "c")
+    assert set(residency.resident) == {"b", "c"}
+    assert not residency.counts["failed", "c"]
+
+    monkeypatch.setattr(units_module, "PASSES_S", 0.0)  # it stays
+    await residency.keep()
+    assert not residency.resident
+
+
+@in_loop
+async def test_what_has_grown_goes_before_what_keys_with_less_have_though_it_is_in_use() -> None:
+    host = Host()
+    residency = served(host, models=4)
+    await used(residency, "a", "b", who="good")
+    busy = await ask(residency, "c", who="large")
+    host.sizes["c"] = 250 * MIB
+    await residency.keep()
+    assert set(residency.resident) == {"a", "b"}
+    assert "c" in host.there  # it answers what it has
+
+    busy.close()
+    await residency.keep()
+    await residency.units.fit(0)
+    assert host.there == {"a", "b"}
+    assert residency.went["c", "memory"] == 1
+
+
+@in_loop
+async def test_what_has_grown_and_does_not_end_in_time_stays_and_another_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+    residency = served(host, models=4)
+    await used(residency, "a", "b", who="good")
+    await ask(residency, "c", who="large")
+    host.sizes["c"] = 250 * MIB
+    monkeypatch.setattr(room_module, "DRAIN_S", 0.0)
+    await residency.keep()
+    await asyncio.sleep(0.01)
+    await residency.keep()
+    assert "c" in residency.resident
+    assert set(residency.resident) == {"b", "c"}
+
+
+@in_loop
+async def test_what_a_model_had_once_does_not_keep_it_out_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+    residency = served(host)
+    await used(residency, "a")
+    host.sizes["a"] = 900 * MIB
+    await residency.keep()  # one request made it grow: it goes
+    await residency.units.fit(0)
+    with pytest.raises(LoadFailedError):
+        await used(residency, "a")
+    host.sizes.clear()
+    monkeypatch.setattr(estimates_module, "FADES_S", -1.0)
+    residency.failures.forget("a")
+    await used(residency, "a")
+    assert host.there == {"a"}
+
+
+@in_loop
+async def test_what_a_load_alone_takes_is_kept_while_it_lasts_and_keeps_no_model_out() -> None:
+    host = Host()
+    residency = served(host, models=3)
+    host.peaks = {"c": 200 * MIB}
+    await used(residency, "c", "a", "b", "d")
+    assert host.there == {"a", "b", "d"}  # nobody knew of c's first load
+    await used(residency, "c")
+    assert host.there == {"c", "d"}
+    await used(residency, "a")  # once it is loaded it has what it has
+    assert host.there == {"a", "c", "d"}
+
+    host.peaks = {"e": 900 * MIB}
+    await used(residency, "e", "a", "e")
+    assert "e" in host.there
+
+
+@in_loop
+async def test_a_load_waits_for_no_more_than_the_memory_that_it_needs() -> None:
+    host = Host()
+    residency = served(host, models=3)
+    await used(residency, "a", "b", "c")
+    host.computing["a"] = asyncio.Event()
+    residency.budget -= 100 * MIB
+    await residency.keep()  # a goes, and does not end
+    residency.budget += 200 * MIB
+    await asyncio.wait_for(used(residency, "d"), 1.0)
+    assert host.there == {"a", "b", "c", "d"}
+
+    waiting = asyncio.ensure_future(used(residency, "e"))  # b goes for it, which is not enough while a is there
+    residency.budget -= 100 * MIB
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    host.computing["a"].set()
+    await waiting
+    assert host.there == {"c", "d", "e"}
+
+
+@in_loop
+async def test_what_is_evicted_is_waited_for_by_nobody_and_what_is_gone_from_the_repository_may_be() -> None:
+    host = Host()
+    residency = served(host)
+    await used(residency, "a", "b", "c")
+    await residency.changed("b", {name: known for name, known in KNOWN.items() if name != "b"})
+    await residency.units.fit(0)
+    assert host.unloads == [("a", False), ("b", True)]
 
 
 @in_loop
@@ -323,7 +457,7 @@ async def test_a_load_given_up_that_ends_after_all_leaves_nothing_behind(
     host.fails = set() if well else {"a"}
     host.hanging.pop("a").set()
     await asyncio.sleep(0.1)
-    await residency.units.left()
+    await residency.units.fit(0)
     assert not host.there  # nobody waits for it any more
     assert not residency.units.behind
     host.fails.clear()
@@ -416,7 +550,7 @@ async def test_a_step_that_fails_takes_back_what_was_loaded_for_it() -> None:
     residency = served(host)
     with pytest.raises(GatewayError):
         await used(residency, "whole")
-    await residency.units.left()
+    await residency.units.fit(0)
     assert not host.there
 
 
@@ -424,7 +558,7 @@ async def test_a_step_that_fails_takes_back_what_was_loaded_for_it() -> None:
 async def test_a_key_that_touches_its_models_again_and_again_does_not_keep_them_for_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(residency_module, "SETTLE_S", 0.1)
+    monkeypatch.setattr(room_module, "SETTLE_S", 0.1)
     monkeypatch.setattr(residency_module, "ROOM_S", 2.0)
     residency = served(Host())
     for model in "ab":

@@ -153,12 +153,10 @@ CASES: dict[str, tuple[str, list[str], object, object]] = {
     "validate": ("false", ["--validate"], False, True),
     "access_log": ('"a.log"', ["--access-log", "/f.log"], "a.log", Path("/f.log")),
     "otlp_endpoint": ('"http://a:1"', ["--otlp-endpoint", "http://b:1"], "http://a:1", "http://b:1"),
-    "coalesce_keys": ("true", ["--no-coalesce-keys"], True, False),
     "reuse_port": ("true", ["--no-reuse-port"], True, False),
     "max_address_share": ("0.25", ["--max-address-share", "0.75"], 0.25, 0.75),
     "max_sequence_share": ("0.25", ["--max-sequence-share", "0.75"], 0.25, 0.75),
     "trace_ratio": ("0.25", ["--trace-ratio", "0.75"], 0.25, 0.75),
-    "coalesce_s": ("0.25", ["--coalesce-s", "0"], 0.25, 0.0),
 }
 NUMBERS = (
     "max_body_bytes", "memory_bytes", "max_elements", "timeout_s", "head_timeout_s", "body_timeout_s",

@@ -25,7 +25,7 @@ OTHERS = "it could have been put there by another user"
 OPEN = re.compile(r"/proc/(\d+|\d+/task/\d+)/fd")
 
 
-def check_ours(path: Path, *, alone: bool = False) -> None:
+def check_ours(path: Path, *, alone: bool = False, folder: bool = False) -> None:
     """Return where only this user and root can have a say in what a file holds.
 
     It belongs to one of them, is writable by nobody else, and is in no folder where others could exchange it. A group
@@ -37,20 +37,21 @@ def check_ours(path: Path, *, alone: bool = False) -> None:
         path: a file, or a pipe that the shell has opened.
         alone: whether what lies beside it counts, too (a database's journal, compiled Python): others may add nothing
             to the folder then, not even to a sticky one.
+        folder: it is a folder itself, and no link to one, into which nobody else may put anything.
 
     Raises:
         ServerError: it is another's word; says whose, and what to do.
         FileNotFoundError: there is none; the folder is as it should be.
         OSError: it can't be seen.
     """
-    _Way(path, alone=alone).go()
+    _Way(path, alone=alone, folder=folder).go()
 
 
 class _Way:
     """From the topmost folder to a file, link by link."""
 
-    def __init__(self, path: Path, *, alone: bool) -> None:
-        self._path, self._alone = path, alone
+    def __init__(self, path: Path, *, alone: bool, folder: bool = False) -> None:
+        self._path, self._alone, self._folder = path, alone, folder
         self._contained = "KUBERNETES_SERVICE_HOST" in os.environ or any(each.exists() for each in IN_CONTAINER)
         self._mounts = _mounts() if self._contained else frozenset()
         self._trusted = {0, os.geteuid()}
@@ -74,6 +75,9 @@ class _Way:
             here = at / step
             told = here.lstat()
             self._check_owner(here, told, folder)
+            if self._folder and not left:
+                self._check_end(here, told)
+                return
             if stat.S_ISLNK(told.st_mode) and not OPEN.fullmatch(str(at)):
                 left += reversed(here.readlink().parts)
             elif left:
@@ -97,6 +101,12 @@ class _Way:
             raise self._error(f"{here} belongs to {whose}", "make it yours (chown), or name a file of yours")
         if folder.st_mode & stat.S_ISVTX and self._others(folder) and stat.S_ISREG(told.st_mode) and told.st_nlink > 1:
             raise self._error(f"{here} is another name of a file elsewhere", "name a file in a folder of yours")
+
+    def _check_end(self, here: Path, told: os.stat_result) -> None:
+        if not stat.S_ISDIR(told.st_mode):
+            raise self._error("it is a link" if stat.S_ISLNK(told.st_mode) else "it is no folder", "take it away")
+        if self._others(told) and not self._vouched(here, told):
+            raise self._error("other users may write into it", f"chmod go-w {here}")
 
     def _check_file(self, here: Path, told: os.stat_result, folder: os.stat_result) -> None:
         if not (stat.S_ISREG(told.st_mode) or (stat.S_ISFIFO(told.st_mode) and not self._alone)):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from compress.errors import ServerError
-from serve.config import ours
-from serve.config.ours import check_ours
+from compress.vetting import ours
+from compress.vetting.ours import check_ours
 
 STRANGER = 65533
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
@@ -96,9 +96,7 @@ def test_what_is_no_file_is_not_read(file: Path) -> None:
 
 
 def test_a_pipe_that_the_shell_has_opened_is_trusted() -> None:
-    code = (
-        "from pathlib import Path; import sys; from serve.config.ours import check_ours; check_ours(Path(sys.argv[1]))"
-    )
+    code = "from pathlib import Path; import sys; from compress.vetting.ours import check_ours; check_ours(Path(sys.argv[1]))"
     script = f"{sys.executable} -c '{code}' <(echo) && echo | {sys.executable} -c '{code}' /dev/stdin"
     subprocess.run([shutil.which("bash") or "/bin/bash", "-c", script], check=True, timeout=60)
 
