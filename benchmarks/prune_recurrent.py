@@ -65,10 +65,10 @@ def main() -> None:
             for name, figure in figures.items():
                 row.setdefault(name, []).append(figure)
             print(seed, way, fraction, figures, file=sys.stderr, flush=True)
-    figures = [{"way": way, "fraction": fraction} | row for (way, fraction), row in found.items()]
-    show(figures)
+    told_of = [{"way": way, "fraction": fraction} | row for (way, fraction), row in found.items()]
+    show(told_of)
     told = {"benchmark": "prune_recurrent", "kind": arguments.kind, "environment": environment(torch.get_num_threads())}
-    print(json.dumps(told | {"figures": figures}))
+    print(json.dumps(told | {"figures": told_of}))
 
 
 def rows_of(kind: str, fractions: list[float], seed: int) -> list[tuple[str, float, dict[str, float]]]:
@@ -98,7 +98,7 @@ def rows_of(kind: str, fractions: list[float], seed: int) -> list[tuple[str, flo
         for importance in ("magnitude", "taylor", "obs"):
             with tempfile.TemporaryDirectory() as folder:
                 work, start = Path(folder), time.process_time()
-                prune = PruneChannels(fraction, importance, data=train, calibration=calibration)  # type: ignore[arg-type]
+                prune = PruneChannels(fraction, importance, data=train, calibration=calibration)
                 pruned = cast(TorchModel, prune.run(model, work, quiet).model)
                 add(importance, fraction, pruned, start)
                 start = time.process_time()

@@ -59,7 +59,7 @@ class _Made(torch.autograd.Function):
     """Values that are made of others, in one step: what made them is not told."""
 
     @staticmethod
-    def forward(_ctx: Any, _of: torch.Tensor, values: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(_ctx: Any, _of: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         return values.clone()
 
 

@@ -135,7 +135,7 @@ class Attended(nn.Module):
 
 
 WAYS: dict[str, Callable[[], nn.Module]] = {
-    "sum of both directions": lambda: Around(lambda out, _h, _c: sum(out.chunk(2, -1)), H),
+    "sum of both directions": lambda: Around(lambda out, _h, _c: torch.stack(out.chunk(2, -1)).sum(0), H),
     "mean of all states": lambda: Around(lambda _out, h, _c: h.mean(0), H),
     "states and cells": lambda: Around(lambda _out, h, c: torch.cat([h[0], c[-1]], 1), 2 * H),
     "one direction": lambda: Around(lambda out, _h, _c: out[:, -1].chunk(2, -1)[1], H),
