@@ -34,7 +34,7 @@ PRUNABLE = {
     "vit": (0.4, ()),
     "encoder": (0.4, ()),
     "lstm": (0.4, ()),
-    "recurrent": (0.4, ()),
+    "recurrent": (0.375, ()),
     "inverted": (0.4, ()),
     "two_towers": (0.38, ("label", "box")),
 }
