@@ -27,6 +27,7 @@ from compress.model import TorchModel, call, sample_inputs
 from compress.model.frozen import freeze
 from compress.prune.cut_layers import Cut, Layers, Place
 from compress.prune.follow_channels import ChannelGroup, Follower
+from compress.prune.follow_hidden import hidden_groups, one_step
 from compress.prune.heads.open_heads import Opened, opened
 from compress.prune.known_channels import Known
 from compress.prune.layer_kinds import PRUNABLE, WEIGHED
@@ -163,11 +164,12 @@ class Channels:
             layer = self._layers.layer(place)
             if place.side == "parameter" or not isinstance(layer, WEIGHED):
                 continue
-            for name, axis, parts in self._layers.tensors(place):
-                if name.startswith("weight"):
-                    tensor = layer.get_parameter(name)
-                    within = index % (self._layers.width(place) // parts)
-                    yield tensor, axis, within, unit
+            width = self._layers.width(place)
+            for tensor in self._layers.tensors(place):
+                if tensor.name.startswith("weight"):
+                    within = index % (width // tensor.parts) + tensor.start
+                    for gate in range(tensor.gates):
+                        yield layer.get_parameter(tensor.name), tensor.axis, within + gate * width, unit
 
     def places(self, removed: Mapping[str, Sequence[int]]) -> dict[tuple[str, str, int], frozenset[int]]:
         """The channels that go with these units (by root), by place."""
@@ -194,19 +196,23 @@ class Channels:
             if isinstance(layer, PRUNABLE) and not any(name.startswith(f"{outer}.") for outer in whole)
         ]
         inputs = self._proof.inputs[0]
-        try:
-            follower = Follower(self._layers, lambda: self._proof.run(inputs))
-        except StageError as err:
-            self.left_alone |= dict.fromkeys(names, err.why)
-            return []
+        hidden, unfollowed = hidden_groups(self._layers, lambda: self._proof.run(inputs))
+        self.left_alone |= {name: why for name, why in unfollowed.items() if name not in whole}
+        self.left_alone |= {group.root: self.refuted[group.root] for group in hidden if group.root in self.refuted}
         groups: list[ChannelGroup] = []
         taken: dict[Place, tuple[str, set[int]]] = {}
         covered: set[str] = set()
-        for group in self._heads:
+        for group in (*self._heads, *hidden):
             if group.root not in self.refuted:
                 groups.append(group)
                 covered |= set(group.layers)
                 taken |= {place: (group.root, set(index.tolist())) for place, (index, _) in group.places.items()}
+        try:
+            with one_step(self.module):
+                follower = Follower(self._layers, lambda: self._proof.run(inputs))
+        except StageError as err:
+            self.left_alone |= {name: err.why for name in names if name not in covered}
+            return groups
         for number, name in enumerate(names):
             progress(number, len(names), f"finding what can lose channels: {name}")
             if name in covered:

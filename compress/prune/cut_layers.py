@@ -18,13 +18,26 @@ from torch import nn
 
 from compress.errors import StageError
 from compress.model.frozen import frozen_names
-from compress.prune.layer_kinds import NORMALIZING, PRUNABLE, THROUGH, Sliced, depthwise, shrink, sizes_of, sliced
+from compress.prune.layer_kinds import (
+    NORMALIZING,
+    PRUNABLE,
+    THROUGH,
+    Sliced,
+    depthwise,
+    shrink,
+    sizes_of,
+    sliced,
+    sliced_hidden,
+)
 
 __all__ = ["Cut", "Layers", "Place"]
 
 
 class Place(NamedTuple):
-    """A side of a layer, "in" or "out"; of a parameter outside torch's layers, "parameter" and the axis."""
+    """A side of a layer, "in" or "out"; of a parameter outside torch's layers, "parameter" and the axis.
+
+    Of a recurrent layer, "hidden" and which of its layers and directions, as its states are numbered.
+    """
 
     name: str
     side: str
@@ -97,7 +110,10 @@ class Layers:
         if place.side == "parameter":
             return [Sliced(place.name.rpartition(".")[2], place.axis)]
         layer = self.layer(place)
-        found = sliced(layer, place.side)
+        hidden = place.side == "hidden" and isinstance(layer, nn.RNNBase)
+        found = sliced_hidden(layer, place.axis) if hidden else sliced(layer, place.side)  # type: ignore[arg-type]
+        if found is None and isinstance(layer, nn.RNNBase):
+            raise _refused(f"its channels would have to go with hidden units of {self.names[layer]}")
         if found is None:
             raise _refused(f"its channels go through {self.names[layer]}, which keeps its size")
         for tensor in found:
@@ -128,7 +144,7 @@ class Layers:
                     made[id(tensor)] = _kept(tensor, axes, shapes_only)
                 setattr(layer, name, made[id(tensor)])
             for place, gone in cut.items():
-                if place.side != "parameter":
+                if place.side in ("in", "out") or place == (place.name, "hidden", 0):  # one size for all its parts
                     shrink(self.layer(place), place.side, len(gone))
             yield self.module
         finally:
@@ -185,7 +201,9 @@ class Layers:
             for tensor in self.tensors(place):
                 if tensor.parts > 1 and len(set(by_part)) > 1:
                     raise _refused(f"the parts of {place.name} would lose different channels")
-                wanted[layer, tensor.name][tensor.axis] = by_part[0] if tensor.parts > 1 else gone
+                axes = wanted[layer, tensor.name]
+                at = tensor.at(by_part[0] if tensor.parts > 1 else gone, width)
+                axes[tensor.axis] = axes.get(tensor.axis, frozenset()) | at
         for (layer, name), axes in list(wanted.items()):
             tensor = getattr(layer, name)
             if id(tensor) in self._entwined:

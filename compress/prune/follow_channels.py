@@ -101,6 +101,8 @@ class Follower:
         graph.verbose, graph.model, graph.ignored_params = False, self._layers.module, []
         graph._module2name = dict(self._layers.names)
         graph.register_customized_layer(nn.RMSNorm, _RmsNorm())
+        graph.register_customized_layer(nn.GRU, _Gru())
+        graph.register_customized_layer(nn.RNN, _Rnn())
         graph._param_to_name, graph.unwrapped_parameters = graph._detect_unwrapped_parameters(None)
         traced = graph._trace(
             self._layers.module,
@@ -230,6 +232,18 @@ class _RmsNorm(tp.pruner.function.LayernormPruner):  # type: ignore[misc]
     """nn.RMSNorm carries channels as nn.LayerNorm does."""
 
     TARGET_MODULES = nn.RMSNorm
+
+
+class _Gru(tp.pruner.function.LSTMPruner):  # type: ignore[misc]
+    """What is read of nn.LSTM's pruner, that channels end where it reads them, holds for nn.GRU."""
+
+    TARGET_MODULES = nn.GRU
+
+
+class _Rnn(tp.pruner.function.LSTMPruner):  # type: ignore[misc]
+    """And for nn.RNN."""
+
+    TARGET_MODULES = nn.RNN
 
 
 def _unfollowed(why: str) -> StageError:

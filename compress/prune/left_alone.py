@@ -12,10 +12,12 @@ from collections.abc import Collection, Mapping
 
 from torch import fx, nn
 
+from compress.prune.layer_kinds import RECURRENT
+
 __all__ = ["keeps_size", "multiplied"]
 
 WHOLE: Mapping[type[nn.Module], str] = {
-    nn.RNNBase: "recurrent layers keep their size: their gates share one matrix",
+    nn.RNNCellBase: "recurrent cells keep their size: the forward passes their states on by itself",
     nn.Bilinear: "bilinear layers keep their size",
     nn.EmbeddingBag: "embedding bags keep their size",
 }
@@ -32,6 +34,11 @@ def keeps_size(module: nn.Module) -> dict[str, str]:
         if isinstance(layer, nn.MultiheadAttention):
             shared = any(uses[id(tensor)] > 1 for tensor in layer.parameters())
             found[name] = f"nn.MultiheadAttention keeps its heads: {_of_attention(layer, shared=shared)}"
+        elif isinstance(layer, nn.RNNBase):
+            if type(layer) not in RECURRENT:
+                found[name] = f"a {type(layer).__name__} may do otherwise than torch's own"
+            elif layer.proj_size:
+                found[name] = "recurrent layers that project their states (proj_size) keep their size"
         elif (why := next((why for kind, why in WHOLE.items() if isinstance(layer, kind)), None)) is not None:
             found[name] = why
     return found

@@ -262,7 +262,7 @@ def _failed(err: BaseException) -> str:
 
 def _redrawn(name: str, tensor: torch.Tensor, random: torch.Generator) -> torch.Tensor:
     last = name.rpartition(".")[2]
-    if last == "running_var" or (tensor.ndim == 1 and last not in ("bias", "running_mean")):
+    if last == "running_var" or (tensor.ndim == 1 and not last.startswith(("bias", "running_mean"))):
         return torch.rand(tensor.shape, generator=random, dtype=tensor.dtype) + 0.5
     size = float(tensor.std()) if tensor.numel() > 1 else 0.0
     return tensor + max(size, 0.02) * torch.randn(tensor.shape, generator=random, dtype=tensor.dtype)

@@ -19,6 +19,7 @@ from compress.prune.channels import PRUNABLE, SECONDS, Channels, same_outputs
 from compress.prune.choose_channels import MOST, TOLERANCE, Choice, bearable
 from compress.prune.importance import Importance, importance_of
 from compress.prune.known_channels import KnownChannels
+from compress.prune.layer_kinds import RECURRENT, width_of
 from compress.prune.rank_by_obs import ranked, shares_at
 from compress.prune.repair.obs import Elimination
 from compress.runtime.measure import torch_params
@@ -276,16 +277,12 @@ class PruneChannels:
 
 
 def _table(before: nn.Module, after: nn.Module) -> dict[str, list[int]]:
-    """Output channels of each layer, before and after."""
+    """Output channels, or hidden units, of each layer, before and after."""
     return {
-        name: [_width(layer), _width(after.get_submodule(name))]
+        name: [width_of(layer), width_of(after.get_submodule(name))]
         for name, layer in before.named_modules()
-        if isinstance(layer, PRUNABLE)
+        if isinstance(layer, PRUNABLE) or type(layer) in RECURRENT
     }
-
-
-def _width(layer: Any) -> int:
-    return int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
 
 
 def _nothing(channels: Channels, model: TorchModel) -> StageError:

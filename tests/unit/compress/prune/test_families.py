@@ -33,7 +33,8 @@ PRUNABLE = {
     "fused_qkv": (0.38, ()),
     "vit": (0.4, ()),
     "encoder": (0.4, ()),
-    "lstm": (0.4, ("lstm",)),
+    "lstm": (0.4, ()),
+    "recurrent": (0.375, ()),
     "inverted": (0.4, ()),
     "two_towers": (0.38, ("label", "box")),
 }
@@ -62,7 +63,7 @@ def test_a_family_is_pruned_and_exported(name: str, tmp_path: Path, capfd: pytes
     assert capfd.readouterr().err == "", "what was tried in vain is told in the report, not on the terminal"
 
 
-@pytest.mark.parametrize("name", ["two_inputs", "recurrent"])
+@pytest.mark.parametrize("name", ["two_inputs"])
 def test_a_model_of_which_nothing_can_go_says_why(name: str, tmp_path: Path) -> None:
     with pytest.raises(StageError, match="nothing was pruned") as caught:
         PruneChannels(0.4).run(as_loaded(name, tmp_path), tmp_path, quiet)
@@ -91,6 +92,8 @@ def test_removing_channels_that_are_zero_changes_nothing(name: str) -> None:
     channels = Channels(model)
     arrays = sample_inputs(model.signature, 3)
     for group in channels.groups:
+        if isinstance(model.module.get_submodule(group.root), nn.RNNBase):
+            continue  # its units are read inside, too: test_hidden_units.py
         units = range(0, group.units, 4)
         silent = copy.deepcopy(model.module)
         for layer in group.layers:
@@ -119,7 +122,7 @@ def silencing(at: list[int]) -> Callable[[nn.Module, Any, torch.Tensor], torch.T
     return hook
 
 
-@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"two_inputs", "recurrent"}))
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"two_inputs"}))
 def test_a_model_that_lost_channels_for_a_while_is_as_it_was(name: str) -> None:
     module, inputs = family(name)
     channels = Channels(wrapped(module, *inputs))
