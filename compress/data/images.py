@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # others are told by their content, and some by programs of their own
 LARGEST = 1 << 26  # pixels of an image, as its header has them: a small file may have any number of one colour
 LARGEST_FILE = LARGEST * 8 + (1 << 20)  # of four channels of 16 bits, not packed
+MOST_NOTES = 1000  # of a PNG, beside its image: texts, times, palettes
 MOST_SCANS = 64  # of a JPEG: each goes over all of the image, and may take a few bytes; usual are up to 14
 LARGEST_INDEX = 1 << 30  # our own: two million images have 200 MB
 ROWS = 64  # brought to 8 bits at a time
@@ -161,7 +163,7 @@ class Images:
             with warnings.catch_warnings(), open_file(file) as opened:
                 warnings.simplefilter("ignore")
                 refuse_larger(file, opened, LARGEST_FILE)  # some readers take all of it before they know its size
-                _refuse_scans(opened)
+                _refuse_many_parts(opened)
                 with Image.open(opened, formats=FORMATS) as image:
                     if image.width * image.height > LARGEST:
                         many = f"it has {image.width:,} × {image.height:,} pixels"
@@ -183,13 +185,22 @@ class Images:
         return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-def _refuse_scans(file: BinaryIO) -> None:
-    """Refuse a JPEG that says its image over and over.
+def _refuse_many_parts(file: BinaryIO) -> None:
+    """Refuse a JPEG that says its image over and over, and a PNG with any number of notes beside its own.
 
-    Source: ITU-T T.81, B.1.1.2: a byte of 255 in a scan's own data has a zero behind it, so that its marker is one.
+    Source: ITU-T T.81, B.1.1.2: a byte of 255 in a scan's own data has a zero behind it, so that its marker is one;
+    PNG (third edition, W3C), 5.3: a chunk is its length, its type, so many bytes, and a checksum.
     """
-    head = file.read(3)
-    if head == b"\xff\xd8\xff":
+    head = file.read(8)
+    if head == b"\x89PNG\r\n\x1a\n":
+        notes = 0
+        while len(begin := file.read(8)) == 8 and begin[4:] != b"IEND":
+            notes += begin[4:] != b"IDAT"
+            if notes > MOST_NOTES:
+                raise ValueError(f"it has over {MOST_NOTES:,} chunks that are none of its image")
+            file.seek(int.from_bytes(begin[:4], "big") + 4, os.SEEK_CUR)
+    if head[:3] == b"\xff\xd8\xff":
+        file.seek(0)
         scans, before = 0, b""
         while block := file.read(BLOCK):
             scans += (before + block).count(b"\xff\xda")

@@ -185,6 +185,21 @@ def test_a_jpeg_that_says_its_image_over_and_over_is_refused(tmp_path: Path, mak
     assert "scans, each of all of the image" in caught.value.why
 
 
+def test_a_png_with_any_number_of_notes_beside_its_image_is_refused(tmp_path: Path, maker: Path) -> None:
+    (tmp_path / "images").mkdir()
+    file = tmp_path / "images" / "1.png"
+    Image.effect_noise((64, 64), 50).convert("RGB").save(file)
+    whole = file.read_bytes()
+    note = b"tEXtkey\0value"
+    note = (len(note) - 4).to_bytes(4, "big") + note + zlib.crc32(note).to_bytes(4, "big")
+    file.write_bytes(whole[:33] + note * 100 + whole[33:])
+    assert opened(tmp_path / "images", maker).inputs["pixel_values"][:].shape == (1, 3, SIDE, SIDE)
+    file.write_bytes(whole[:33] + note * 5000 + whole[33:])
+    with pytest.raises(DatasetError, match="can't read the image") as caught:
+        opened(tmp_path / "images", maker)
+    assert "chunks that are none of its image" in caught.value.why
+
+
 def test_a_folder_of_very_many_images_is_read(tmp_path: Path, maker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list of them is our own: a stranger's JSON has fewer values."""
     for at in range(30):
