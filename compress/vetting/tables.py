@@ -140,7 +140,7 @@ def _parquet(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
             _refuse_footer(file)
             schema = parquet.ParquetFile(file).schema_arrow
             if len(schema.names) > MOST_COLUMNS:
-                raise ValueError(f"it has {len(schema.names):,} columns, and {MOST_COLUMNS:,} are taken")
+                raise ValueError(f"it has more columns than the {MOST_COLUMNS:,} that are taken: {len(schema.names):,}")
             if twice := next((name for name, times in Counter(schema.names).items() if times > 1), None):
                 raise ValueError(f"it has the column {twice[:60]!r} twice")
             # A text that is there once, and meant by many rows, stays one until it is known how long they all are.
