@@ -28,7 +28,7 @@ def data_for(model: TorchModel, folder: Path, count: int = 130) -> Dataset:
     x = np.random.default_rng(0).standard_normal((count, *model.signature.inputs[0].shape[1:])).astype(np.float32)  # type: ignore[arg-type]
     with torch.no_grad():
         answers = model.module(torch.from_numpy(x)).argmax(1).numpy()
-    np.savez(folder / "train.npz", x=x, label=answers)
+    np.savez(folder / "train.npz", **{model.signature.inputs[0].name: x}, label=answers)  # type: ignore[arg-type]
     return Dataset.open(str(folder / "train.npz"), model.signature)
 
 
@@ -37,7 +37,7 @@ def trained(folder: Path) -> tuple[TorchModel, Dataset]:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 5, 320)
     x = rng.standard_normal((5, 3, 16, 16))[labels] + 2 * rng.standard_normal((320, 3, 16, 16))
-    np.savez(folder / "train.npz", x=x.astype(np.float32), label=labels)
+    np.savez(folder / "train.npz", image=x.astype(np.float32), label=labels)
     model = loaded("residual")
     data = Dataset.open(str(folder / "train.npz"), model.signature)
     images, answers = torch.from_numpy(data.inputs["image"]), torch.from_numpy(labels)

@@ -123,7 +123,7 @@ def _large(path: Path) -> None:
         file.truncate(20 << 30)  # sparse
 
 
-@pytest.mark.parametrize(("make", "why"), [(_pipe, "it is no file"), (_large, "it has more than")])
+@pytest.mark.parametrize(("make", "why"), [(_pipe, "it is no file"), (_large, "the others are holes")])
 def test_a_configuration_that_is_none_is_not_read(tmp_path: Path, make: Callable[[Path], None], why: str) -> None:
     repository = model(tmp_path, "")
     (repository / "m/config.pbtxt").unlink()
