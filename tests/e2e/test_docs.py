@@ -182,7 +182,7 @@ def test_the_search_works_from_a_folder(site: Path) -> None:
         page.goto((site / "index.html").as_uri())
         page.click("input[name=query]")
         page.get_by_text("Type to start searching").wait_for(timeout=PATIENCE_MS)  # the index has been read
-        page.locator("input[name=query]").press_sequentially("max_sequence_share")
+        page.locator("input[name=query]").press_sequentially("health_interval_s")
         found = page.locator(".md-search-result__link").first
         found.wait_for(timeout=PATIENCE_MS)
         assert "reference/s" in (found.get_attribute("href") or "")
