@@ -188,9 +188,9 @@ def show(figures: dict[str, dict[str, Any]]) -> None:
         table.add_column(column, justify="left" if column in ("model", "asked") else "right")
     for name, row in figures.items():
         pruning = sum(spent for stage, spent in row["stages"].items() if stage.startswith("prune"))
-        cells = (f"{row['seconds']:.0f}", f"{pruning:.0f}", f"{row['measuring']:.0f}")
-        cells = (*cells, f"{row['peak_memory_bytes'] / 1e9:.1f} GB", f"{row['times_the_model']:.1f}")
-        table.add_row(name, row["asked"], *cells)
+        seconds = (f"{row['seconds']:.0f}", f"{pruning:.0f}", f"{row['measuring']:.0f}")
+        memory = (f"{row['peak_memory_bytes'] / 1e9:.1f} GB", f"{row['times_the_model']:.1f}")
+        table.add_row(name, row["asked"], *seconds, *memory)
     Console(width=140).print(table)
 
 
