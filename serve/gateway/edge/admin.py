@@ -26,14 +26,14 @@ __all__ = ["admin_router"]
 # What of Triton's HTTP interface an administrator reaches, and nothing else below /v2.
 REGION = r"(?:/region/[A-Za-z0-9_-]{1,128})?"
 READ = re.compile(rf"logging|trace/setting|(?:system|cuda)sharedmemory{REGION}/status")
+CONTROL = re.compile(rf"repository/models/{MODEL_NAME}/(?:load|unload)")
 WRITE = re.compile(
-    rf"logging|trace/setting|repository/index|repository/models/{MODEL_NAME}/(?:load|unload)"
+    rf"logging|trace/setting|repository/index|{CONTROL.pattern}"
     rf"|(?:system|cuda)sharedmemory{REGION}/(?:register|unregister)"
 )
 
 INDEX = "repository/index"
 RESTS = "it is loaded when it is asked for"
-CONTROL = re.compile(rf"repository/models/{MODEL_NAME}/(?:load|unload)")
 LOAD = re.compile(rf"repository/models/({MODEL_NAME})/load")
 INFER = re.compile(rf"models/{MODEL_NAME}(?:/versions/[0-9]+)?/infer")
 TO_READ = re.compile(

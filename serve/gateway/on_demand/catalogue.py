@@ -88,7 +88,7 @@ def _finishes(folder: Path, model: ModelInfo) -> bool:
     """Whether any code in its folder names what Python or Triton calls at an end; what can't be read may."""
     code = [path for path in files_of(folder) if path.suffix == ".py"] if model.config.backend == "python" else []
     try:
-        return any(name in read_text(path) for path in code for name in ENDS)
+        return any(name in text for text in map(read_text, code) for name in ENDS)
     except (OSError, ValueError):
         return True
 

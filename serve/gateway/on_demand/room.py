@@ -118,11 +118,11 @@ class Room:
         keys = {who for asked in self._asked.values() for who, at in asked.items() if now - at <= LATELY_S}
         return max(1, self.budget - self._least()) / max(1, len(keys))
 
-    def _free(self, over: int, claim: Claim | None, model: Known | None, *, trades: bool = True) -> bool:
+    def _free(self, over: int, claim: Claim | None, model: Known, *, trades: bool = True) -> bool:
         """Take out models until so many bytes are free; False, and nothing done, where too few may go."""
         now = time.monotonic()
         residents = self._used()
-        spared = frozenset() if model is None else frozenset(model.parts)
+        spared = frozenset(model.parts)
         free = [each for each in self._unpinned() if self._is_free(each, now)]
         going: list[tuple[Resident, Reason]] = []
         while over > 0:
