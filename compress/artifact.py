@@ -34,6 +34,7 @@ READ = "bytes read once, to know them by"
 Runtime = Literal["onnxruntime", "openvino"]
 """What runs an ONNX file on a CPU."""
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
+RUNTIME_NAMES: dict[Runtime, str] = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 
 
 def sha256_of(path: Path, most: int | None = None, tell: Heard = unheard) -> str:

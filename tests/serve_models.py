@@ -89,6 +89,17 @@ def tiny_artifact(folder: Path) -> Path:
     return artifact_of(folder, [node], ["x:float32[batch,4]"], ["logits:float32[batch,3]"], {"weight": WEIGHT})
 
 
+def bfloat16_artifact(folder: Path) -> Path:
+    """As `tiny_artifact`, computed in BF16, of which ONNX Runtime has no kernels on a CPU."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["half"], to=onnx.TensorProto.BFLOAT16),
+        helper.make_node("Cast", ["weight"], ["half_weight"], to=onnx.TensorProto.BFLOAT16),
+        helper.make_node("MatMul", ["half", "half_weight"], ["half_logits"]),
+        helper.make_node("Cast", ["half_logits"], ["logits"], to=onnx.TensorProto.FLOAT),
+    ]
+    return artifact_of(folder, nodes, ["x:float32[batch,4]"], ["logits:float32[batch,3]"], {"weight": WEIGHT})
+
+
 def lookup_artifact(folder: Path) -> Path:
     """ids:int64[batch,2] to rows:float32[batch,2] of a table with ten entries: a larger id fails the whole batch."""
     node = helper.make_node("Gather", ["table", "ids"], ["rows"])

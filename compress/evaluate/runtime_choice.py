@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifact import Runtime
+from compress.artifact import RUNTIME_NAMES, Runtime
 from compress.model import Arrays
 from compress.runtime.backends import Backend
 from compress.runtime.latency import Ratio
 
-__all__ = ["BATCHED", "SHOWN", "Choice", "RuntimeFigures", "choose", "distances"]
+__all__ = ["BATCHED", "Choice", "RuntimeFigures", "choose", "distances"]
 
 BATCHED = 8  # samples in a call, at which the runtimes are timed once more: a server may join requests to batches
-SHOWN: dict[Runtime, str] = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 # Two runtimes sum in other orders. What that does to float32 stays under this, as a share of an output's size (RMS).
 ROUNDING = 1e-3
 # Two roundings of one network, each as far from it as the other, are at most twice that apart.
@@ -125,7 +124,7 @@ def choose(
             "onnxruntime", f"OpenVINO {lost}, and is not taken: it is {told}.", figures, speedup, batched, most
         )
     chosen: Runtime = "openvino" if speedup is not None and speedup.faster else "onnxruntime"
-    why = f"On this machine OpenVINO is {told}: {SHOWN[chosen]} serves it."
+    why = f"On this machine OpenVINO is {told}: {RUNTIME_NAMES[chosen]} serves it."
     return Choice(chosen, why + _turned(chosen, batched), figures, speedup, batched, most)
 
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from compress.artifact import Measured, Signature, StageReport
+from compress.artifact import RUNTIME_NAMES, Measured, Signature, StageReport
 from compress.console.durations import bytes_text, ms_text
 from compress.console.wording import Note, counted
 from compress.evaluate.gains import Gain, gains_of, signed, speed, within
 from compress.evaluate.intervals import CONFIDENCE, percent
-from compress.evaluate.runtime_choice import SHOWN, Choice
+from compress.evaluate.runtime_choice import Choice
 from compress.report.explain_plots import explained_plots
 from compress.report.findings import telling
 from compress.report.pages import page
@@ -179,7 +179,7 @@ class Report:
             change=_change(self.stages[0].measured, self.stages[-1].measured, percent(self.confidence)),
             threads=counted(int(self.environment["threads"]), "threads"),
             samples=counted(int(self.data.get("samples", 0)), "evaluation samples"),
-            runtimes=SHOWN,
+            runtimes=RUNTIME_NAMES,
             colours={"in torch": TORCH, "in ONNX Runtime": ONNX, "with INT8": INT8},
             left=[(row.stage, row.details[key]) for row in self.stages for key in LEFT if row.details.get(key)],
         )

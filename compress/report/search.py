@@ -9,11 +9,11 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from compress.artifact import RUNTIME_NAMES
 from compress.console.durations import bytes_text
 from compress.console.wording import counted
 from compress.evaluate.gains import signed, within
 from compress.evaluate.intervals import percent
-from compress.evaluate.runtime_choice import SHOWN
 from compress.evaluate.search_result import SearchResult, Trial
 from compress.report.pages import page
 from compress.report.plot_labels import label_points
@@ -33,7 +33,7 @@ def search_table(result: SearchResult) -> Table:
         title=f"{counted(len(result.trials), 'candidates')} by {result.goal}, {result.metric} of the original "
         f"{result.original:.4f} on the {counted(result.samples, 'samples')} that choose; "
         f"at most {counted(result.max_drop, 'points')} may go"
-        + ("" if result.runtime == "onnxruntime" else f", timed on {SHOWN[result.runtime]}")
+        + ("" if result.runtime == "onnxruntime" else f", timed on {RUNTIME_NAMES[result.runtime]}")
         + ("" if result.confidence is None else f", with {percent(result.confidence)} confidence"),
         title_justify="left",
     )

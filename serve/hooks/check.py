@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compress.artifact import Artifact
+from compress.artifact import RUNTIME_NAMES, Artifact, Runtime
 from compress.errors import MissingExtraError, RepositoryError
 from compress.tokenizer.vocabulary import MEND
 from compress.vetting.loops import SETTING, loop_seconds
@@ -32,34 +32,53 @@ __all__ = ["Step", "UnprovenError", "check_hooks", "nans", "run_network", "sampl
 SHOWN = 6  # elements of an array
 LONGEST = 60  # characters of a text
 
-# As the serving processes do: ONNX Runtime is no import of this package.
+# As the serving processes do: a runtime is no import of this package.
 _NETWORK = """
 import json, sys, time
 import numpy as np
-import onnxruntime as ort
-ort.set_default_logger_severity(4)
 def ended(code, err):
     print(" ".join(str(err).split()) or type(err).__name__, file=sys.stderr)
     sys.exit(code)
-try:
-    session = ort.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-except Exception as err:
-    ended(3, err)
 given = np.load(sys.argv[2])
-feed = {n.name: given[str(i)].astype(object) if n.type == "tensor(string)" else given[str(i)]
-        for i, n in enumerate(session.get_inputs())}
-names = json.loads(sys.argv[4])
+inputs, names = json.loads(sys.argv[4])
+feed = {name: given[str(i)] for i, name in enumerate(inputs)}
+%s
 try:
-    session.run(names, feed)
+    run()
 except Exception as err:
     ended(4, err)
 start = time.perf_counter()
-made = session.run(names, feed)
+made = run()
 took = time.perf_counter() - start
 arrays = {str(i): a.astype(str) if a.dtype == object else a for i, a in enumerate(made)}
 np.savez(sys.argv[3], took=took, **arrays)
 """
-
+_RUNTIMES: dict[Runtime, str] = {
+    "onnxruntime": """
+import onnxruntime as ort
+ort.set_default_logger_severity(4)
+try:
+    session = ort.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+except Exception as err:
+    ended(3, err)
+feed = {n.name: feed[n.name].astype(object) if n.type == "tensor(string)" else feed[n.name]
+        for n in session.get_inputs()}
+def run():
+    return session.run(names, feed)
+""",
+    # Its import would send an event, and write to the home folder.
+    "openvino": """
+sys.modules["openvino_telemetry"] = None
+import openvino
+try:
+    network = openvino.Core().compile_model(sys.argv[1], "CPU")
+except Exception as err:
+    ended(3, err)
+def run():
+    made = network(feed)
+    return [np.array(made[name]) for name in names]
+""",
+}
 
 NOT_OPENED, REFUSED = 3, 4  # how the program above ends
 MOST_TOLD = 300  # letters of ONNX Runtime's, from the end, where it says what did not fit
@@ -99,7 +118,7 @@ def check_hooks(hooks: Hooks, source: Artifact, item: Mapping[str, Array]) -> li
         HookError: the hooks fail; the message names the line.
         RepositoryError: the network refuses what preprocess gave.
         UnprovenError: it can't be opened here, does not come to an end, or answers NaN.
-        MissingExtraError: there is no onnxruntime to run the network with.
+        MissingExtraError: there is no such runtime to run the network with.
     """
     steps = []
     if hooks.preprocess is not None:
@@ -172,12 +191,12 @@ def _hook(hooks: Hooks, name: Literal["preprocess", "postprocess"], item: Mappin
 
 
 def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
-    """Run the network on one item, in a process of its own.
+    """Run the network on one item in the runtime that the artifact says, in a process of its own.
 
     Raises:
         RepositoryError: it refuses the item.
         UnprovenError: it can't be opened here, or does not come to an end.
-        MissingExtraError: there is no onnxruntime to run it with.
+        MissingExtraError: there is no such runtime to run it with.
     """
     batched = source.signature.batched
     names = [spec.name for spec in source.signature.outputs]
@@ -190,8 +209,15 @@ def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "given.npz", Path(folder) / "made.npz"
         np.savez(given, **arrays)  # type: ignore[arg-type]
-        program = [sys.executable, "-P", "-c", _NETWORK]  # the current folder's modules are not the network's
-        command = [*program, str(source.model_path), str(given), str(made), json.dumps(names)]
+        network = _NETWORK % _RUNTIMES[source.runtime]
+        program = [sys.executable, "-P", "-c", network]  # the current folder's modules are not the network's
+        command = [
+            *program,
+            str(source.model_path),
+            str(given),
+            str(made),
+            json.dumps([[spec.name for spec in source.signature.inputs], names]),
+        ]
         seconds = loop_seconds()
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
@@ -202,14 +228,15 @@ def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
                 mend=f"see whether it has a loop without an end; if it is only slow, set {SETTING} to more seconds",
             ) from err
         if done.returncode:
-            if "No module named 'onnxruntime'" in done.stderr:
-                raise MissingExtraError("can't run the network", module="onnxruntime", extra="triton")
+            if f"No module named '{source.runtime}'" in done.stderr:
+                extra = "triton" if source.runtime == "onnxruntime" else source.runtime
+                raise MissingExtraError("can't run the network", module=source.runtime, extra=extra)
             lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
             if done.returncode == NOT_OPENED:
                 raise UnprovenError(
                     f"can't open {source.model_path}",
                     why=_end_of(lines[-1]),
-                    mend="see whether this machine's ONNX Runtime has all of its operators",
+                    mend=f"see whether this machine's {RUNTIME_NAMES[source.runtime]} has all of its operators",
                 )
             if why := beyond_table(source, arrays):
                 raise RepositoryError(f"can't run {source.model_path}", why=why, mend=MEND)

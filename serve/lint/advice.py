@@ -40,7 +40,7 @@ def instance_advice(model: Model) -> Findings:
         )
 
 
-def batch_advice(model: Model, files: Mapping[Path, OnnxFile] | None) -> Findings:
+def batch_advice(model: Model, files: Mapping[Path, OnnxFile]) -> Findings:
     """Batching that is possible and off, or on and does nothing."""
     config = model.config
     scheduled = config.WhichOneof("scheduling_choice")
@@ -52,7 +52,7 @@ def batch_advice(model: Model, files: Mapping[Path, OnnxFile] | None) -> Finding
         )
     if config.max_batch_size == 0 and scheduled == "dynamic_batching":
         yield warning(model.name, "dynamic_batching does nothing with max_batch_size 0", "write a max_batch_size")
-    held = [found for path, found in (files or {}).items() if model.folder in path.parents and found.inputs]
+    held = [found for path, found in files.items() if model.folder in path.parents and found.inputs]
     tensors = [tensor for found in held for tensor in (*found.inputs, *found.outputs)]
     if config.max_batch_size == 0 and tensors and all(tensor.shape[:1] == (ANY,) for tensor in tensors):
         yield warning(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from compress.artifact import RUNTIME_NAMES
 from serve.lint.finding import Findings, error, warning
 from serve.lint.model import FILES, Model, str_of_number
 from serve.pack.onnx_reader import OnnxFile, OnnxTensor
@@ -113,9 +114,12 @@ def onnx_rules(model: Model, files: Mapping[Path, OnnxFile]) -> Findings:
         files: what `read_onnx` found.
     """
     for path in onnx_files(model):
+        if path not in files:
+            continue  # its runtime is not here
         held, where = files[path], f"{path.parent.name}/{path.name}"
         if held.error:
-            yield error(model.name, f"ONNX Runtime refuses {where}: {held.error}", "export it again")
+            runtime = RUNTIME_NAMES["openvino" if model.backend == "openvino" else "onnxruntime"]
+            yield error(model.name, f"{runtime} refuses {where}: {held.error}", "export it again")
             continue
         if not model.config.output:
             yield error(model.name, "config.pbtxt declares no output", f"declare those of {where}")

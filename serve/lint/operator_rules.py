@@ -33,7 +33,7 @@ def operator_rules(model: Model, files: Mapping[Path, OnnxFile], *, container: b
     if not container or model.backend != "onnxruntime":
         return
     for path in onnx_files(model):
-        held = files[path]
+        held = files.get(path, OnnxFile())
         needed = [since for operator, since in SINCE.items() if operator in held.operators]
         formats = [(f"ONNX's format {ir}", *since) for ir, since in FORMATS.items() if needed and held.ir >= ir]
         if needed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+from compress.artifact import RUNTIME_NAMES, Runtime
 from compress.host.cores import cores_here
 from serve.lint import advice
 from serve.lint.batching_rules import batching_rules, cache_rules, sequence_rules
@@ -36,7 +37,7 @@ from serve.lint.packed_rules import packed_rules
 from serve.lint.plan_rules import Version, plan_rules
 from serve.lint.python_rules import python_rules
 from serve.lint.warmup_rules import warmup_rules
-from serve.pack.onnx_reader import read_onnx
+from serve.pack.onnx_reader import OnnxFile, read_onnx
 from serve.repository.folders import folders_of, hidden_of
 
 __all__ = ["lint"]
@@ -104,17 +105,22 @@ def lint(
     for name in hidden_of(repository):
         what = "its name begins with a dot: `serve up` leaves it alone, a Triton in a container takes it for a model"
         found.append((error if container else warning)(shown(name), what, "move it out of the repository"))
-    paths = []
+    paths: dict[Runtime, list[Path]] = {"onnxruntime": [], "openvino": []}
     for model in list(models.values()):
         try:
-            paths += onnx_files(model)
+            paths["openvino" if model.backend == "openvino" else "onnxruntime"] += onnx_files(model)
         except OSError as err:
             found.append(unreadable(model.name, err))
             del models[model.name]
-    files = read_onnx(paths)
-    if paths and files is None:
-        found.append(warning(models[paths[0].parent.parent.name].name, "no ONNX file was looked into",
-                             "pip install onnxruntime, or the extra [triton]"))  # fmt: skip
+    files: dict[Path, OnnxFile] = {}
+    for runtime, those in paths.items():
+        held = read_onnx(those, runtime) if those else {}
+        if held is None:
+            extra = "triton" if runtime == "onnxruntime" else runtime
+            found.append(warning(models[those[0].parent.parent.name].name,
+                                 f"no ONNX file for {RUNTIME_NAMES[runtime]} was looked into",
+                                 f"pip install {runtime}, or the extra [{extra}]"))  # fmt: skip
+        files |= held or {}
     for model in models.values():
         for rule in OWN_RULES:
             if not (container and rule is python_rules):
@@ -127,9 +133,8 @@ def lint(
         found += openvino_place_rules(model, container=container)
         found += _readable(model, file_rules(model, None if container else EMBEDDED))
         found += advice.batch_advice(model, files)
-        if files is not None:
-            found += untold(model, onnx_rules(model, files))
-            found += untold(model, operator_rules(model, files, container=container))
+        found += untold(model, onnx_rules(model, files))
+        found += untold(model, operator_rules(model, files, container=container))
     found += _of_plans(models, tensorrt)
     if container:
         found += [finding for model in models.values() for finding in advice.open_threads(model)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compress.artifact import Artifact, Signature
@@ -16,7 +16,7 @@ from serve.hooks.check import UnprovenError, check_hooks
 from serve.hooks.load import Hooks
 from serve.hooks.served_texts import EMBEDDINGS
 from serve.pack.around import Around, around
-from serve.pack.models import BACKENDS, keep_edits, wanted_models, write_model
+from serve.pack.models import BACKENDS, keep_edits, runs_on_openvino, wanted_models, write_model
 from serve.pack.options import PackOptions
 from serve.pack.source import load_source
 from serve.repository.folders import recover, replaceable, replacing, staging
@@ -148,7 +148,8 @@ def _write(
     name: str, repository: Path, source: Artifact, found: Around, options: PackOptions, keep: int, edits: Edits
 ) -> Packed:
     loaded = found.hooks
-    untried = () if loaded is None else _try_out(loaded, source)
+    served = replace(source, runtime="openvino" if runs_on_openvino(source, options) else "onnxruntime")
+    untried = () if loaded is None else _try_out(loaded, served)
     wanted = wanted_models(name, source, loaded, options, found.task)
     new = tuple(wanted)
     with locked(repository):

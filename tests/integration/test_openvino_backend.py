@@ -30,6 +30,7 @@ from serve.tune.trial import load_subject
 from serve.up.preflight import check_models
 from tests.integration.test_triton import FREE, infer
 from tests.serve_models import (
+    bfloat16_artifact,
     hook_file,
     lookup_artifact,
     pooled_artifact,
@@ -63,6 +64,9 @@ def server(folder: Path) -> Iterator[TritonServer]:
     pack(on_openvino(sum_artifact(folder / "sum")), repository=repository, name="sum", options=one)
     pack(on_openvino(pooled_artifact(folder / "pooled")), repository=repository, name="pooled", options=one)
     pack(on_openvino(unbatched_artifact(folder / "flat")), repository=repository, name="flat")
+    half = on_openvino(bfloat16_artifact(folder / "half"))
+    packed = pack(half, repository=repository, name="half", hooks=hook_file(folder / "h"), options=one)
+    assert packed.warnings == (), "its hooks were tried on the network, in OpenVINO"
     pack(on_openvino(lookup_artifact(folder / "lookup")), repository=repository, name="lookup", options=one)
     pack(tiny, repository=repository, name="streams", options=PackOptions(instances=2, max_batch_size=8))
     path = repository / "streams/config.pbtxt"  # two streams of one process
@@ -84,6 +88,11 @@ def test_answers_are_the_artifacts_on_openvino(server: TritonServer, folder: Pat
     want = backend.infer({"x": x})["logits"]
     got = infer(server, model, x=("FP32", [3, 4], x.ravel().tolist()))["logits"]
     np.testing.assert_array_equal(np.array(got, np.float32).reshape(3, 3), want)
+
+
+def test_what_onnx_runtime_has_no_kernels_for_is_served_all_the_same(server: TritonServer, folder: Path) -> None:
+    assert [finding for finding in lint(folder / "models") if finding.model.startswith("half")] == []
+    assert infer(server, "half", text=("BYTES", [1, 1], ["0,2,1,0"]))["label"] == ["b"]
 
 
 @pytest.mark.parametrize("model", ["sum", "pooled"])

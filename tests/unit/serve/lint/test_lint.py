@@ -173,9 +173,9 @@ def test_a_file_that_takes_onnx_runtime_minutes_is_named_and_the_others_are_read
 
 
 def test_without_onnx_runtime_the_files_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "read_onnx", lambda _paths: None)
+    monkeypatch.setattr(run_module, "read_onnx", lambda _paths, _runtime: None)
     found = lint(written(tmp_path, Case("network")))
-    assert [finding.what for finding in found] == ["no ONNX file was looked into"]
+    assert [finding.what for finding in found] == ["no ONNX file for ONNX Runtime was looked into"]
 
 
 @pytest.mark.parametrize(("name", "code"), [("good_network", 0), ("no_file", 1), ("negative_count", 0)])
