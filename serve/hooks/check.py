@@ -42,7 +42,7 @@ def ended(code, err):
 given = np.load(sys.argv[2])
 inputs, names = json.loads(sys.argv[4])
 feed = {name: given[str(i)] for i, name in enumerate(inputs)}
-%s
+#runtime#
 try:
     run()
 except Exception as err:
@@ -209,7 +209,7 @@ def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "given.npz", Path(folder) / "made.npz"
         np.savez(given, **arrays)  # type: ignore[arg-type]
-        network = _NETWORK % _RUNTIMES[source.runtime]
+        network = _NETWORK.replace("#runtime#", _RUNTIMES[source.runtime])
         program = [sys.executable, "-P", "-c", network]  # the current folder's modules are not the network's
         command = [
             *program,
