@@ -28,7 +28,7 @@ from compress.formats.onnx.outline import (
     values_of,
 )
 
-__all__ = ["MOST", "checked", "save"]
+__all__ = ["MOST", "checked", "save", "without"]
 
 MOST = (1 << 31) - 1  # bytes of one protobuf message
 BESIDE = ".data"  # behind the name of the file: what the exporter of torch writes, too
@@ -44,7 +44,7 @@ def save(model: ModelProto, path: Path) -> None:
     Raises:
         OSError: it can't be written, or weights that lie outside can't be read.
     """
-    graph = _without(model.graph, "initializer").SerializeToString()
+    graph = without(model.graph, "initializer").SerializeToString()
     starts: list[tuple[bytes, int]] = []  # of each weight: all before its values, and their bytes
     for tensor in model.graph.initializer:
         described, size = _inside(tensor).SerializeToString(), bytes_of(tensor)
@@ -56,7 +56,7 @@ def save(model: ModelProto, path: Path) -> None:
         _save_apart(model, path, beside)
         return
     with path.open("wb") as file:
-        file.write(_without(model, "graph").SerializeToString())
+        file.write(without(model, "graph").SerializeToString())
         file.write(header(GRAPH, length))
         file.write(graph)
         for (start, size), tensor in zip(starts, model.graph.initializer, strict=True):
@@ -69,8 +69,8 @@ def save(model: ModelProto, path: Path) -> None:
 
 def _save_apart(model: ModelProto, path: Path, beside: Path) -> None:
     """Write large weights to a file beside the model's, unless they are all there."""
-    light = _without(model, "graph")
-    light.graph.CopyFrom(_without(model.graph, "initializer"))
+    light = without(model, "graph")
+    light.graph.CopyFrom(without(model.graph, "initializer"))
     large = [tensor for tensor in model.graph.initializer if bytes_of(tensor) > LARGE]
     there = all(uses_external_data(each) and ExternalDataInfo(each).location == beside.name for each in large)
     part = beside.with_name(beside.name + ".part")
@@ -97,7 +97,7 @@ def _save_apart(model: ModelProto, path: Path, beside: Path) -> None:
 
 def _inside(tensor: TensorProto) -> TensorProto:
     """What describes a tensor whose values are to lie in its file, without them."""
-    described: TensorProto = _without(tensor, "raw_data")
+    described: TensorProto = without(tensor, "raw_data")
     described.ClearField("external_data")
     described.ClearField("data_location")
     return described
@@ -109,8 +109,8 @@ def checked(model: ModelProto) -> None:
     Raises:
         onnx.checker.ValidationError: it is no valid model.
     """
-    light = _without(model, "graph")
-    light.graph.CopyFrom(_without(model.graph, "initializer"))
+    light = without(model, "graph")
+    light.graph.CopyFrom(without(model.graph, "initializer"))
     light.graph.initializer.extend(_light(model.graph))
     onnx.checker.check_model(light)
 
@@ -123,7 +123,7 @@ def _light(graph: GraphProto) -> Iterator[TensorProto]:
             yield tensor
 
 
-def _without(message: Any, left_out: str) -> Any:
+def without(message: Any, left_out: str) -> Any:
     """A copy of a message without one of its fields."""
     copy = type(message)()
     for field, value in message.ListFields():

@@ -28,6 +28,7 @@ from compress.onnx_export.fold import stripped
 from compress.onnx_export.tied import apart, share
 from compress.quantize.half.mask_chain import beside, mask_chain
 from compress.quantize.shield import shield
+from compress.quantize.stand_ins import StandIns
 from compress.quantize.tied_tables import tables, tie
 from compress.quantize.weights_onnx import RECURRENT, both_worth, quantize_weights, rounded
 from compress.runtime.memory import give_back
@@ -192,9 +193,12 @@ def dynamic(model: ModelProto, exclude: Collection[str], *, reduce_range: bool) 
         quantize_dynamic(
             str(source), str(target), per_channel=True, weight_type=QuantType.QInt8, op_types_to_quantize=DYNAMIC,
             reduce_range=reduce_range, nodes_to_exclude=left,
+            # What a stand-in does not let it infer is what a float32 layer gives.
+            extra_options={"DefaultTensorType": TensorProto.FLOAT},
         )  # fmt: skip
 
-    return _through(model, run)
+    large = StandIns(model, left)
+    return _through(large.shown, run, lambda made, names: large.put_back(made, names, reduce_range=reduce_range))
 
 
 def attention(model: ModelProto) -> tuple[Sequence[str] | None, list[str]]:
@@ -270,13 +274,21 @@ def _per_gate(graph: onnx.GraphProto, tensor: TensorProto, taken: set[str]) -> l
     return names
 
 
-def _through(model: ModelProto, run: Callable[[Path, Path, _Names], None]) -> ModelProto:
-    """A copy of the model after ONNX Runtime's quantizer.
+def _through(
+    shown: ModelProto,
+    run: Callable[[Path, Path, _Names], None],
+    mend: Callable[[ModelProto, Mapping[str, str]], None] = lambda *_: None,
+) -> ModelProto:
+    """A model after ONNX Runtime's quantizer.
 
     The quantizer looks neither into bodies nor at names: what bodies read is shown to it as outputs, which it keeps,
     and its own names (`x_scale`) are made to fit beside those that are there.
+
+    Args:
+        shown: is changed.
+        run: calls the quantizer, from one file to another.
+        mend: gets what it made, and what each tensor was called for it.
     """
-    shown = _copy(model)
     graph = shown.graph
     outputs = {value.name for value in graph.output}
     weights = {tensor.name for tensor in graph.initializer}
@@ -299,6 +311,7 @@ def _through(model: ModelProto, run: Callable[[Path, Path, _Names], None]) -> Mo
         give_back()
         run(source, target, names)
         quantized = onnx.load(target)
+    mend(quantized, names.plain)
     names.restore(quantized.graph)
     kept = [value for value in quantized.graph.output if value.name in outputs]
     del quantized.graph.output[:]

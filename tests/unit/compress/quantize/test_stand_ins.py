@@ -1,0 +1,100 @@
+"""What stands for large weights while ONNX Runtime quantizes dynamically: nobody can tell that it did."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto, helper
+
+from compress.quantize import stand_ins
+from compress.quantize.int8_onnx import dynamic, plain
+from tests.unit.compress.onnx_graphs import normal, written
+from tests.unit.compress.quantize.test_writers_random import build, models
+
+ALL, NONE = -1, 1 << 40
+
+
+def made_of(path: Path, least: int, *, reduce_range: bool) -> tuple[ModelProto, int]:
+    """The quantized model where weights over `least` bytes have stand-ins, and how many had."""
+    seen = []
+
+    class Counted(stand_ins.StandIns):
+        def __init__(self, model: ModelProto, left: list[str]) -> None:
+            super().__init__(model, left)
+            seen.append(len(self._nodes))
+
+    with (
+        patch.object(stand_ins, "LARGE", least),
+        patch("compress.quantize.int8_onnx.StandIns", Counted),
+    ):
+        return dynamic(plain(path), ["left"], reduce_range=reduce_range), seen[0]
+
+
+def assert_same(path: Path, *, reduce_range: bool = False) -> int:
+    with_them, count = made_of(path, ALL, reduce_range=reduce_range)
+    without, none = made_of(path, NONE, reduce_range=reduce_range)
+    assert none == 0
+    for model in (with_them, without):
+        del model.graph.value_info[:]  # of a Gemm that was cut in two, the shape between is told of whole weights alone
+    assert with_them == without
+    return count
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(drawn=models(), reduce_range=st.booleans())
+def test_whatever_the_graph_the_file_is_the_same_bit_by_bit(
+    drawn: tuple[list[str], str, int, int, list[int]], reduce_range: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        assert assert_same(build(drawn, Path(root)).path, reduce_range=reduce_range) > 0
+
+
+@pytest.mark.parametrize("reduce_range", [False, True])
+def test_layers_of_each_form_tables_and_odd_channels_have_stand_ins(tmp_path: Path, reduce_range: bool) -> None:
+    odd = normal(32, 48, seed=3)
+    odd[:, 0], odd[:, 1], odd[:, 2] = 0, 1e-42, np.abs(odd[:, 2])  # nothing, less than any scale, of one sign
+    weights = {
+        "table": normal(9000, 32), "odd": odd, "up": normal(64, 48, seed=1), "bias": normal(64), "down": normal(64, 8),
+        "kept": normal(8, 8),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"], name="rows"),
+        helper.make_node("MatMul", ["rows", "odd"], ["a"], name="odd"),
+        helper.make_node("Gemm", ["a", "up", "bias"], ["b"], name="up", transB=1),
+        helper.make_node("Gemm", ["b", "down"], ["c"], name="down"),
+        helper.make_node("MatMul", ["c", "kept"], ["y"], name="left"),
+    ]
+    model = written(nodes, weights, tmp_path, inputs=("ids:int64[batch]",), outputs=["y:float32[batch,8]"])
+    assert assert_same(model.path, reduce_range=reduce_range) == 4
+
+
+def test_what_the_quantizer_needs_whole_has_none(tmp_path: Path) -> None:
+    """Of more axes, shared by unlike readers, scaled, seen from outside or from a body, or not finite."""
+    broken = normal(8, 8)
+    broken[0, 0] = np.nan
+    weights = {"shared": normal(8, 8), "scaled": normal(8, 8), "shown": normal(8, 8), "deep": normal(1, 8, 8)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "shared"], ["a"], name="a"),
+        helper.make_node("Add", ["a", "shared"], ["b"], name="b"),
+        helper.make_node("Gemm", ["b", "scaled"], ["c"], name="c", alpha=0.5),
+        helper.make_node("MatMul", ["c", "shown"], ["d"], name="d"),
+        helper.make_node("MatMul", ["d", "deep"], ["e"], name="e"),
+        helper.make_node("Identity", ["shown"], ["seen"], name="f"),
+        helper.make_node("Squeeze", ["e"], ["y"], name="g"),
+    ]
+    outputs = ["y:float32[batch,8]", "seen:float32[batch,8]"]
+    model = written(nodes, weights, tmp_path, inputs=("x:float32[8,8]",), outputs=outputs)
+    with patch.object(stand_ins, "LARGE", ALL):
+        shown = stand_ins.StandIns(onnx.load(model.path), []).shown
+        assert shown == onnx.load(model.path)
+        weights = {"broken": broken}
+        nodes = [helper.make_node("MatMul", ["x", "broken"], ["y"], name="a")]
+        model = written(nodes, weights, tmp_path / "nan", inputs=("x:float32[8,8]",), outputs=["y:float32[8,8]"])
+        assert stand_ins.StandIns(onnx.load(model.path), []).shown == onnx.load(model.path)
