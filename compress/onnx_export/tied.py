@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from compress.formats.onnx.scope import captured, drop_unused
+from compress.formats.onnx.scope import captured, drop, drop_unused
 
 __all__ = ["LEAST", "apart", "digest", "share"]
 
@@ -61,9 +61,7 @@ def _share_transposed(graph: GraphProto, tensors: list[TensorProto], first: dict
     nodes = list(graph.node)
     del graph.node[:]
     graph.node.extend([*made, *nodes])
-    left = [tensor for tensor in graph.initializer if tensor.name not in dropped]
-    del graph.initializer[:]
-    graph.initializer.extend(left)
+    drop(graph.initializer, dropped)
     return len(dropped)
 
 

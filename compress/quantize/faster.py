@@ -19,6 +19,7 @@ from compress.console.wording import counted
 from compress.model import OnnxModel, sample_inputs
 from compress.quantize.int8_onnx import finish
 from compress.quantize.quantize_onnx import QuantizeOnnx, quantized
+from compress.quantize.tied_tables import ties
 from compress.quantize.weights_onnx import RECURRENT
 from compress.runtime.backends import open_model
 from compress.runtime.latency import Latency, Ratio, latency, ratio
@@ -170,7 +171,7 @@ def turns(mixture: Mixture, original: ModelProto, model: OnnxModel, threads: int
                 path = model.path
                 if back != frozenset(mixture.units):
                     path = Path(folder) / f"{number}.onnx"
-                    finish(mixture.model(back), path, original)
+                    finish(mixture.model(back), path, ties(original))
                 opened[str(number)] = open_model(OnnxModel(path, model.signature), threads=threads)
             inputs = sample_inputs(model.signature, 1)
             found = latency(opened, inputs, rounds=ROUNDS, block_seconds=BLOCK_SECONDS, seconds=SECONDS)

@@ -29,7 +29,7 @@ from compress.onnx_export.tied import apart, share
 from compress.quantize.half.mask_chain import beside, mask_chain
 from compress.quantize.shield import shield
 from compress.quantize.stand_ins import StandIns
-from compress.quantize.tied_tables import tables, tie
+from compress.quantize.tied_tables import Ties, tables, tie
 from compress.quantize.weights_onnx import RECURRENT, both_worth, quantize_weights, rounded
 from compress.runtime.memory import give_back
 
@@ -94,17 +94,17 @@ def _odd(model: ModelProto) -> list[str]:
     ]
 
 
-def finish(model: ModelProto, target: Path, original: ModelProto, *, integers: bool = True) -> None:
+def finish(model: ModelProto, target: Path, tied: Ties, *, integers: bool = True) -> None:
     """Write a quantized model: what two layers share once, nodes in order, float layers shielded, no documentation.
 
     Args:
         model: quantized; is changed.
         target: is written.
-        original: what it was quantized from.
+        tied: of what it was quantized from.
         integers: whether 8-bit weights may be another's transpose or table (see `share`).
     """
     if integers:
-        tie(model, original)
+        tie(model, tied)
     share(model, integers=integers)
     sort(model.graph)
     shield(model)

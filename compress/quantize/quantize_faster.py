@@ -19,6 +19,7 @@ from compress.quantize.int8_onnx import finish, plain
 from compress.quantize.precision import operators, precisions
 from compress.quantize.put_back import Mixed
 from compress.quantize.quantize_onnx import QuantizeOnnx, quantized
+from compress.quantize.tied_tables import ties
 from compress.runtime.latency import Ratio
 from compress.runtime.machine import machine_of
 from compress.stage import Given, Progress
@@ -64,7 +65,7 @@ class QuantizeFaster:
         choice = fastest(mixture, original, *turns(mixture, original, model, self.threads), progress)
         if len(choice.back) == choice.units:
             return left_in_float(model, path, choice, None)
-        finish(mixture.model(choice.back), path, original)
+        finish(mixture.model(choice.back), path, ties(original))
         gain = times_as_fast(model, OnnxModel(path, model.signature), self.threads)
         if gain is None or not gain.faster:
             return left_in_float(model, path, choice, gain)

@@ -27,6 +27,7 @@ from compress.quantize.held_out import Judged, judged
 from compress.quantize.int4_onnx import Matrix, matrices, put, shared, weights_of
 from compress.quantize.int8_onnx import finish, plain
 from compress.quantize.precision import operators, precisions
+from compress.quantize.tied_tables import ties
 from compress.stage import Given, Progress
 
 __all__ = ["QuantizeInt4"]
@@ -84,12 +85,11 @@ class QuantizeInt4:
             if matrix not in made:
                 made[matrix] = _nearest(matrix, weights)
                 progress(len(made), len(found), "rounding the weights")
-        written = ModelProto()
-        written.CopyFrom(original)
-        put(written, made, self.exclude, in_8_bits=in_8_bits, apart=self.openvino)
-        in_oldest_form(written)
-        written.producer_name = written.producer_name or PRODUCER
-        finish(written, path, original)
+        tied = ties(original)
+        put(original, made, self.exclude, in_8_bits=in_8_bits, apart=self.openvino)
+        in_oldest_form(original)
+        original.producer_name = original.producer_name or PRODUCER
+        finish(original, path, tied)
         progress(1, 1, f"{counted(len(made), 'matrices')} in INT4")
         twice = [matrix.weight for matrix in found if shared(matrix)] if self.openvino else []
         gain = None if judgements is None else _Gain.of(list(results.values()), len(in_8_bits))

@@ -25,6 +25,7 @@ from compress.quantize.histogram import Method
 from compress.quantize.int8_onnx import Ranges, dynamic, finish, plain, static_for_cpu
 from compress.quantize.place_qdq import place
 from compress.quantize.precision import operators, precisions
+from compress.quantize.tied_tables import ties
 from compress.quantize.weights_onnx import RECURRENT, quantize_weights
 from compress.stage import Given, Progress
 
@@ -161,16 +162,18 @@ def quantize(options: QuantizeOnnx, source: Path, target: Path, ranges: Ranges |
         ranges: (lowest, highest) of each activation, for a static model.
     """
     original = plain(source)
-    finish(quantized(options, original, ranges), target, original, integers=options.target != "tensorrt")
+    tied = ties(original)
+    finish(quantized(options, original, ranges, own=True), target, tied, integers=options.target != "tensorrt")
 
 
-def quantized(options: QuantizeOnnx, original: ModelProto, ranges: Ranges | None) -> ModelProto:
+def quantized(options: QuantizeOnnx, original: ModelProto, ranges: Ranges | None, *, own: bool = False) -> ModelProto:
     """The quantized graph; its nodes keep the names that they have in the original.
 
     Args:
         options: what to do.
         original: see `plain`. It is left as it is.
         ranges: (lowest, highest) of each activation, for a static model.
+        own: whether nobody needs the original afterwards: it may be changed, where that saves a copy.
 
     Raises:
         RecipeError: what is to stay in float is no node of the graph.
@@ -187,8 +190,10 @@ def quantized(options: QuantizeOnnx, original: ModelProto, ranges: Ranges | None
     if options.mode == "static" and options.target == "cpu":
         assert ranges is not None  # noqa: S101  a static model has them
         return static_for_cpu(original, ranges, options.exclude, reduce_range=options.reduce_range)
-    model = ModelProto()
-    model.CopyFrom(original)
+    model = original
+    if not own:
+        model = ModelProto()
+        model.CopyFrom(original)
     if options.mode == "weights":
         quantize_weights(model, options.exclude)
     else:

@@ -26,6 +26,7 @@ from compress.quantize.put_back import Mixed
 from compress.quantize.quantize_faster import left_in_float
 from compress.quantize.quantize_onnx import QuantizeOnnx, quantized
 from compress.quantize.shield import shield
+from compress.quantize.tied_tables import ties
 from compress.runtime.backends import OnnxBackend, open_model
 from compress.runtime.machine import machine_of
 from compress.runtime.measure import cores
@@ -116,7 +117,7 @@ class QuantizeWithin:
         if not self._kept(whole):
             sensitivity = self._ranking(tried, progress)
             back, drop = self._put_back(model, tried, list(sensitivity), judge, progress)
-        finish(mixed.model({*back, *slow}), path, original, integers=self.quantize.target != "tensorrt")
+        finish(mixed.model({*back, *slow}), path, ties(original), integers=self.quantize.target != "tensorrt")
         gain = None
         if choice is not None and self.faster is not None:
             gain = times_as_fast(model, OnnxModel(path, model.signature), self.faster)

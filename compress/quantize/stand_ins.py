@@ -113,7 +113,7 @@ def _as_multiplied(node: NodeProto, values: Array) -> Array:
     return values.T if _turned(node) else values
 
 
-def _layer(values: Array, reduce_range: bool) -> tuple[Array, Array, Array]:  # noqa: FBT001
+def _layer(values: Array, reduce_range: bool) -> tuple[Array, Array, Array]:
     """int8 [inputs, outputs], scales [outputs], zero-points [outputs] of float32 [inputs, outputs]: symmetric."""
     most = np.maximum(np.abs(np.minimum(values.min(axis=0), 0)), np.abs(np.maximum(values.max(axis=0), 0)))
     exact = 2 * most.astype(np.float64) / (128 if reduce_range else 254)

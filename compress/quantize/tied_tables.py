@@ -12,15 +12,26 @@ from compress.formats.onnx.scope import drop_dead, fresh
 from compress.onnx_export.tied import LEAST, digest
 from compress.quantize.weights_onnx import look_up
 
-__all__ = ["tables", "tie"]
+__all__ = ["Ties", "tables", "tie", "ties"]
 
 LAYERS = ("Gemm", "MatMul")
 Array = np.ndarray[Any, Any]
+Ties = Mapping[str, TensorProto]
+"""Tables by the names of the lookups that read them."""
 
 
 def tables(model: ModelProto) -> list[NodeProto]:
     """Lookups of the rows of a float matrix that a layer multiplies by, too, as it is or transposed."""
     return [node for node, _ in _ties(model.graph)]
+
+
+def ties(model: ModelProto) -> Ties:
+    """The float tables that a layer multiplies by, too, copied, with their lookups."""
+    found = {}
+    for node, table in _ties(model.graph):
+        found[node.name] = TensorProto()
+        found[node.name].CopyFrom(table)
+    return found
 
 
 def _ties(graph: GraphProto) -> Iterator[tuple[NodeProto, TensorProto]]:
@@ -36,19 +47,19 @@ def _ties(graph: GraphProto) -> Iterator[tuple[NodeProto, TensorProto]]:
             yield node, table
 
 
-def tie(model: ModelProto, original: ModelProto) -> None:
+def tie(model: ModelProto, tied: Ties) -> None:
     """Let each lookup of a tied table read the layer's 8-bit numbers, row by row, in place.
 
     Args:
-        model: quantized from `original`; a table whose layer stayed in float stays, too.
-        original: float32, its layers with weights of their own.
+        model: quantized from a float32 model; a table whose layer stayed in float stays, too.
+        tied: of that, its layers with weights of their own.
     """
     graph = model.graph
     values = {t.name: t for t in graph.initializer}
     nodes = {node.name: node for node in graph.node}
     taken = set(values)
-    for was, table in _ties(original.graph):
-        node = nodes.get(was.name)
+    for lookup, table in tied.items():
+        node = nodes.get(lookup)
         stored = None if node is None else _stored(graph, values, numpy_helper.to_array(table))
         if node is None or node.op_type != "Gather" or stored is None:
             continue

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from onnx import GraphProto, ModelProto, NodeProto
 
 __all__ = [
     "bodies",
     "captured",
+    "drop",
     "drop_dead",
     "drop_unused",
     "fresh",
@@ -85,16 +87,16 @@ def read(graph: GraphProto) -> set[str]:
 
 def drop_unused(graph: GraphProto) -> None:
     """Drop, in place, initializers that nothing reads, and inputs that were there for their sake (IR 3)."""
-    used = read(graph)
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    dropped = {tensor.name for tensor in graph.initializer} - {tensor.name for tensor in kept}
-    if not dropped:
-        return
-    inputs = [value for value in graph.input if value.name not in dropped]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-    del graph.input[:]
-    graph.input.extend(inputs)
+    dropped = {tensor.name for tensor in graph.initializer} - read(graph)
+    drop(graph.initializer, dropped)
+    drop(graph.input, dropped)
+
+
+def drop(items: Any, names: Collection[str]) -> None:
+    """Take what is called so out of a repeated field of messages, in place; the others are not copied."""
+    for at in reversed(range(len(items))):
+        if items[at].name in names:
+            del items[at]
 
 
 def drop_dead(graph: GraphProto) -> None:

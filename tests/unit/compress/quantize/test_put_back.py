@@ -20,6 +20,7 @@ from compress.quantize.precision import precisions
 from compress.quantize.put_back import Mixed
 from compress.quantize.quantize_onnx import QuantizeOnnx, Target, quantize, quantized
 from compress.quantize.quantize_within import QuantizeWithin
+from compress.quantize.tied_tables import ties
 from compress.runtime.backends import OnnxBackend
 from tests.families import family
 from tests.unit.compress.onnx_graphs import branching, data_for, error_of, looping
@@ -44,7 +45,7 @@ class Mixing:
 
     def error(self, back: Collection[str]) -> float:
         """Of the outputs, as a share of their scale."""
-        finish(self.mixed.model(back), self._path, self.plain, integers=self._target != "tensorrt")
+        finish(self.mixed.model(back), self._path, ties(self.plain), integers=self._target != "tensorrt")
         return error_of(
             self._expected, OnnxBackend(OnnxModel(self._path, self._model.signature), 1).infer(self._data.inputs)
         )

@@ -19,6 +19,7 @@ from compress.quantize.int8_onnx import finish, plain
 from compress.quantize.quantize_faster import QuantizeFaster
 from compress.quantize.quantize_onnx import QuantizeOnnx, quantize
 from compress.quantize.quantize_within import QuantizeWithin
+from compress.quantize.tied_tables import ties
 from compress.runtime.backends import OnnxBackend
 from compress.runtime.latency import Latency, Ratio
 from tests.families import family
@@ -216,11 +217,11 @@ def test_a_dynamic_mixture_has_in_float_what_is_put_back(tmp_path: Path) -> None
     original = plain(model.path)
     mixture = DynamicMixture(QuantizeOnnx("dynamic"), original)
     whole = answers(model, model)
-    finish(mixture.model(mixture.units), tmp_path / "mixed.onnx", original)
+    finish(mixture.model(mixture.units), tmp_path / "mixed.onnx", ties(original))
     assert np.allclose(answers(OnnxModel(tmp_path / "mixed.onnx", model.signature), model), whole, atol=1e-6)
     kinds = {node.name: node.op_type for node in original.graph.node}
     assert {kinds[unit] for unit in mixture.units} <= {"MatMul", "Gemm", "Gather", "Conv"}
-    finish(mixture.model(mixture.units[:1]), tmp_path / "mixed.onnx", original)
+    finish(mixture.model(mixture.units[:1]), tmp_path / "mixed.onnx", ties(original))
     nodes = onnx.load(tmp_path / "mixed.onnx").graph.node
     floats = {node.name for node in original.graph.node} & {node.name for node in nodes}
     assert {name for name in mixture.units if name in floats} == {mixture.units[0]}

@@ -21,6 +21,7 @@ from compress.quantize.int8_onnx import finish, plain
 from compress.quantize.put_back import Mixed
 from compress.quantize.quantize_onnx import QuantizeOnnx, quantized
 from compress.quantize.smooth_onnx import SmoothOnnx
+from compress.quantize.tied_tables import ties
 from compress.runtime.backends import OnnxBackend
 from compress.stage import Stage
 from tests.unit.compress.onnx_graphs import data_for, error_of, normal, written
@@ -203,5 +204,5 @@ def test_whatever_the_graph_all_put_back_is_float_and_each_mixture_runs(
         some = [unit for unit in mixed.units if rng.random() < share]
         for back, bound in ((some, 0.35), (mixed.units, 2e-6)):
             path = Path(root) / "mixed.onnx"
-            finish(mixed.model(back), path, original, integers=target == "cpu")
+            finish(mixed.model(back), path, ties(original), integers=target == "cpu")
             assert error_of(expected, OnnxBackend(OnnxModel(path, model.signature), 1).infer(data.inputs)) < bound
