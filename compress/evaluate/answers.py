@@ -10,7 +10,7 @@ import numpy as np
 
 from compress.data.dataset import Dataset
 from compress.evaluate.compare import max_abs_error
-from compress.evaluate.metrics import cosine_similarity, not_finite
+from compress.evaluate.metrics import cosine_similarity, not_finite, refuse_other_shapes
 from compress.model import Arrays
 
 __all__ = ["Likeness", "likeness"]
@@ -49,6 +49,9 @@ def likeness(
         timed: one batch.
         data: whose samples are drawn without order, but the same ones each time; None for random inputs.
         batch: samples in a call.
+
+    Raises:
+        StageError: outputs are of other shapes than the first model's.
     """
     first = next(iter(run))
     cosines, errors, samples = dict.fromkeys(run, 1.0), dict.fromkeys(run, 0.0), 0
@@ -59,6 +62,7 @@ def likeness(
         for name, infer in run.items():
             outputs = expected if name == first else infer(inputs)
             got = outputs if outputs.keys() == expected.keys() else dict(zip(expected, outputs.values(), strict=True))
+            refuse_other_shapes(expected, got, name, first)
             alike = [
                 float(np.min(cosine_similarity(values, got[key]), initial=1.0)) for key, values in expected.items()
             ]
