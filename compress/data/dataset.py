@@ -19,7 +19,7 @@ import torch
 from compress.artifact import Signature, TensorSpec, sha256_of
 from compress.console.wording import AssumedWarning, counted
 from compress.data.images import INDEX, Images
-from compress.data.made import fitting, refuse_not_finite
+from compress.data.made import fitting, refuse_not_finite, refuse_unfit
 from compress.data.sources import Converted, Fetched, Fetcher, Rows, open_shards
 from compress.errors import DatasetError, SignatureError
 from compress.model import Arrays
@@ -194,13 +194,14 @@ def _tell_unused(names: Sequence[str], source: str) -> None:
 
 
 def _fitting(array: Any, spec: TensorSpec, source: str) -> Any:
-    want = np.dtype(spec.dtype)
+    want, given = np.dtype(spec.dtype), array
     if array.dtype != want and array.dtype.kind == want.kind:  # float64 for float32 and the like: the same numbers
         in_memory = isinstance(array, np.ndarray) and not isinstance(array, np.memmap)
         if isinstance(array, Fetched):
             array = replace(array, dtype=want)
         else:
-            array = array.astype(want) if in_memory else Converted(array.shape, want, array)
+            with np.errstate(over="ignore"):  # looked for below
+                array = array.astype(want) if in_memory else Converted(array.shape, want, array)
     try:
         spec.check(array, source=source)
     except SignatureError:
@@ -209,6 +210,8 @@ def _fitting(array: Any, spec: TensorSpec, source: str) -> Any:
         raise
     looked_at = 0 if isinstance(array, Fetched) else len(array)  # what is made when asked for is, in training
     whole = range(0, looked_at, 1024)
+    for at in whole if given is not array else ():
+        refuse_unfit(given[at : at + 1024], want, spec.name, source)
     if want.kind == "f" and not all(np.isfinite(array[i : i + 1024]).all() for i in whole):
         raise DatasetError(
             f"{source} holds NaN or infinite values",

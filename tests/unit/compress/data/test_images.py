@@ -41,9 +41,7 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(images: Path, maker: Path, labels: tuple[str, ...] = (), channels: int = 3) -> Dataset:
     folder = maker if channels == 3 else maker / "gray"
-    processor = Processor(
-        "image", "image-classification", {"preprocessor_config.json": ""}, labels, None, folder
-    )
+    processor = Processor("image", "image-classification", {"preprocessor_config.json": ""}, labels, None, folder)
     signature = Signature((TensorSpec("pixel_values", "float32", ("batch", channels, SIDE, SIDE)),), ())
     return Dataset.open(arrays_of(str(images), processor), signature)
 
