@@ -12,6 +12,7 @@ from typing import Any
 from compress.artifact import Artifact, Measured, Signature
 from compress.console.durations import bytes_text, ms_text
 from compress.console.wording import counted
+from compress.errors import printable
 from compress.evaluate.gains import drop_told
 from compress.evaluate.intervals import percent
 from compress.formats.files import size_of
@@ -107,7 +108,7 @@ def told_of(artifact: Artifact) -> dict[str, str]:
 
 def _shown(text: str) -> str:
     """Without what would steer a terminal: the artifact may be anybody's."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+    return printable(text, keep="\n")
 
 
 def next_of(artifact: Artifact) -> tuple[str, ...]:
