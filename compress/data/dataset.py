@@ -34,6 +34,7 @@ from compress.vetting.texts import read_text
 __all__ = ["MADE_OF", "SCRATCH", "Dataset", "seeded"]
 
 SCRATCH = "compress-"  # begins the names of folders that are made of data
+LOOKED_AT = "samples looked at"
 MADE_OF = ".made-of"  # in such a one: what the user called the data
 
 _LABELS = ("label", "labels", "target", "targets", "y")
@@ -210,14 +211,18 @@ def _fitting(array: Any, spec: TensorSpec, source: str) -> Any:
         raise
     looked_at = 0 if isinstance(array, Fetched) else len(array)  # what is made when asked for is, in training
     whole = range(0, looked_at, 1024)
-    for at in whole if given is not array else ():
-        refuse_unfit(given[at : at + 1024], want, spec.name, source)
-    if want.kind == "f" and not all(np.isfinite(array[i : i + 1024]).all() for i in whole):
-        raise DatasetError(
-            f"{source} holds NaN or infinite values",
-            why=f"in the array of the input {spec.name!r}",
-            mend="find where they come from, or drop those samples",
-        )
+    tell = listener()
+    tell(0, looked_at, LOOKED_AT)
+    for at in whole if given is not array or want.kind == "f" else ():
+        if given is not array:
+            refuse_unfit(given[at : at + 1024], want, spec.name, source)
+        if want.kind == "f" and not np.isfinite(array[at : at + 1024]).all():
+            raise DatasetError(
+                f"{source} holds NaN or infinite values",
+                why=f"in the array of the input {spec.name!r}",
+                mend="find where they come from, or drop those samples",
+            )
+        tell(min(at + 1024, looked_at), looked_at, LOOKED_AT)
     return array
 
 
