@@ -11,16 +11,18 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from compress.errors import ArtifactError, first_line
+from compress.errors import ArtifactError, first_line, printable
 from compress.processor import LARGEST_FILE, Processor
 from compress.signature import Signature, TensorSpec
 from compress.vetting.files import open_file, refuse_larger
 from compress.vetting.heard import Heard, unheard
 from compress.vetting.onnx_wire import MAX_BYTES as ONNX_BYTES
+from compress.vetting.onnx_wire import OnnxFileError, vet_onnx
 from compress.vetting.paths import stands_inside
 from compress.vetting.texts import read_json
 
@@ -252,9 +254,19 @@ class Artifact:
         if _digest(artifact.model_path, folder, again, most) != artifact.sha256:
             why = f"{artifact.model_file} is not the file that artifact.json was written for (its sha256 differs)"
             raise ArtifactError(f"{folder} is damaged", why=why, mend=again)
+        if artifact.format == "onnx":
+            _refuse_outside(artifact.model_path, folder, again)
         if artifact.processor is not None:
             _check_files(artifact.processor, folder, again)
         return artifact
+
+
+def _refuse_outside(path: Path, folder: Path, mend: str) -> None:
+    """Refuse weights that lie in other files: artifact.json tells the SHA-256 of one."""
+    with suppress(OnnxFileError):  # who opens it says so
+        if outside := sorted(vet_onnx(path, runs=False).outside):
+            why = f"weights of {path.name} lie in {printable(outside[0])}, of which artifact.json has no sha256"
+            raise ArtifactError(f"{folder} is not whole", why=why, mend=mend)
 
 
 def _check_files(processor: Processor, folder: Path, mend: str) -> None:

@@ -21,7 +21,7 @@ from compress.artifact import Signature, sha256_of
 from compress.console.wording import Note, as_notes, notes_in
 from compress.errors import CheckpointError, RecipeError, ToolkitError
 from compress.formats.checkpoint import load, write
-from compress.formats.onnx.load import size_of
+from compress.formats.files import size_of
 from compress.formats.onnx.read import vetted_onnx
 from compress.model import EngineModel, Lost, Model, OnnxModel, TorchModel
 from compress.model.answers import answers_of, apart
@@ -285,12 +285,7 @@ def _fill(stage: Stage, model: Model, folder: Path, beside: Path, progress: Prog
     if not isinstance(given.model, TorchModel):
         moved = dataclasses.replace(given.model, path=folder / given.model.path.name)
         given = dataclasses.replace(given, model=moved)
-    return Outcome(stage, given, seconds, reused=False, size_bytes=_size(given.model, folder / str(data["model"])))
-
-
-def _size(model: Model, path: Path) -> int:
-    """Bytes of a stage's model."""
-    return size_of(path) if isinstance(model, OnnxModel) else path.stat().st_size
+    return Outcome(stage, given, seconds, reused=False, size_bytes=size_of(folder / str(data["model"])))
 
 
 def _digest(data: Mapping[str, Any], folder: Path) -> str:
@@ -345,7 +340,7 @@ def _take(stage: Stage, folder: Path, before: Model | None) -> Outcome | None:
         if isinstance(before, TorchModel) and _answers_otherwise(before, data["given"]):
             raise _OtherModelError
         given = Given(model, did, details, told)
-        return Outcome(stage, given, seconds, reused=True, size_bytes=_size(model, path))
+        return Outcome(stage, given, seconds, reused=True, size_bytes=size_of(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ToolkitError):  # not as it was written
         return None
 

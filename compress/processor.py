@@ -68,7 +68,7 @@ class Processor:
 
     @property
     def digest(self) -> str:
-        """Of all files: what was made by it is kept under this."""
+        """Of all that makes inputs; names of classes, by which labels get their numbers, are no part of it."""
         told = "\n".join(f"{name} {sha256}" for name, sha256 in sorted(self.files.items()))
         filler = "" if self.pad_token_id is None else f" {self.pad_token_id}"
         types = " no type ids" if self.type_ids is False else ""

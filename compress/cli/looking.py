@@ -162,8 +162,7 @@ def measure(
         refuse_overwriting(json_, models, "--json")
     warn(options, models)
     with at_work(options) as terminal:
-        tick = terminal.started("measure")
-        found = measure_files(models, options, lambda done, total: tick(done, total, "rounds"))
+        found = measure_files(models, options, terminal)
     console = console_of()
     console.print(measure_table(found))
     for batch, told in found.turns.items():

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.markup import escape
 
-from compress.errors import printable
+from compress.console.plain import Console
 
 __all__ = ["console_of", "tell", "tell_next"]
 
@@ -25,6 +24,4 @@ def tell_next(lines: Sequence[str]) -> None:
 
 def tell(console: Console, words: str, *, warns: bool) -> None:
     """A line of what a run found."""
-    console.print(
-        f"{'[yellow]![/]' if warns else '[blue]·[/]'} {escape(printable(words))}", highlight=False, soft_wrap=True
-    )
+    console.print(f"{'[yellow]![/]' if warns else '[blue]·[/]'} {escape(words)}", highlight=False, soft_wrap=True)

@@ -70,9 +70,9 @@ class Shared:
         root = given / folder
         with shortages(root):
             made = make_folder(given)
-            refuse_others(given)
+            refuse_others(given, above=False)
             root.mkdir(mode=0o700, exist_ok=True)
-            refuse_others(root)
+            refuse_others(root, above=False)
             for name in PARTS:
                 (root / name).mkdir(mode=0o700, exist_ok=True)
         return cls(root, given, tuple(made))

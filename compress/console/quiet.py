@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.markup import escape
 
+from compress.console.plain import Console
 from compress.console.wording import AssumedWarning
 from compress.errors import ToolkitError, printable
 
@@ -72,7 +72,7 @@ def quiet(*, verbose: bool = False, keep: Callable[[str], object] | None = None)
         except (ToolkitError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException:
-            sys.stderr.writelines(f"  log: {line}\n" for line in _read(log).splitlines()[-LAST_LINES:])
+            sys.stderr.writelines(f"  log: {printable(line)}\n" for line in _read(log).splitlines()[-LAST_LINES:])
             raise
         finally:
             if keep is not None:
@@ -88,9 +88,7 @@ def _assumptions_shown(err: TextIO) -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, AssumedWarning):
-            Console(file=err).print(
-                f"[yellow]warning[/] {escape(printable(str(message)))}", highlight=False, soft_wrap=True
-            )
+            Console(file=err).print(f"[yellow]warning[/] {escape(str(message))}", highlight=False, soft_wrap=True)
         else:
             usual(message, category, *where, **more)
 

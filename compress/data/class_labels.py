@@ -15,6 +15,7 @@ from compress.errors import RecipeError
 __all__ = ["read_labels", "with_class_ids"]
 
 BATCH = 256
+LARGEST = 1 << 63  # from here on a whole float is no int64
 
 
 def with_class_ids(data: Dataset) -> tuple[Dataset, tuple[str, ...]]:
@@ -63,7 +64,7 @@ def _ids(labels: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any] | None, str
         labels = labels[:, 0]
     if labels.ndim == 1:
         if labels.dtype.kind == "f":
-            if not (labels == np.rint(labels)).all():
+            if not ((labels == np.rint(labels)) & (np.abs(labels) < LARGEST)).all():
                 return None, f"The labels ({kind}) are no class ids: they are not looked at."
             return labels.astype(np.int64), Note(f"The labels ({kind}) are whole numbers: they are taken as class ids.")
         return (labels, "") if labels.dtype.kind in "iu" else (labels.astype(np.int64), "")

@@ -19,7 +19,7 @@ import torch
 from compress.artifact import Signature, TensorSpec, sha256_of
 from compress.console.wording import AssumedWarning, counted
 from compress.data.images import INDEX, Images
-from compress.data.made import fitting, refuse_not_finite
+from compress.data.made import fitting, refuse_not_finite, refuse_unfit
 from compress.data.sources import Converted, Fetched, Fetcher, Rows, open_shards
 from compress.errors import DatasetError, SignatureError
 from compress.model import Arrays
@@ -34,6 +34,7 @@ from compress.vetting.texts import read_text
 __all__ = ["MADE_OF", "SCRATCH", "Dataset", "seeded"]
 
 SCRATCH = "compress-"  # begins the names of folders that are made of data
+LOOKED_AT = "samples looked at"
 MADE_OF = ".made-of"  # in such a one: what the user called the data
 
 _LABELS = ("label", "labels", "target", "targets", "y")
@@ -194,13 +195,14 @@ def _tell_unused(names: Sequence[str], source: str) -> None:
 
 
 def _fitting(array: Any, spec: TensorSpec, source: str) -> Any:
-    want = np.dtype(spec.dtype)
+    want, given = np.dtype(spec.dtype), array
     if array.dtype != want and array.dtype.kind == want.kind:  # float64 for float32 and the like: the same numbers
         in_memory = isinstance(array, np.ndarray) and not isinstance(array, np.memmap)
         if isinstance(array, Fetched):
             array = replace(array, dtype=want)
         else:
-            array = array.astype(want) if in_memory else Converted(array.shape, want, array)
+            with np.errstate(over="ignore"):  # looked for below
+                array = array.astype(want) if in_memory else Converted(array.shape, want, array)
     try:
         spec.check(array, source=source)
     except SignatureError:
@@ -209,12 +211,18 @@ def _fitting(array: Any, spec: TensorSpec, source: str) -> Any:
         raise
     looked_at = 0 if isinstance(array, Fetched) else len(array)  # what is made when asked for is, in training
     whole = range(0, looked_at, 1024)
-    if want.kind == "f" and not all(np.isfinite(array[i : i + 1024]).all() for i in whole):
-        raise DatasetError(
-            f"{source} holds NaN or infinite values",
-            why=f"in the array of the input {spec.name!r}",
-            mend="find where they come from, or drop those samples",
-        )
+    tell = listener()
+    tell(0, looked_at, LOOKED_AT)
+    for at in whole if given is not array or want.kind == "f" else ():
+        if given is not array:
+            refuse_unfit(given[at : at + 1024], want, spec.name, source)
+        if want.kind == "f" and not np.isfinite(array[at : at + 1024]).all():
+            raise DatasetError(
+                f"{source} holds NaN or infinite values",
+                why=f"in the array of the input {spec.name!r}",
+                mend="find where they come from, or drop those samples",
+            )
+        tell(min(at + 1024, looked_at), looked_at, LOOKED_AT)
     return array
 
 

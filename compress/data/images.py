@@ -88,12 +88,12 @@ def write_index(source: Path, processor: Processor, folder: Path) -> None:
         numbers_of_folders({file.parent.name for file in files}, source, processor.labels) if any(labelled) else {}
     )
     labels = [numbers[file.parent.name] for file in files] if any(labelled) else None
-    digest = hashlib.sha256(json.dumps([[str(file.relative_to(source)), sha] for file, sha in _sums(files)]).encode())
+    told = [[[str(file.relative_to(source)), sha] for file, sha in _sums(files)], labels, processor.digest]
     data = {
         "files": [str(file.resolve()) for file in files],
         "labels": labels,
         "processor": str(processor.folder.resolve()),
-        "digest": hashlib.sha256(f"{digest.hexdigest()} {processor.digest}".encode()).hexdigest(),
+        "digest": hashlib.sha256(json.dumps(told).encode()).hexdigest(),
     }
     (folder / INDEX).write_text(json.dumps(data))
 

@@ -1,4 +1,4 @@
-"""Samples that a user's code makes, looked at as they come: what an array is refused for before any work starts."""
+"""What samples are refused for, one batch at a time: those of an array before any work, made ones as they come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from compress.errors import DatasetError
 
-__all__ = ["Taught", "fitting", "refuse_not_finite"]
+__all__ = ["Taught", "fitting", "refuse_not_finite", "refuse_unfit"]
 
 Array = np.ndarray[Any, Any]
 
@@ -48,7 +48,34 @@ def fitting(values: Array, dtype: np.dtype[Any], name: str, source: str) -> Arra
             why=f"{name!r} is {dtype} in some and {values.dtype} in others",
             mend="give each sample the same arrays, of the same dtype",
         )
+    refuse_unfit(values, dtype, name, source)
     return np.asarray(values, dtype)
+
+
+def refuse_unfit(values: Array, dtype: np.dtype[Any], name: str, source: str) -> None:
+    """Refuse values that a narrower dtype does not hold: integers would wrap, and floats become infinite.
+
+    Args:
+        values: [samples, …], of the kind of the dtype.
+        dtype: that the model takes.
+        name: of the input.
+        source: what the user called the data.
+
+    Raises:
+        DatasetError: there are some; names one.
+    """
+    if not values.size or values.dtype.kind not in "iuf" or np.can_cast(values.dtype, dtype, "safe"):
+        return
+    info: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    low, high = np.asarray([info.min, info.max], dtype).tolist()
+    there = values[np.isfinite(values)] if dtype.kind == "f" else values  # others are refused as such
+    ends = [there.min().item(), there.max().item()] if there.size else []  # Python's, which compare as they are
+    if beyond := [end for end in ends if not low <= end <= high]:
+        raise DatasetError(
+            f"{source} does not fit {name!r}",
+            why=f"it holds {beyond[0]}, and {dtype}, which that takes, goes from {low} to {high}",
+            mend="find where such values come from; or export the model with a wider type",
+        )
 
 
 @dataclass(frozen=True)

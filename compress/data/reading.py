@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
+import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 
 from compress.data.dataset import MADE_OF, SCRATCH
-from compress.data.images import is_image_folder, write_index
+from compress.data.images import images_in, is_image_folder, write_index
 from compress.data.texts import write_tokens
 from compress.errors import DatasetError
 from compress.processor import Processor
@@ -16,7 +19,7 @@ from compress.vetting.tables import SUFFIXES, check_file
 
 __all__ = ["arrays_of"]
 
-_made: dict[tuple[str, str, int, int], str] = {}
+_made: dict[str, str] = {}  # by all that decides what is made
 
 
 def arrays_of(source: str, processor: Processor | None) -> str:
@@ -43,11 +46,11 @@ def arrays_of(source: str, processor: Processor | None) -> str:
             why=f"it holds {kind}s, and the model {takes}",
             mend="name a Hugging Face folder with its tokenizer or processor as the model; or give arrays in an .npz",
         )
-    told = path.stat() if path.exists() else None
-    key = (
-        str(path.resolve()), f"{processor.folder} {processor.digest} {processor.columns}",
-        0 if told is None else told.st_mtime_ns, 0 if told is None else told.st_size,
-    )  # fmt: skip
+    files = [path] if text else images_in(path)
+    seen = [(str(file), found.st_mtime_ns, found.st_size) for file in files if (found := _stat(file)) is not None]
+    key = json.dumps([
+        str(path.resolve()), str(processor.folder), processor.to_dict(), dataclasses.astuple(processor.columns), seen,
+    ], sort_keys=True)  # fmt: skip
     if key not in _made:
         sweep(SCRATCH)
         held = ExitStack()
@@ -58,3 +61,10 @@ def arrays_of(source: str, processor: Processor | None) -> str:
         (folder / MADE_OF).write_text(source, errors="surrogateescape")
         _made[key] = str(folder)
     return _made[key]
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:  # who reads it says why
+        return None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from compress.console.wording import counted
-from compress.data.made import Taught
+from compress.data.made import Taught, fitting
 from compress.errors import DatasetError
 from compress.storage.file_names import file_name
 from compress.vetting.arrays import Member, check_stored, members_of, read_member
@@ -228,7 +228,7 @@ class Fetcher:
         missing = np.unique(index[~self._seen[index]])
         if len(missing):
             for name, value in self.made(missing).items():
-                self._cached[name][missing] = value
+                self._cached[name][missing] = fitting(value, self._cached[name].dtype, name, self._source)
             self._seen[missing] = True
         return {name: cached[index] for name, cached in self._cached.items()}
 

@@ -79,6 +79,7 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
                 arrays[name][at, : len(found.ids)] = values
     for array in arrays.values():
         array.flush()
+    _refuse_exponents(labels, source)
     if _all_labelled(labels, source):
         np.save(folder / "label.npy", _array(labels))
     elif processor.task == "sequence-classification":
@@ -212,6 +213,22 @@ def _numbers(labels: Sequence[Any], source: Path, processor: Processor, first: i
     return found
 
 
+class _Exponent(float):
+    """A number that a text has written so: 1e3."""
+
+
+def _refuse_exponents(labels: Sequence[int | float | None], source: Path) -> None:
+    """Refuse 1e3 among whole numbers, which are classes: all of them would be taken as values."""
+    known = [each for each in labels if each is not None]
+    odd = next((at for at, each in enumerate(labels, 1) if isinstance(each, _Exponent)), None)
+    if odd is not None and any(type(each) is int for each in known) and all(float(each).is_integer() for each in known):
+        raise DatasetError(
+            f"row {odd} of {source} has a label with an exponent, {labels[odd - 1]:g}",
+            why="the other labels are whole numbers, as classes are",
+            mend="write it as the others, or values that are to be hit with a point (1000.0)",
+        )
+
+
 def _array(labels: Sequence[int | float | None]) -> np.ndarray[Any, Any]:
     """Of all rows [n]."""
     return np.asarray(labels, np.int64 if all(isinstance(each, int) for each in labels) else np.float32)
@@ -220,7 +237,7 @@ def _array(labels: Sequence[int | float | None]) -> np.ndarray[Any, Any]:
 def _read(text: str) -> int | float | None:
     if not text.isascii() or "_" in text:  # which Python reads as numbers, and no table means as such
         return None
-    for kind in (int, float):
+    for kind in (int, _Exponent if "e" in text.lower() else float):
         try:
             return kind(text)
         except ValueError:

@@ -10,7 +10,7 @@ import numpy as np
 
 from compress.data.dataset import Dataset
 from compress.evaluate.compare import max_abs_error
-from compress.evaluate.metrics import cosine_similarity, not_finite
+from compress.evaluate.metrics import cosine_similarity, not_finite, refuse_other_shapes
 from compress.model import Arrays
 
 __all__ = ["Likeness", "likeness"]
@@ -39,7 +39,11 @@ class Likeness:
 
 
 def likeness(
-    run: Mapping[str, Callable[[Arrays], Arrays]], timed: Arrays, data: Dataset | None, batch: int
+    run: Mapping[str, Callable[[Arrays], Arrays]],
+    timed: Arrays,
+    data: Dataset | None,
+    batch: int,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[str, Likeness]:
     """Run every model on the inputs that are timed, and on as many batches of the data as there is time for.
 
@@ -49,16 +53,22 @@ def likeness(
         timed: one batch.
         data: whose samples are drawn without order, but the same ones each time; None for random inputs.
         batch: samples in a call.
+        progress: is told samples of the data done and in all; at the end, as many as there was time for.
+
+    Raises:
+        StageError: outputs are of other shapes than the first model's.
     """
     first = next(iter(run))
     cosines, errors, samples = dict.fromkeys(run, 1.0), dict.fromkeys(run, 0.0), 0
     looked_at, odd = 0, dict.fromkeys(run, 0)
     begun = time.perf_counter()
+    total = _count(data, batch)
     for answered, inputs in _batches(timed, data, batch):
         expected = run[first](inputs)
         for name, infer in run.items():
             outputs = expected if name == first else infer(inputs)
             got = outputs if outputs.keys() == expected.keys() else dict(zip(expected, outputs.values(), strict=True))
+            refuse_other_shapes(expected, got, name, first)
             alike = [
                 float(np.min(cosine_similarity(values, got[key]), initial=1.0)) for key, values in expected.items()
             ]
@@ -66,15 +76,24 @@ def likeness(
             errors[name] = max(errors[name], max_abs_error(expected, got))
             odd[name] += not_finite(got)
         samples += answered
+        if total:
+            progress(samples, total)
         looked_at += len(next(iter(inputs.values())))
         if time.perf_counter() - begun > SECONDS:
             break
+    if samples < total:
+        progress(samples, samples)
     return {name: Likeness(samples, cosines[name], errors[name], odd[name], looked_at) for name in run}
+
+
+def _count(data: Dataset | None, batch: int) -> int:
+    """How many samples of the data full batches have, of those that are looked at."""
+    return 0 if data is None else min(len(data), max(MOST, batch)) // batch * batch
 
 
 def _batches(timed: Arrays, data: Dataset | None, batch: int) -> Iterator[tuple[int, Arrays]]:
     """Full batches only, and how many samples of the data each has: some models take no others."""
-    count = 0 if data is None else min(len(data), max(MOST, batch)) // batch * batch
+    count = _count(data, batch)
     if data is None or not count:
         yield 0, timed
         return

@@ -12,7 +12,7 @@ import numpy as np
 from compress.artifact import TensorSpec
 from compress.data.dataset import Dataset
 from compress.evaluate.intervals import CONFIDENCE
-from compress.evaluate.metrics import BY_LABELS, METRICS, Metric, cosine_similarity, not_finite
+from compress.evaluate.metrics import BY_LABELS, METRICS, Metric, comparable, cosine_similarity, not_finite
 from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds
 from compress.evaluate.scoring import Answers, Scores, batch_for, for_each
 from compress.model import Arrays
@@ -61,7 +61,7 @@ def max_abs_error(a: Arrays, b: Arrays) -> float:
     for name, left in a.items():
         if name not in b or np.shape(left) != np.shape(b[name]):
             return float("inf")
-        x, y = np.asarray(left, np.float64), np.asarray(b[name], np.float64)
+        x, y = comparable(np.asarray(left), np.asarray(b[name]))
         with np.errstate(invalid="ignore"):
             difference = np.where(x == y, 0.0, np.abs(x - y))
         if difference.size:

@@ -11,7 +11,7 @@ import numpy as np
 from compress.data.dataset import Dataset
 from compress.data.spread import spread_over
 from compress.evaluate.intervals import CONFIDENCE, difference_interval, percent
-from compress.evaluate.metrics import Metric
+from compress.evaluate.metrics import Metric, comparable, refuse_other_shapes
 from compress.evaluate.scoring import Answers, Scores, batch_for, for_each
 from compress.model import Arrays
 from compress.runtime.backends import Backend
@@ -159,10 +159,10 @@ class Judge:
         for number, (inputs, _) in enumerate(self._data.batches(self._size)):
             samples = len(next(iter(inputs.values())))
             outputs = for_each(model.infer(inputs), inputs)
-            for name, given in self._reference(number, inputs, keep=True).items():
-                if given.dtype.kind not in "fiub":  # texts are the same or not
-                    given, outputs[name] = np.ones(given.shape), (given == outputs[name]).astype(np.float64)
-                want, got = given.astype(np.float64), outputs[name].astype(np.float64)
+            expected = self._reference(number, inputs, keep=True)
+            refuse_other_shapes(expected, outputs, "the model", "the original")
+            for name, given in expected.items():
+                want, got = comparable(given, outputs[name])
                 with np.errstate(invalid="ignore"):
                     squares = np.where((want == got) | (np.isnan(want) & np.isnan(got)), 0.0, np.square(got - want))
                 finite = np.square(np.where(np.isfinite(want), want, 0.0))

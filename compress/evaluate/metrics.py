@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from compress.errors import StageError
 from compress.evaluate.chance import Chance, OfNumbers, OfPlaces, OfSets
 from compress.evaluate.intervals import Bounds
 from compress.evaluate.label_metrics import (
@@ -31,8 +32,10 @@ __all__ = [
     "PLACES",
     "SETS",
     "Metric",
+    "comparable",
     "cosine_similarity",
     "not_finite",
+    "refuse_other_shapes",
     "without_nan",
 ]
 
@@ -121,9 +124,46 @@ class Metric:
         return outputs if self.output is None or not outputs else {self.output: outputs[self.output]}
 
 
+def refuse_other_shapes(expected: Arrays, outputs: Arrays, what: str, of: str) -> None:
+    """Refuse outputs of other shapes: one value would be held against many, as numpy stretches arrays to each other.
+
+    Args:
+        expected: outputs by name.
+        outputs: of the other model, by the same names.
+        what: gave them, for the error.
+        of: gave what is expected.
+
+    Raises:
+        StageError: one is missing, or of another shape.
+    """
+    for name, values in expected.items():
+        here = list(np.shape(outputs[name])) if name in outputs else None
+        if here != list(np.shape(values)):
+            given = "does not give it" if here is None else f"gives {here}"
+            raise StageError(
+                f"can't compare the output {name!r} of {what}",
+                why=f"for the same inputs it {given}, and {of} {list(np.shape(values))}",
+                mend="compare models whose outputs are of one shape: give the original that it was made of",
+            )
+
+
+def comparable(expected: Array, got: Array) -> tuple[Array, Array]:
+    """Both in float64: complex numbers as their parts [..., 2]; of texts, which are the same or not, 1 and whether."""
+    if any(values.dtype.kind not in "fiubc" for values in (expected, got)):
+        return np.ones(np.shape(expected)), np.asarray(expected == got, np.float64)
+    if any(values.dtype.kind == "c" for values in (expected, got)):
+        expected, got = (np.stack([values.real, values.imag], axis=-1) for values in (expected, got))
+    return np.asarray(expected, np.float64), np.asarray(got, np.float64)
+
+
 def without_nan(outputs: Arrays) -> Array:
-    """Which samples [n] have only numbers in every output; infinite ones are for masks."""
-    found = [~np.isnan(values.reshape(len(values), -1)).any(axis=1) for values in outputs.values()]
+    """Which samples [n] have only numbers, or texts, in every output; infinite ones are for masks."""
+    found = [
+        ~np.isnan(values.reshape(len(values), -1)).any(axis=1)
+        if values.dtype.kind in "fc"
+        else np.full(len(values), True)
+        for values in outputs.values()
+    ]
     return np.asarray(np.logical_and.reduce(found))
 
 
@@ -142,7 +182,7 @@ def cosine_similarity(a: Array, b: Array) -> Array:
     What a mask fills with a huge value in both says nothing, and is left out. Two zero vectors are alike (1), one zero
     vector is not (0); vectors with NaN or infinity in them are as unlike as vectors can be (-1).
     """
-    x, y = without_fills(*(_rows(np.asarray(v, np.float64)) for v in (a, b)))
+    x, y = without_fills(*map(_rows, comparable(a, b)))
     finite = np.asarray(np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1))
     x, y = (_scaled(np.where(finite[:, None], v, 0.0)) for v in (x, y))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
@@ -194,9 +234,7 @@ def _cosine(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  
 
 def _mse(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  # noqa: ARG001
     with np.errstate(invalid="ignore", over="ignore"):
-        pairs = [
-            without_fills(want.astype(np.float64), outputs[name].astype(np.float64)) for name, want in expected.items()
-        ]
+        pairs = [without_fills(*comparable(want, outputs[name])) for name, want in expected.items()]
         errors = [np.square(given - want) for want, given in pairs]
         means = np.mean([error.reshape(len(error), -1).mean(1) for error in errors], axis=0)
     return np.asarray(np.where(np.isfinite(means), means, np.inf))

@@ -11,7 +11,7 @@ from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError
 from compress.evaluate.intervals import Interval, mean_interval, percent, share_interval
-from compress.evaluate.metrics import BATCH, METRICS, Metric, without_nan
+from compress.evaluate.metrics import BATCH, METRICS, Metric, refuse_other_shapes, without_nan
 from compress.model import Arrays
 from compress.runtime.backends import Backend
 
@@ -63,8 +63,11 @@ class Scores:
 
         Raises:
             RecipeError: the user's metric fails.
+            StageError: a metric that compares is given outputs of other shapes.
         """
         metric = self._metric
+        if metric.compares:
+            refuse_other_shapes(metric.judged(expected), outputs, "the model", "the original")
         count = len(next(iter(outputs.values())))
         self._samples += count
         numbers = without_nan(metric.judged(outputs))

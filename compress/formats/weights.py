@@ -87,7 +87,7 @@ def module_of(content: Any, path: Path, factory: str | None) -> tuple[nn.Module,
         if fit is None:
             raise misfit(sets, wanted, path, factory) from err
         lines = [line.strip() for line in str(err).splitlines()[1:3]] or [str(err)]
-        why = "".join(char if char.isprintable() else "?" for char in " ".join(lines)[:300])
+        why = " ".join(lines)[:300]
         raise CheckpointError(
             f"the weights of {path} don't fit {factory}", why=why, mend="name the factory that made them"
         ) from err

@@ -14,7 +14,7 @@ from compress.evaluate.gains import drop_told, signed
 from compress.evaluate.intervals import percent
 from compress.evaluate.judge import Judge
 from compress.evaluate.search_result import Candidate, Trial
-from compress.formats.onnx.load import size_of
+from compress.formats.files import size_of
 from compress.jobs.original import Original, original
 from compress.jobs.recipe import sources_of, stages_for
 from compress.model import OnnxModel

@@ -16,6 +16,7 @@ from compress.data.sizes import batches_of
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.judge import Budget
 from compress.evaluate.runtime_choice import Choice
+from compress.formats.files import files_of, size_of
 from compress.formats.hub.folder import is_hub_folder
 from compress.formats.onnx.load import is_onnx
 from compress.jobs.blamed import blamed
@@ -27,7 +28,6 @@ from compress.jobs.prove import measure, rows_of
 from compress.jobs.recipe import code_of, find_data
 from compress.jobs.recipe_file import recipe_text
 from compress.jobs.serving_runtime import beside, chosen, served
-from compress.jobs.source import files_of, size_of
 from compress.model import Model, OnnxModel
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions
 from compress.options.unused import unused

@@ -12,10 +12,11 @@ from typing import Any
 from compress.artifact import Artifact, Measured, Signature
 from compress.console.durations import bytes_text, ms_text
 from compress.console.wording import counted
+from compress.errors import printable
 from compress.evaluate.gains import drop_told
 from compress.evaluate.intervals import percent
+from compress.formats.files import size_of
 from compress.formats.hub.folder import is_hub_folder
-from compress.formats.onnx.load import size_of
 from compress.formats.onnx.outline import outline
 from compress.formats.onnx.read import vetted_onnx
 from compress.formats.onnx.scope import opset_of
@@ -84,7 +85,7 @@ def told_of(artifact: Artifact) -> dict[str, str]:
     rows = {row.stage: row for row in artifact.stages}
     report = _report(artifact.folder)
     done = [row for row in artifact.stages if row.stage not in ("original", "original_onnx")]
-    size = artifact.model_path.stat().st_size
+    size = artifact.model_path.stat().st_size  # all of it: weights beside are refused
     told = {
         "kind": f"artifact of compress {artifact.toolkit_version}: {artifact.model_file}, {bytes_text(size)}, "
         f"sha256 {artifact.sha256[:12]}…",
@@ -107,7 +108,7 @@ def told_of(artifact: Artifact) -> dict[str, str]:
 
 def _shown(text: str) -> str:
     """Without what would steer a terminal: the artifact may be anybody's."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+    return printable(text, keep="\n")
 
 
 def next_of(artifact: Artifact) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from compress.evaluate.evaluation import Evaluation, budget_of, evaluation_of
 from compress.evaluate.judge import Budget
 from compress.evaluate.search_result import Proof, SearchResult, Trial
 from compress.formats.checkpoint import signed
+from compress.jobs.branch import Silent
 from compress.jobs.evidence import missed_budgets, named, report_of, script_of
 from compress.jobs.on_ray import on_ray
 from compress.jobs.original import Original, fingerprint_of, original, tried
@@ -45,17 +46,7 @@ from compress.storage.files import locked
 from compress.storage.stage_cache import StageCache
 from compress.vetting.swap import replacing_folder
 
-__all__ = ["Prepared", "baseline_of", "export", "optimize", "prepare"]
-
-
-class Silent:
-    """A watcher that shows nothing."""
-
-    def started(self, stage: str) -> Progress:  # noqa: ARG002
-        return lambda _done, _total, _note: None
-
-    def ended(self, outcome: Outcome) -> None:
-        """Nothing to show."""
+__all__ = ["Prepared", "Silent", "baseline_of", "export", "optimize", "prepare"]
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,16 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from compress.data.dataset import Dataset
 from compress.data.sizes import batches_of, typical_inputs
 from compress.errors import StageError, ToolkitError, first_line
 from compress.evaluate.answers import Likeness, likeness
+from compress.jobs.branch import Silent
 from compress.jobs.measured_models import backends_of, names_of, one_signature, opened, sized
 from compress.model import Arrays, TorchModel
 from compress.options import MeasureOptions
 from compress.options.ranges import check_ranges
+from compress.pipeline import Watcher, hashing_shown
 from compress.runtime.backends import Backend
 from compress.runtime.backends.onnxrt_device import OnnxDeviceBackend
 from compress.runtime.device import accelerator, described, elapsed_ms
@@ -113,19 +116,20 @@ class Measurement:
 def measure_files(
     paths: Sequence[Path],
     options: MeasureOptions,
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    watcher: Watcher | None = None,
 ) -> Measurement:
     """Run models on the same inputs, in turns, and time them.
 
     Args:
         paths: artifacts, ONNX files or model files of torch; all of one signature.
         options: on what, and how.
-        progress: is told rounds done and in all.
+        watcher: is told how data is read, how answers are compared on it, and of rounds; by default nobody is.
 
     Raises:
         ToolkitError: a file can't be read, or can't run there.
     """
     check_ranges(options, rounds=(1, 1 << 20))
+    watcher = watcher or Silent()
     device = accelerator() if options.device == "cuda" else torch.device("cpu")
     torch.set_num_threads(options.threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.tf32
@@ -133,7 +137,8 @@ def measure_files(
     not_run: dict[str, str] = {}
     makers = (getattr(model, "processor", None) for model in models.values())
     processor = next((maker for maker in makers if maker is not None), None)
-    signature, data = sized(one_signature(models), options, processor)
+    with hashing_shown(watcher):
+        signature, data = sized(one_signature(models), options, processor)
     backends = {
         name: backend
         for key, model in models.items()
@@ -143,20 +148,24 @@ def measure_files(
     turns: dict[int, str] = {}
     shapes: dict[int, dict[str, list[int]]] = {}
     batches = batches_of(signature, options.batches)
+    answering = {name: functools.partial(_answers, name, backend) for name, backend in backends.items()}
+    alike = {
+        batch: likeness(answering, typical_inputs(signature, data, batch), data, batch, _samples_told(watcher, data))
+        for batch in batches
+    }
+    progress = watcher.started("measure")
     for nth, batch in enumerate(batches):
 
         def tick(done: int, total: int, nth: int = nth) -> None:
-            progress(nth * total + done, len(batches) * total)
+            progress(nth * total + done, len(batches) * total, "rounds")
 
         inputs = typical_inputs(signature, data, batch)
-        answering = {name: functools.partial(_answers, name, backend) for name, backend in backends.items()}
-        alike = likeness(answering, inputs, data, batch)
         if device.type == "cpu":  # as the report of an export does, so that the ratios of both agree
             times = latency(backends, inputs, rounds=options.rounds, progress=tick)
         else:
             there = {name: backend for name, backend in backends.items() if isinstance(backend, Prepares)}
             times = time_in_turns(there, inputs, options.rounds, tick)
-        figures += _figures(batch, backends, times, alike)
+        figures += _figures(batch, backends, times, alike[batch])
         turns[batch] = times.told
         shapes[batch] = {name: list(values.shape) for name, values in inputs.items()}
     found = {
@@ -173,6 +182,14 @@ def measure_files(
         tuple(model.assumed for model in models.values() if isinstance(model, TorchModel) and model.assumed),
         not_run,
     )
+
+
+def _samples_told(watcher: Watcher, data: Dataset | None) -> Callable[[int, int], None]:
+    """Of samples that answers are compared on."""
+    if data is None:
+        return lambda _done, _total: None
+    progress = watcher.started("compare")
+    return lambda done, total: progress(done, total, "samples")
 
 
 def _answers(name: str, backend: Backend, inputs: Arrays) -> Arrays:

@@ -18,9 +18,9 @@ from compress.cluster.shared import FOLDER, LAYERS, Shared
 from compress.cluster.tasks import answers, as_task, settings_here
 from compress.errors import RecipeError, ResourceError, ServerError, ToolkitError
 from compress.evaluate.search_result import Candidate, Trial
+from compress.formats.files import files_of
 from compress.jobs.branch import Setting, Silent, made
 from compress.jobs.recipe import INPUTS, code_of, find_data
-from compress.jobs.source import files_of
 from compress.options import OptimizeOptions, SensitivityOptions
 from compress.options.user_code import is_code
 from compress.storage.stage_cache import StageCache

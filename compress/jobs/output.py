@@ -13,7 +13,7 @@ import onnx
 from compress import __version__
 from compress.artifact import PROCESSOR, Artifact, Signature, sha256_of
 from compress.errors import StageError
-from compress.formats.onnx.load import size_of
+from compress.formats.files import files_of, size_of
 from compress.formats.onnx.outline import outline
 from compress.model import EngineModel, Model, OnnxModel, TorchModel, weight_bytes
 from compress.onnx_export.file import MOST
@@ -42,8 +42,9 @@ def refuse_too_large(model: Model, stages: Sequence[Stage]) -> None:
         _refuse_more_than_fits(size)
 
 
-def _refuse_more_than_fits(size: int) -> None:
-    if size > MOST:
+def _refuse_more_than_fits(size: int, *, apart: bool = False) -> None:
+    """Refuse so many bytes, or weights that lie beside the file already."""
+    if size > MOST or apart:
         raise StageError(
             "won't write an artifact: the model is too large for its file",
             why=f"it has {size / 1e9:.1f} GB of weights, and an ONNX file holds {MOST / 1e9:.1f}",
@@ -67,7 +68,7 @@ def write_artifact(
         StageError: the file's outputs are of other types than the signature says, or it is too large.
     """
     if isinstance(model, OnnxModel):
-        _refuse_more_than_fits(size_of(model.path))
+        _refuse_more_than_fits(size_of(model.path), apart=len(files_of(model.path)) > 1)
     _refuse_other_types(model.path.with_name("model.onnx"), model.signature)
     engine = isinstance(model, EngineModel)
     files = ("model.plan", "model.onnx", "engine.json", "model.plan.stripped") if engine else ("model.onnx",)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from compress.artifact import PROCESSOR
 from compress.errors import ArtifactError, RecipeError, ResourceError
-from compress.jobs.source import DAMAGED, files_of
+from compress.formats.files import files_of, size_of
+from compress.jobs.source import DAMAGED
 from compress.processor import FILES
 from compress.storage.files import LOCK, locked, make_folder, remove_empty
 from compress.storage.shortages import cant_write, shortages
@@ -87,7 +88,7 @@ def claimed(
     """
     places = [output] if work is None else [output, work]
     _safe(output, work, inputs, also)
-    need = ROOM + ROOM_TIMES * sum(path.stat().st_size for path in inputs[:1] if path.is_file())
+    need = ROOM + ROOM_TIMES * sum(map(_bytes_of, inputs[:1]))
     with shortages(*places, need=need), ExitStack() as stack:
         stack.callback(remove_empty, _reachable(_real(output)))
         stack.enter_context(locked(_real(output)))
@@ -107,6 +108,12 @@ def claimed(
                 why="something has removed it, and what this run kept in it, while the run was on",
                 mend="give the same command again, with --work where nothing cleans up",
             ) from err
+
+
+def _bytes_of(model: Path) -> int:
+    with suppress(*DAMAGED):  # a damaged file: who reads it says so
+        return size_of(model)
+    return 0
 
 
 def _real(path: Path) -> Path:

@@ -16,7 +16,7 @@ from compress.evaluate.compare import Comparison, batch_difference, compare
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.intervals import Interval, difference_interval, mean_interval
 from compress.evaluate.scoring import batch_for
-from compress.formats.onnx.load import size_of
+from compress.formats.files import size_of
 from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, sample_inputs, weight_bytes
 from compress.pipeline import Outcome, Watcher
 from compress.runtime.backends import Backend, open_model
@@ -189,7 +189,7 @@ def _measured(name: str, model: Model, found: Found, size: int | None) -> Measur
     else:
         graph = model.onnx if isinstance(model, EngineModel) else model
         macs, params = onnx_macs(graph.path, model.signature), onnx_params(graph.path)
-        size = size_of(graph.path) if isinstance(model, OnnxModel) else model.path.stat().st_size
+        size = size_of(model.path)
     alone, timed = found.footprints.get(name), found.latency.get(name)
     return Measured(
         macs=macs,

@@ -11,12 +11,12 @@ from pathlib import Path
 from compress.data.sizes import batches_of, typical_inputs
 from compress.evaluate.compare import compare
 from compress.evaluate.evaluation import Evaluation
+from compress.formats.files import size_of
 from compress.jobs.evidence import exported_row, rows_before, unique_names
 from compress.jobs.examine import roofline_of
 from compress.jobs.original import Original
 from compress.jobs.prove import Found, rows_of
 from compress.jobs.rehearsal import Clock, turns_seconds
-from compress.jobs.source import size_of
 from compress.model import Model, OnnxModel, sample_inputs
 from compress.options import ExportOptions
 from compress.pipeline import Outcome

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from cyclopts import CycloptsError
-from rich.console import Console
 from rich.markup import escape
 
 from compress.console.interrupts import interrupted, interruptible
+from compress.console.plain import Console
 from compress.errors import LostError, MissingExtraError, ResourceError, ServerError, ToolkitError
 from compress.options import CompressOptions, FinetuneOptions, SourceOptions
 from compress.storage.shortages import shortages

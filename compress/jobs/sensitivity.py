@@ -14,7 +14,7 @@ from compress.errors import ToolkitError
 from compress.evaluate.evaluation import judged
 from compress.evaluate.halves import halves
 from compress.evaluate.metrics import Metric
-from compress.jobs.export import Silent
+from compress.jobs.branch import Silent
 from compress.jobs.on_ray import OnRay, Task, on_ray, reads_of
 from compress.jobs.original import Original, known_by, original
 from compress.jobs.places import claimed

@@ -12,8 +12,8 @@ from compress.artifact import Artifact
 from compress.console.wording import AssumedWarning
 from compress.errors import CheckpointError, ToolkitError
 from compress.formats.checkpoint import load
-from compress.formats.hub.folder import is_hub_folder, open_hub_folder
-from compress.formats.onnx import load as onnx_files
+from compress.formats.hub.folder import is_hub_folder
+from compress.formats.onnx.load import is_onnx, load_onnx
 from compress.model import TorchModel, in_float32
 from compress.onnx_export.torch_from_onnx import taken_back
 from compress.options import SourceOptions
@@ -21,7 +21,7 @@ from compress.processor import Columns, Processor
 from compress.signature import parse_sizes
 from compress.tokenizer.type_ids import NAME as TYPES
 
-__all__ = ["DAMAGED", "files_of", "load_source", "read_by", "refuse_folder", "size_of"]
+__all__ = ["DAMAGED", "load_source", "read_by", "refuse_folder"]
 
 # What a file that can't be read raises, where others tell of that.
 DAMAGED = (ToolkitError, OSError, ValueError, DecodeError)
@@ -42,8 +42,8 @@ def load_source(path: Path, options: SourceOptions, *, as_it_is: bool = False) -
         ToolkitError: it can't be read.
     """
     refuse_folder(path)
-    if onnx_files.is_onnx(path) and options.pooling is None:
-        return taken_back(onnx_files.load_onnx(path, parse_sizes(options.size)))
+    if is_onnx(path) and options.pooling is None:
+        return taken_back(load_onnx(path, parse_sizes(options.size)))
     model = load(
         path, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size, part=options.part,
         pooling=options.pooling, pairs=options.text_pair_column is not None,
@@ -87,18 +87,3 @@ def _knows_one(model: TorchModel | Artifact) -> bool:
     """Whether it takes no types of texts, and may know them none the less: a classifier takes what it knows."""
     given = {spec.name for spec in model.signature.inputs}
     return model.processor is not None and model.processor.task != "sequence-classification" and TYPES not in given
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a model file, and of weights beside an ONNX file; of a Hugging Face folder those of its weights."""
-    if onnx_files.is_onnx(path):
-        return onnx_files.size_of(path)
-    files = open_hub_folder(path).weights if is_hub_folder(path) else (path,)
-    return sum(file.stat().st_size for file in files)
-
-
-def files_of(path: Path) -> list[Path]:
-    """What decides a model: the file, and weights beside it, or of a Hugging Face folder all that lies in it."""
-    if onnx_files.is_onnx(path):
-        return [path, *onnx_files.beside(path)]
-    return sorted(each for each in path.rglob("*") if each.is_file()) if is_hub_folder(path) else [path]

@@ -13,12 +13,11 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 from onnx import ModelProto, TensorProto, helper
-from onnx.external_data_helper import load_external_data_for_model
 from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
 from compress.console.quiet import errors_only
 from compress.errors import StageError, first_line
-from compress.formats.onnx.outline import LARGE, set_apart
+from compress.formats.onnx.outline import LARGE, set_apart, take_in
 from compress.runtime.memory import give_back
 
 __all__ = ["folded"]
@@ -47,7 +46,7 @@ def folded(source: Path) -> ModelProto:
         give_back()
         try:
             model = _typed(onnx.load(folder / OPTIMIZED, load_external_data=False), folder)
-            load_external_data_for_model(model, str(folder))
+            take_in(model, folder)
         except Exception as err:  # of protobuf, of onnx's C++ and of its checker, without a common base
             raise _failed("can't read what ONNX Runtime made of this model", err) from err
     return model

@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, inliner, version_converter
-from onnx.external_data_helper import load_external_data_for_model
 
 from compress.artifact import Signature
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.evaluate.parity import TOLERANCE
-from compress.formats.onnx.outline import outline
+from compress.formats.onnx.outline import outline, take_in
 from compress.formats.onnx.read import read_onnx
 from compress.formats.onnx.scope import inner_bodies, inner_nodes, name_nodes, opset_of
 from compress.model import Arrays, Model, OnnxModel
@@ -129,7 +128,7 @@ def refuse(path: Path) -> None:
 def whole(path: Path) -> ModelProto:
     """The model with its weights inside."""
     model = read_onnx(path, runs=True)
-    load_external_data_for_model(model, str(path.parent))
+    take_in(model, path.parent)
     return model
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from compress.artifact import Signature
 from compress.errors import BudgetError, RecipeError, StageError
+from compress.formats.files import size_of
 from compress.model import Model, OnnxModel, TorchModel, sample_inputs
 from compress.prune.prune_channels import Prepared, PruneChannels
 from compress.runtime.backends import open_model
@@ -162,7 +163,7 @@ class PruneToBudget:
                 model = stage.run(model, folder, _silent).model
             assert isinstance(model, OnnxModel)  # noqa: S101  the tail ends in a file
             if self.budget == "size_bytes":
-                return float(model.path.stat().st_size)
+                return float(size_of(model.path))
             return _p50(model, model.signature, self.threads)
 
 

@@ -16,6 +16,7 @@ from typing import Protocol
 from onnx import ModelProto, NodeProto
 
 from compress.console.wording import counted
+from compress.formats.files import size_of
 from compress.model import OnnxModel, sample_inputs
 from compress.quantize.int8_onnx import finish
 from compress.quantize.quantize_onnx import QuantizeOnnx, quantized
@@ -177,7 +178,7 @@ def turns(mixture: Mixture, original: ModelProto, model: OnnxModel, threads: int
             found = latency(opened, inputs, rounds=ROUNDS, block_seconds=BLOCK_SECONDS, seconds=SECONDS)
         return {back: found[str(number)] for number, back in enumerate(backs)}
 
-    return measure, TOGETHER if model.path.stat().st_size < LARGE else 2
+    return measure, TOGETHER if size_of(model.path) < LARGE else 2
 
 
 def times_as_fast(first: OnnxModel, second: OnnxModel, threads: int) -> Ratio | None:

@@ -9,7 +9,6 @@ from rich.table import Table
 
 from compress.console.durations import bytes_text, duration
 from compress.console.wording import counted
-from compress.errors import printable
 from compress.storage.stage_cache import StageCache
 
 __all__ = ["cache_table"]
@@ -24,7 +23,7 @@ def cache_table(cache: StageCache) -> Table:
     for column in ("stage", "what it did", "size", "used"):
         table.add_column(column, justify="left" if column in ("stage", "what it did") else "right", overflow="fold")
     for entry in found:
-        name, did = (escape(printable(text)) for text in (entry.stage, entry.did))
+        name, did = (escape(text) for text in (entry.stage, entry.did))
         table.add_row(name, did, bytes_text(entry.size_bytes), f"{_ago(time.time() - entry.used)} ago")
     size = bytes_text(sum(entry.size_bytes for entry in found))
     table.add_row(counted(len(found), "stages"), "", f"{size} of {bytes_text(cache.most_bytes)}", "", style="bold")

@@ -12,6 +12,7 @@ from typing import Any
 
 from compress.artifact import Runtime
 from compress.errors import ResourceError, StageError
+from compress.formats.files import size_of
 from compress.model import OnnxModel
 from compress.model.watched import without_end
 from compress.runtime.backends.onnxrt import is_emulated, is_half
@@ -125,4 +126,4 @@ def _ended(code: int) -> str:
 
 
 def _megabytes(path: Path) -> str:
-    return f"{path.stat().st_size / 1e6:,.1f} MB"
+    return f"{size_of(path) / 1e6:,.1f} MB"

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from compress.errors import ArtifactError
+from compress.errors import ArtifactError, ServerError
 from compress.storage.files import LOCK
+from compress.vetting.ours import check_ours
 from compress.vetting.replace import replace_file
 
 __all__ = ["keep_log", "marked", "refuse_foreign", "refuse_others"]
@@ -29,28 +30,26 @@ OURS = re.compile(
 )
 
 
-def refuse_others(work: Path) -> None:
+def refuse_others(work: Path, *, above: bool = True) -> None:
     """Refuse a work folder in which another user may have put stages, which this run would take for its own.
 
-    Its default name is known beforehand, and in a folder as /tmp anybody can make one of that name. A folder may be
-    written by this user's own group: where each user has one, folders are made so.
+    Its default name is known beforehand, and in a folder as /tmp anybody can make one of that name. Folders and links
+    on the way to it count as those to the cache's do.
+
+    Args:
+        work: need not be there.
+        above: whether folders above it count; those of one that machines share are as they were made on each.
 
     Raises:
         ArtifactError: what is kept there may be another user's word.
     """
-    if not (real := _real(work)).is_dir():  # who writes there says so
-        return
-    own, open_to = _open_to(work, real)
-    if own and not open_to:
-        return
-    raise ArtifactError(
-        f"won't keep stages in {work}",
-        why="other users may write there, and what they put in would be taken for an earlier run's"
-        if own
-        else "it belongs to another user, and what is in it would be taken for an earlier run's",
-        mend=(f"chmod go-w {shlex.quote(str(work))}, if nobody else has written there; or n" if own else "n")
-        + "ame a folder of yours with --work",
-    )
+    why, mend = _anothers(work, above=above)
+    if why:
+        raise ArtifactError(
+            f"won't keep stages in {work}",
+            why=f"{why}; what is in it would be taken for an earlier run's",
+            mend=f"{mend}, if nobody else has written there; or name a folder of yours with --work",
+        )
 
 
 def refuse_foreign(work: Path) -> None:
@@ -87,7 +86,7 @@ def keep_log(work: Path, text: str) -> None:
     """Keep what libraries have printed, in a folder that runs have made and nobody else may write to."""
     with suppress(OSError):
         real = _real(work)
-        if _is_file(real / MARK) and _open_to(work, real) == (True, False):
+        if _is_file(real / MARK) and not _anothers(work, above=True)[0]:
             replace_file(real / LOG_FILE, text.encode("utf-8", "backslashreplace"))
 
 
@@ -102,8 +101,18 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _open_to(work: Path, real: Path) -> tuple[bool, bool]:
-    """Whether a folder is this user's, or the system's; and whether others may write there."""
-    told, owners = real.stat(), (0, os.geteuid())
-    open_to = told.st_mode & (stat.S_IWOTH if told.st_gid == os.getegid() else stat.S_IWOTH | stat.S_IWGRP)
-    return told.st_uid in owners and work.lstat().st_uid in owners, bool(open_to)
+def _anothers(work: Path, *, above: bool) -> tuple[str, str]:
+    """Why a folder may be another user's word, and how to mend it; "" where it is this user's, or not there yet."""
+    if (real := _real(work)).is_dir():
+        told, owners = real.stat(), (0, os.geteuid())
+        if told.st_uid not in owners or work.lstat().st_uid not in owners:
+            return "it belongs to another user", "make it yours (chown)"
+        if told.st_mode & (stat.S_IWOTH if told.st_gid == os.getegid() else stat.S_IWOTH | stat.S_IWGRP):
+            return "other users may write there", f"chmod go-w {shlex.quote(str(work))}"
+    with suppress(OSError):  # who writes there says so
+        try:
+            if above:
+                check_ours(work, folder=True, linked=True)
+        except ServerError as err:
+            return err.why, err.mend
+    return "", ""

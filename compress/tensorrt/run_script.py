@@ -59,6 +59,7 @@ def make(artifact: Path, output: Path) -> dict[str, Any]:
     beside = output.with_name(f".{output.name}.{secrets.token_hex(4)}.part")  # nothing else has that name
     try:
         shutil.copytree(artifact, beside)
+        data = _artifact(beside / "artifact.json", artifact, again)
         options = _options(output)
         trt = _tensorrt()
         if trt is not None:
@@ -66,7 +67,6 @@ def make(artifact: Path, output: Path) -> dict[str, Any]:
         else:
             told = _by_trtexec(source, beside / "model.plan", options)
         (beside / "engine.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-        data = json.loads((beside / "artifact.json").read_text(encoding="utf-8"))
         plan = hashlib.sha256((beside / "model.plan").read_bytes()).hexdigest()
         data.update(format="plan", model_file="model.plan", sha256=plan)
         (beside / "artifact.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
@@ -75,6 +75,30 @@ def make(artifact: Path, output: Path) -> dict[str, Any]:
         shutil.rmtree(beside, ignore_errors=True)
         raise
     return told
+
+
+def _artifact(path: Path, artifact: Path, again: str) -> dict[str, Any]:
+    """What artifact.json says: a table, without a key that stands twice, of whose values each reader takes another."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+    except OSError as err:
+        raise BuildError(
+            f"can't build from {artifact}", f"its artifact.json can't be read: {err.strerror}", again
+        ) from err
+    except (ValueError, RecursionError) as err:
+        raise BuildError(f"can't build from {artifact}", f"its artifact.json is damaged: {err}", again) from err
+    if not isinstance(data, dict):
+        raise BuildError(f"can't build from {artifact}", "its artifact.json is damaged: it is no table", again)
+    return data
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = sorted(name for name, _ in pairs)
+        twice = next(name for at, name in enumerate(names[1:]) if name == names[at])
+        raise ValueError(f"it has the key {twice[:60]!a} twice")
+    return found
 
 
 def _options(output: Path) -> BuildOptions:

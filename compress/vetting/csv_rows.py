@@ -22,7 +22,7 @@ MOST_WORDS, LONGEST_WORD = 256, 64  # of a column of few values, such as labels;
 MOST_DOUBTS, MOST_LINES = 100, 50
 _FIELD = r'(?:"[^"]*+(?:""[^"]*+)*+"|[^",\r\n]*+)'
 _RECORD = re.compile(rf"{_FIELD}(?:,{_FIELD})*+[\r\n]*")
-_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 class TableError(ValueError):
@@ -53,7 +53,7 @@ def csv_rows(lines: Lines, delimiter: str) -> Iterator[tuple[tuple[str, ...], li
         ValueError: a column is there twice, or a row has another number of columns.
     """
     names: tuple[str, ...] | None = None
-    for number, (line, fields) in enumerate(_records(lines, delimiter), 1):
+    for line, fields in _records(lines, delimiter):
         if names is None:
             names = tuple(fields)
             twice = next((name for name, times in Counter(filter(None, names)).items() if times > 1), None)
@@ -62,8 +62,7 @@ def csv_rows(lines: Lines, delimiter: str) -> Iterator[tuple[tuple[str, ...], li
             kinds, doubts = _Kinds(len(names)), list[_Doubt]()
             continue
         if len(fields) != len(names):
-            where = "" if line == number else f" (it begins on line {line:,})"
-            raise ValueError(f"row {number} has another number of columns than the first line{where}")
+            raise ValueError(f"line {line:,} has another number of columns than the first line")
         kinds.add(fields)
         if len(lines.held) > 1 and len(names) > 1 and len(doubts) < MOST_DOUBTS:
             doubts += _doubt(line, lines.held, delimiter, len(names))
@@ -78,7 +77,7 @@ def csv_rows(lines: Lines, delimiter: str) -> Iterator[tuple[tuple[str, ...], li
 
 
 def _records(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The line that each begins on, and its fields; empty lines are none."""
+    """The line that each begins on, and its fields; lines of nothing or of spaces are none, as in other files."""
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         lines.began()
@@ -92,7 +91,7 @@ def _records(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
         # Tables with tabs are written without quotes, too: there, one inside of a field is a letter.
         if delimiter == "," and any('"' in each for each in lines.held) and not _RECORD.fullmatch("".join(lines.held)):
             raise TableError(f"line {line:,} has a quote inside of a field that does not begin with one")
-        if fields:
+        if len(fields) > 1 or "".join(lines.held).strip():  # "" in quotes is an empty text
             yield line, fields
 
 
@@ -113,8 +112,9 @@ class _Doubt:
 
 
 def _doubt(line: int, held: list[str], delimiter: str, columns: int) -> Iterator[_Doubt]:
-    if all(each.count(delimiter) == columns - 1 for each in held):
-        few = (each.rstrip("\r\n").split(delimiter)[:MOST_OTHERS] for each in held[-MOST_LINES:])
+    rows = [each for each in held if each.strip()]
+    if all(each.count(delimiter) == columns - 1 for each in rows):
+        few = (each.rstrip("\r\n").split(delimiter)[:MOST_OTHERS] for each in rows[-MOST_LINES:])
         yield _Doubt(line, line + len(held) - 1, [[value[: LONGEST_WORD + 1] for value in row] for row in few])
 
 

@@ -50,9 +50,12 @@ class Calls(frozenset[tuple[str, str]]):
 
     Attributes:
         ir: the version of ONNX's format that the file tells.
+        outside: where tensors lie that are not in the file: paths in its folder, as the file writes them. All tensors
+            count, wherever they are: in bodies, functions, attributes and sparse tensors.
     """
 
     ir: int = 0
+    outside: frozenset[str] = frozenset()
 
 
 class OnnxFileError(ValueError):
@@ -110,6 +113,7 @@ def vet_onnx_bytes(data: bytes | memoryview, folder: Path, *, runs: bool = True)
             raise OnnxFileError("it holds no graph")
         called = scan.operators(runs=runs)
         called.ir = next(iter(found.get(1, ())), 0)
+        called.outside = frozenset(scan.outside)
         return called
     finally:
         scan.data.release()
@@ -123,6 +127,7 @@ class _Scan:
     calls: list[tuple[str, str]] = field(default_factory=list)  # of the part that is read: operators' domains and names
     functions: dict[tuple[str, str], list[tuple[str, str]]] = field(default_factory=dict)
     dense: int = 0  # elements of all sparse tensors, unpacked
+    outside: set[str] = field(default_factory=set)  # places of tensors
 
     def __post_init__(self) -> None:
         self.checks: dict[str, Callable[[Fields], None]] = {
@@ -390,6 +395,7 @@ class _Scan:
         length = int(numbers[1]) if numbers[1] else size - offset
         if length < 0 or offset + length > size:
             raise OnnxFileError(f"it holds a tensor that reaches over the {size:,} bytes of {location!r}")
+        self.outside.add(location)
         return length
 
 

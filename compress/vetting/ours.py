@@ -25,7 +25,7 @@ OTHERS = "it could have been put there by another user"
 OPEN = re.compile(r"/proc/(\d+|\d+/task/\d+)/fd")
 
 
-def check_ours(path: Path, *, alone: bool = False, folder: bool = False) -> None:
+def check_ours(path: Path, *, alone: bool = False, folder: bool = False, linked: bool = False) -> None:
     """Return where only this user and root can have a say in what a file holds.
 
     It belongs to one of them, is writable by nobody else, and is in no folder where others could exchange it. A group
@@ -38,20 +38,21 @@ def check_ours(path: Path, *, alone: bool = False, folder: bool = False) -> None
         alone: whether what lies beside it counts, too (a database's journal, compiled Python): others may add nothing
             to the folder then, not even to a sticky one.
         folder: it is a folder itself, and no link to one, into which nobody else may put anything.
+        linked: it may be a link to such a folder, too, that nobody else has made or could exchange.
 
     Raises:
         ServerError: it is another's word; says whose, and what to do.
         FileNotFoundError: there is none; the folder is as it should be.
         OSError: it can't be seen.
     """
-    _Way(path, alone=alone, folder=folder).go()
+    _Way(path, alone=alone, folder=folder, linked=linked).go()
 
 
 class _Way:
     """From the topmost folder to a file, link by link."""
 
-    def __init__(self, path: Path, *, alone: bool, folder: bool = False) -> None:
-        self._path, self._alone, self._folder = path, alone, folder
+    def __init__(self, path: Path, *, alone: bool, folder: bool = False, linked: bool = False) -> None:
+        self._path, self._alone, self._folder, self._linked = path, alone, folder, linked
         self._contained = "KUBERNETES_SERVICE_HOST" in os.environ or any(each.exists() for each in IN_CONTAINER)
         self._mounts = _mounts() if self._contained else frozenset()
         self._trusted = {0, os.geteuid()}
@@ -75,7 +76,7 @@ class _Way:
             here = at / step
             told = here.lstat()
             self._check_owner(here, told, folder)
-            if self._folder and not left:
+            if self._folder and not left and not (self._linked and stat.S_ISLNK(told.st_mode)):
                 self._check_end(here, told)
                 return
             if stat.S_ISLNK(told.st_mode) and not OPEN.fullmatch(str(at)):

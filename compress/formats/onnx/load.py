@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from compress.artifact import Signature, sha256_of
 from compress.errors import SignatureError, StageError
 from compress.formats.onnx.outline import outline
 from compress.formats.onnx.read import signature_of_onnx
-from compress.formats.onnx.scope import inner_bodies, opset_of
+from compress.formats.onnx.scope import opset_of
 from compress.model import OnnxModel
 from compress.model.infer import infer_signature, proven
 from compress.signature import TensorSpec
+from compress.vetting.onnx_wire import vet_onnx
 
-__all__ = ["beside", "fingerprint_of_file", "is_onnx", "load_onnx", "size_of"]
+__all__ = ["beside", "fingerprint_of_file", "is_onnx", "load_onnx"]
 
 OLDEST = 7
 FIRST_BYTE = b"\x08"  # the field of the IR version, which every exporter writes first
@@ -102,21 +104,15 @@ def _renamed(inputs: tuple[TensorSpec, ...], names: Mapping[str, str]) -> tuple[
 
 
 def beside(path: Path) -> list[Path]:
-    """Files with weights of a vetted file, in its folder."""
-    graph = outline(path).graph
-    bodies = [graph, *inner_bodies(graph)]
-    tensors = [tensor for body in bodies for tensor in body.initializer]
-    tensors += [a.t for body in bodies for node in body.node for a in node.attribute if a.HasField("t")]
-    places = {pair.value for tensor in tensors for pair in tensor.external_data if pair.key == "location"}
-    return [path.parent / place for place in sorted(places)]
+    """Files with weights of an ONNX file, in its folder: all that its vetting has found, wherever in it they are named.
 
-
-def size_of(path: Path) -> int:
-    """Bytes of a vetted file, its weights beside it included."""
-    return sum(each.stat().st_size for each in (path, *beside(path)))
+    Raises:
+        OnnxFileError: it is damaged, or one of them is missing.
+    """
+    return sorted({path.parent / place for place in vet_onnx(path, runs=False).outside})
 
 
 def fingerprint_of_file(path: Path) -> str:
-    """Hex SHA-256 of a vetted file and of the weights beside it."""
-    told = " ".join([sha256_of(path), *(f"{each.name} {sha256_of(each)}" for each in beside(path))])
-    return hashlib.sha256(told.encode()).hexdigest()
+    """Hex SHA-256 of a file and of the weights beside it."""
+    told = [sha256_of(path), *([str(each.relative_to(path.parent)), sha256_of(each)] for each in beside(path))]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()

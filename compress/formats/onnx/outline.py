@@ -10,8 +10,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 import onnx
-from google.protobuf.message import DecodeError
-from onnx.external_data_helper import ExternalDataInfo, set_external_data, uses_external_data
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+from onnx.external_data_helper import (
+    ExternalDataInfo,
+    load_external_data_for_tensor,
+    set_external_data,
+    uses_external_data,
+)
 
 from compress.vetting.files import open_file
 from compress.vetting.onnx_wire import OnnxFileError, check_size
@@ -19,7 +25,7 @@ from compress.vetting.wire import BYTES, WireError, fields
 
 __all__ = [
     "GRAPH", "INITIALIZER", "LARGE", "RAW", "appended", "bytes_of", "header", "outline", "put_outside", "set_apart",
-    "values_of",
+    "take_in", "values_of",
 ]  # fmt: skip
 
 # A tensor that is written in more bytes than this has more than 1,024 elements: nobody looks at its values.
@@ -84,6 +90,30 @@ def set_apart(path: Path, weights: Path) -> onnx.ModelProto:
                 offset = appended(beside, values)
             put_outside(tensor, weights.name, offset, to - at)
     return model
+
+
+def take_in(model: onnx.ModelProto, folder: Path) -> None:
+    """Read, in place, the values of all tensors that lie in files of the model's folder.
+
+    Raises:
+        OSError, ValueError: they can't be read.
+    """
+    for tensor in _tensors(model):
+        if uses_external_data(tensor):
+            load_external_data_for_tensor(tensor, str(folder))
+            tensor.ClearField("data_location")
+            tensor.ClearField("external_data")
+
+
+def _tensors(message: Message) -> Iterator[onnx.TensorProto]:
+    """All in a message, wherever: onnx's own helper leaves out sparse ones, and what functions take by default."""
+    if isinstance(message, onnx.TensorProto):
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            for each in value if field.label == FieldDescriptor.LABEL_REPEATED else (value,):
+                yield from _tensors(each)
 
 
 def put_outside(tensor: onnx.TensorProto, name: str, offset: int, size: int) -> None:

@@ -55,6 +55,38 @@ def test_one_input_takes_the_only_array_whatever_its_name(tmp_path: Path) -> Non
         assert np.array_equal(Dataset.open(saved(tmp_path, pictures=x), ONE).inputs["x"], x)
 
 
+BEYOND = {
+    "an int64 for int32": (
+        "int32",
+        np.array([0, 1 << 40]),
+        "it holds 1099511627776, and int32, which that takes, goes",
+    ),
+    "below, for int8": ("int8", np.array([-129, 5], np.int16), "it holds -129, and int8"),
+    "a uint64 for uint8": ("uint8", np.array([256, 0], np.uint64), "it holds 256, and uint8"),
+    "a float64 for float32": ("float32", np.array([0.0, -1e300]), r"it holds -1e\+300, and float32"),
+    "a float32 for float16": ("float16", np.array([70000.0, 0], np.float32), r"it holds 70000\.0, and float16"),
+}
+
+
+@pytest.mark.parametrize("kept", ["npz", "npy", "shards"])
+@pytest.mark.parametrize("case", BEYOND)
+def test_values_that_the_models_type_does_not_hold_are_refused(tmp_path: Path, case: str, kept: str) -> None:
+    """An integer would wrap: a token would be another token."""
+    dtype, values, why = BEYOND[case]
+    takes = Signature((TensorSpec("t", dtype, ("batch",)),), ONE.outputs)
+    if kept == "npy":
+        np.save(tmp_path / "t.npy", values)
+    else:
+        np.savez_compressed(tmp_path / "1.npz", t=values)
+    source = str(tmp_path / "1.npz") if kept == "npz" else str(tmp_path)
+    with pytest.raises(DatasetError, match=why) as caught:
+        Dataset.open(source, takes)
+    assert caught.value.what == f"{source} does not fit 't'"
+    fits = np.zeros(3, values.dtype)
+    np.save(tmp_path / "t.npy", fits)
+    assert Dataset.open(str(tmp_path / "t.npy"), takes).take(slice(0, 3))[0]["t"].dtype == np.dtype(dtype)
+
+
 def test_the_same_numbers_in_another_width_are_taken(tmp_path: Path) -> None:
     data = Dataset.open(saved(tmp_path, x=x.astype(np.float64)), ONE)
     assert data.inputs["x"].dtype == np.float32

@@ -41,9 +41,7 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(images: Path, maker: Path, labels: tuple[str, ...] = (), channels: int = 3) -> Dataset:
     folder = maker if channels == 3 else maker / "gray"
-    processor = Processor(
-        "image", "image-classification", {"preprocessor_config.json": str(labels)}, labels, None, folder
-    )
+    processor = Processor("image", "image-classification", {"preprocessor_config.json": ""}, labels, None, folder)
     signature = Signature((TensorSpec("pixel_values", "float32", ("batch", channels, SIDE, SIDE)),), ())
     return Dataset.open(arrays_of(str(images), processor), signature)
 
@@ -77,6 +75,21 @@ def test_folders_are_classes_by_name_and_what_is_assumed_is_told(tmp_path: Path,
     found = data.take(slice(0, 2))[1]
     assert found is not None
     assert found.tolist() == wanted
+
+
+def test_images_of_other_classes_are_other_data(tmp_path: Path, maker: Path) -> None:
+    """The model's names decide the labels: who exchanges two of them asks for another training."""
+    images = folders(tmp_path / "images", "cat", "dog")
+    first, second = opened(images, maker, ("cat", "dog")), opened(images, maker, ("dog", "cat"))
+    assert first.take(slice(0, 2))[1].tolist() != second.take(slice(0, 2))[1].tolist()  # type: ignore[union-attr]
+    assert first.sha256 != second.sha256
+
+
+def test_an_image_that_is_exchanged_is_read_again(tmp_path: Path, maker: Path) -> None:
+    images = folders(tmp_path / "images", "cat", "dog")
+    first = opened(images, maker, ("cat", "dog"))
+    Image.new("RGB", (5, 5), "red").save(images / "cat" / "1.png")
+    assert opened(images, maker, ("cat", "dog")).sha256 != first.sha256
 
 
 FOREIGN = {

@@ -48,6 +48,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
     return opened
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["made each time", "kept on disk"])
+def test_a_made_value_that_the_first_samples_type_does_not_hold_is_refused(
+    tmp_path: Path, made: Any, *, kept: bool
+) -> None:
+    data = made(tmp_path, image=IMAGES[0].astype(np.float64) + 1e300)
+    if kept:
+        data.fetcher.keep_in(tmp_path / "cache")
+    with pytest.raises(DatasetError, match="does not fit 'image'"):
+        list(data.batches(16))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_made_sample_that_is_not_finite_is_named(tmp_path: Path, made: Any, value: float) -> None:
     data = made(tmp_path, image=np.full_like(IMAGES[0], value))

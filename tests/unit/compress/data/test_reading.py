@@ -125,6 +125,18 @@ def test_a_class_by_a_name_that_several_have_is_refused(tmp_path: Path, processo
         arrays_of(str(tmp_path / "data.csv"), dataclasses.replace(processor, labels=("crane", "dog", "crane")))
 
 
+def test_an_exponent_is_a_number_among_values_and_none_among_classes(tmp_path: Path, processor: Processor) -> None:
+    values = dataclasses.replace(processor, labels=())
+    path = tmp_path / "scores.csv"
+    path.write_text("text,label\nword1,1e3\n\nword2,0.5\nword3,2\n")
+    labels = Dataset.open(arrays_of(str(path), values), TOKENS).labels
+    assert np.asarray(labels).tolist() == [1000.0, 0.5, 2.0]
+    path = tmp_path / "classes.csv"
+    path.write_text("text,label\nword1,1\n\nword2,1e0\nword3,2\n")
+    with pytest.raises(DatasetError, match=r"row 2 of .* has a label with an exponent, 1"):
+        arrays_of(str(path), values)
+
+
 def test_labels_under_another_name_are_told_of(tmp_path: Path, processor: Processor) -> None:
     path = tmp_path / "reviews.csv"
     path.write_text("id,review,sentiment\n1,word1,good\n2,word2,bad\n")

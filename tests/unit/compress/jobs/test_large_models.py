@@ -54,6 +54,15 @@ def test_what_makes_it_small_enough_gives_one_file(folder: Path, wanted: dict[st
     assert artifact.sha256
 
 
+def test_a_largest_size_counts_weights_that_lie_beside_the_file(folder: Path) -> None:
+    """Of a candidate with weights beside, the file alone is as small as anybody likes."""
+    wanted = FLOAT_BYTES / 2 / 1e6
+    options = ExportOptions(output=folder / "artifact", target_size_mb=wanted, calibration=str(folder / "x.npz"))
+    compress.export(folder / "model.pt", options)
+    size = Artifact.load(folder / "artifact").model_path.stat().st_size
+    assert FLOAT_BYTES * 0.3 < size <= wanted * 1e6
+
+
 def test_what_was_kept_of_it_is_taken_again_and_a_damaged_part_is_not(folder: Path) -> None:
     class Seen(Silent):
         def __init__(self) -> None:

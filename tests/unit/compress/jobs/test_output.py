@@ -508,7 +508,10 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert tree(tmp_path) == ["out", "out/artifact.json"]
 
 
-@pytest.mark.parametrize("how", ["open to all", "of a group", "another's", "another's link"])
+@pytest.mark.parametrize(
+    "how",
+    ["open to all", "below one that is", "a link through one that is", "of a group", "another's", "another's link"],
+)
 def test_a_work_folder_that_others_may_have_filled_is_not_gone_on_with(
     here: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
@@ -517,6 +520,13 @@ def test_a_work_folder_that_others_may_have_filled_is_not_gone_on_with(
     work.mkdir()
     if how == "open to all":
         work.chmod(0o777)
+    elif how == "below one that is":
+        here.chmod(0o777)
+    elif how == "a link through one that is":
+        (here / "open" / "in").mkdir(parents=True)
+        work.rename(here / "open" / "in" / "stages")
+        work.symlink_to("open/in/stages")
+        (here / "open").chmod(0o777)
     else:
         if os.geteuid():
             pytest.skip("only root can give a file away")
@@ -536,6 +546,15 @@ def test_a_work_folder_that_others_may_have_filled_is_not_gone_on_with(
     assert not (here / "new").exists()
     assert not halves(here)
     assert not list(work.iterdir())
+
+
+def test_one_below_a_sticky_folder_is_gone_on_with_and_so_is_a_link_of_ones_own(here: Path) -> None:
+    """As /tmp: nobody can take away there what is another's."""
+    here.chmod(0o1777)
+    (here / "elsewhere").mkdir()
+    (here / "new.work").symlink_to("elsewhere")
+    compress.export("model.pt", ExportOptions(output=Path("new")))
+    assert list((here / "elsewhere").glob("*/stage.json"))
 
 
 def test_one_that_this_users_own_group_may_write_is(here: Path) -> None:

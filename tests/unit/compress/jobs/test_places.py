@@ -352,6 +352,7 @@ def test_the_engine_script_leaves_what_is_beside_its_output(tmp_path: Path, monk
     source = tmp_path / "art" / "model.onnx"
     source.parent.mkdir()
     source.write_bytes(b"onnx")
+    source.with_name("artifact.json").write_text("{}")
     (tmp_path / "plan.part").mkdir()
     (tmp_path / "plan.part" / "thesis.txt").write_text("mine")
     monkeypatch.setattr(run_script, "MODEL_SHA256", hashlib.sha256(b"onnx").hexdigest())

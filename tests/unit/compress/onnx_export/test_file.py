@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.errors import StageError
-from compress.formats.onnx.load import size_of
+from compress.formats.files import size_of
 from compress.formats.onnx.outline import LARGE, set_apart
 from compress.formats.onnx.read import vetted_onnx
 from compress.onnx_export import file as onnx_file

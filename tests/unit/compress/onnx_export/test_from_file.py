@@ -12,7 +12,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from compress.errors import SignatureError, StageError, ToolkitError
-from compress.formats.onnx.load import beside, is_onnx, load_onnx, size_of
+from compress.formats.files import size_of
+from compress.formats.onnx.load import beside, is_onnx, load_onnx
 from compress.model import OnnxModel, sample_inputs
 from compress.onnx_export.from_file import LEAST_OPSET, OnnxFromFile, _refuse_random
 from compress.runtime.backends import OnnxBackend

@@ -18,6 +18,7 @@ from compress.artifact import Artifact, sha256_of
 from compress.cli import main
 from compress.errors import RecipeError, StageError, ToolkitError
 from compress.formats.onnx.read import signature_of_onnx
+from compress.jobs.branch import Silent
 from compress.jobs.measure import measure_files
 from compress.jobs.measure_report import measure_table
 from compress.jobs.measured_models import backends_of, opened
@@ -26,6 +27,7 @@ from compress.options import ExportOptions, MeasureOptions
 from compress.runtime.backends import OnnxBackend, open_model
 from compress.runtime.backends import onnxrt_device as device_module
 from compress.runtime.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
+from compress.stage import Progress
 from tests.families import family
 
 
@@ -87,6 +89,27 @@ def test_answers_are_compared_on_all_of_the_data_not_on_what_is_timed(tmp_path: 
     drawn = measure_files(paths, fast())
     assert [row.compared for row in drawn.figures] == [0, 0]
     assert "cosine: of one batch of random inputs" in str(measure_table(drawn).title)
+
+
+def test_what_compares_answers_on_the_data_tells_how_it_goes_on(tmp_path: Path) -> None:
+    """Large data was looked at for a minute without a word."""
+
+    class Seen(Silent):
+        def __init__(self) -> None:
+            self.told: list[tuple[str, int, int, str]] = []
+
+        def started(self, stage: str) -> Progress:
+            return lambda done, total, note: self.told.append((stage, done, total, note))
+
+    watcher = Seen()
+    np.savez(tmp_path / "data.npz", x=np.ones((20, 3), np.float32))
+    measure_files(
+        [graph_of("Relu", tmp_path / "a.onnx")], fast(batches=(1, 8), data=str(tmp_path / "data.npz")), watcher
+    )
+    compared = [(done, total) for stage, done, total, note in watcher.told if (stage, note) == ("compare", "samples")]
+    assert compared == [*((at, 20) for at in range(1, 21)), (8, 16), (16, 16)]
+    assert [(stage, note) for stage, *_, note in watcher.told[22:]] == [("measure", "rounds")] * len(watcher.told[22:])
+    assert watcher.told[-1][1] == watcher.told[-1][2]
 
 
 def test_data_of_fewer_samples_than_a_batch_says_that_it_compared_none(tmp_path: Path) -> None:

@@ -431,6 +431,35 @@ def test_without_its_python_package_the_script_asks_trtexec_for_the_same(artifac
     assert Artifact.load(tmp_path / "engine").format == "plan"
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda text: text.replace("{", '{"format": "onnx", ', 1), "has the key 'format' twice"),
+        (lambda text: text.replace('"inputs"', '"outputs": [], "inputs"', 1), "has the key 'outputs' twice"),
+        (lambda text: text[:-9], "is damaged"),
+        (lambda text: f"[{text}]", "no table"),
+        (None, "can't be read: No such file"),
+    ],
+    ids=["a key twice", "inside", "cut", "a list", "none"],
+)
+def test_the_script_builds_from_no_artifact_json_that_can_be_read_in_two_ways(
+    artifact: Path, tmp_path: Path, change: Any, why: str
+) -> None:
+    script = tmp_path / "build_engine.py"
+    write_script(artifact, EngineOptions(), script)
+    (tmp_path / "tensorrt.py").write_text(DOUBLE)
+    said = artifact / "artifact.json"
+    if change is None:
+        said.unlink()
+    else:
+        said.write_text(change(said.read_text()))
+    done = run_script(script, "artifact", "engine")
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert len(done.stderr.splitlines()) == 3
+    assert not (tmp_path / "engine").exists()
+
+
 def test_the_script_says_what_is_missing_and_leaves_nothing(artifact: Path, tmp_path: Path) -> None:
     script = tmp_path / "build_engine.py"
     write_script(artifact, EngineOptions(), script)

@@ -29,6 +29,13 @@ STRAY: dict[str, tuple[str, str]] = {
         'text,label\na,good\nb,bad\nc,good\nd,bad\n"Great film,good\nBad film,bad\nFine film",good\n',
         "lines 6 to 8 are one row",
     ),
+    "closed by another row's, with a blank line between": (
+        f'text,label\n{MANY}"Great film,1\n\nFine film",1\n{MANY}', "lines 22 to 24 are one row",
+    ),
+    "closed by another row's, the numbers with exponents": (
+        f'text,score\nbad,1e3\nso so,.5\n{MANY}"Great film,2.5E-1\nFine film",1\n{MANY}', "lines 24 to 25 are one row",
+    ),
+    "a short row behind blank lines": ('text,label\n\n  \na,1\n\nb\n', "line 6 has another number of columns"),
     "closed where another field begins": (
         'text,label\n"Great film,1\n"Bad film",0\n', "line 3 goes on behind the quote that ends a field that began on line 2",
     ),
@@ -36,7 +43,7 @@ STRAY: dict[str, tuple[str, str]] = {
     "behind a space": ('text,label\n "no",1\n', "line 2 has a quote inside of a field"),
     "text behind a field": ('text,label\n"He" said,1\n', "line 2 goes on behind the quote that ends a field"),
     "in the first line": ('text,la"bel\na,1\n', "line 1 has a quote inside of a field"),
-    "a row that swallows a column": ('text,label\nb,0\n"a,1\n\nb"\n', "row 3 has another number of columns"),
+    "a row that swallows a column": ('text,label\nb,0\n"a,1\n\nb"\n', "line 3 has another number of columns"),
 }  # fmt: skip
 
 
@@ -54,6 +61,8 @@ def test_a_quote_too_many_is_told_by_its_line(tmp_path: Path, case: str) -> None
 HONEST: dict[str, tuple[str, list[list[str]]]] = {
     "a letter": ('text,label\n"Dear John,\nplease come",1\nx,0\n', [["Dear John,\nplease come", "1"], ["x", "0"]]),
     "a list": ('text,label\n"a, 1\nb, 2\nc",0\nx,1\n', [["a, 1\nb, 2\nc", "0"], ["x", "1"]]),
+    "lines of spaces": ("text,label\na,1\n  \n\nb,0\n\t\n", [["a", "1"], ["b", "0"]]),
+    "lines of spaces, one column": ('text\na\n  \n""\n\nb\n', [["a"], [""], ["b"]]),
     "one column": ('text\n"a\nb"\n"c ""d"""\n', [["a\nb"], ['c "d"']]),
     "empty lines": ('\n\ntext,label\r\n"a\r\n\r\nb",1\r\n\r\n,0\r\n', [["a\r\n\r\nb", "1"], ["", "0"]]),
     "no line end": ('a,b\n"x","y"', [["x", "y"]]),

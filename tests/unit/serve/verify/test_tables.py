@@ -33,7 +33,7 @@ BAD = [
     ("a.jsonl", '{"text": "a", "label": 1}\n{"text": 3, "label": 1}\n', "neither all texts nor all numbers"),
     ("a.jsonl", '{"text": "\\ud800", "label": 1}\n', "surrogates not allowed"),
     ("a.jsonl", "no JSON\n", "line 1 is no JSON"),
-    ("a.csv", "text,label\na,b,c\n", "row 2 has another number of columns"),
+    ("a.csv", "text,label\na,b,c\n", "line 2 has another number of columns"),
     ("a.csv", "", "there is no row in it"),
     ("a.json", '[{"text": "a", "label": "b"}]', "it is no .npz, and no table of texts (.jsonl"),
     ("eval", "text,label\n", "it is no .npz, and no table"),
