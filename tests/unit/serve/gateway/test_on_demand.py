@@ -17,6 +17,7 @@ from serve.gateway.on_demand import residency as residency_module
 from serve.gateway.on_demand import room as room_module
 from serve.gateway.on_demand import units as units_module
 from serve.gateway.on_demand.catalogue import Known
+from serve.gateway.on_demand.estimates import Estimates
 from serve.gateway.on_demand.host import HostDownError, Used
 from serve.gateway.on_demand.lease import Lease
 from serve.gateway.on_demand.loads import MOST_IN_WINDOW, LoadFailedError, LoadingError
@@ -320,6 +321,31 @@ async def test_what_a_load_alone_takes_is_kept_while_it_lasts_and_keeps_no_model
     host.peaks = {"e": 900 * MIB}
     await used(residency, "e", "a", "e")
     assert "e" in host.there
+
+
+@in_loop
+async def test_what_a_load_alone_took_once_does_not_count_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request within the two seconds after a load can bring it about."""
+    host = Host()
+    host.peaks = {"c": 100 * MIB}
+    residency = served(host, models=3)
+    await used(residency, "c")
+    host.peaks = {"c": 290 * MIB}
+    await residency.keep()
+    host.peaks.clear()
+    monkeypatch.setattr(estimates_module, "FADES_S", -1.0)
+    await used(residency, "a", "b", "d", "c")
+    assert host.there == {"b", "c", "d"}
+
+
+def test_what_a_model_had_once_says_nothing_of_others_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimates = Estimates()
+    for model in "abc":
+        estimates.saw_bytes(KNOWN[model], 100 * MIB)
+        estimates.saw_bytes(KNOWN[model], 900 * MIB)
+    assert estimates.bytes(KNOWN["d"]) == 900 * MIB
+    monkeypatch.setattr(estimates_module, "FADES_S", -1.0)
+    assert estimates.bytes(KNOWN["d"]) == 100 * MIB
 
 
 @in_loop
