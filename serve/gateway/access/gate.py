@@ -21,6 +21,7 @@ from serve.gateway.access.memory import Memory
 from serve.gateway.access.seated import Seated
 from serve.gateway.access.slotless import Slotless, Waiting
 from serve.gateway.access.slots import Slots, Turn
+from serve.gateway.errors import ForbiddenError
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.on_demand.lease import Lease
 from serve.gateway.on_demand.residency import Residency
@@ -135,6 +136,15 @@ class Gate:
         if self.residency is None or self.residency.state(model) not in ("ON_DEMAND", "LOADING"):
             return False
         return version is None or self.residency.known[model].serves(version)
+
+    def check_control(self) -> None:
+        """Raises ForbiddenError where models come and go by the requests for them: nobody loads and unloads them."""
+        if self.residency is not None:
+            raise ForbiddenError(
+                "models are loaded and unloaded by the requests for them here",
+                why="with --memory, one that came or went by hand would get past the memory and what requests hold",
+                mend="ask the model, or start `serve up` with --pin MODEL",
+            )
 
     def holds(self, model: str) -> bool:
         """Whether requests of a model are with Triton, or wait for their turn, or it is down."""
