@@ -11,7 +11,7 @@ from serve.gateway.on_demand.catalogue import Known
 from serve.gateway.on_demand.estimates import Estimates
 from serve.gateway.on_demand.host import Host
 from serve.gateway.on_demand.loads import Load, Loads
-from serve.gateway.on_demand.resident import LATELY_S, Claim, Reason, Resident, surplus_of, victim_of
+from serve.gateway.on_demand.resident import LATELY_S, Claim, Reason, Resident, held_by, surplus_of, victim_of
 from serve.gateway.on_demand.turns import DRAIN_S, SPARED_S, Drain, State, Turns, drained_of
 from serve.gateway.on_demand.units import Units
 
@@ -80,6 +80,10 @@ class Room:
     def bytes_of(self, model: str) -> int:
         """What a model takes with what it needs."""
         return sum(self.units.bytes_of(part, self.known) for part in self.known[model].parts)
+
+    def growth(self, model: str) -> int:
+        """Bytes that a model has, with what it needs, beyond what it was loaded with."""
+        return sum(map(self.units.growth, self.known[model].parts))
 
     def _unpinned(self) -> list[Resident]:
         return [each for name, each in self.resident.items() if name not in self.pins]
@@ -208,7 +212,11 @@ class Room:
             return not self.stays(each.name) and now >= each.spared and self._rests(each, now)
 
         while self._surplus is None and self.units.taken > self.budget:
-            each = surplus_of(self._unpinned(), may_go, lambda each: not self._is_in_use(each), now, self.bytes_of)
+            unpinned = self._unpinned()
+            each = surplus_of(
+                filter(may_go, unpinned), held_by(unpinned, now, self.bytes_of),
+                lambda each: not self._is_in_use(each), now, self.bytes_of, self.growth,
+            )  # fmt: skip
             if each is None:
                 return
             if not self._is_in_use(each):
@@ -216,7 +224,8 @@ class Room:
                 continue
             self._surplus = Drain([(each, "memory")], "", now + DRAIN_S)
             self.draining[each.name] = self.resident.pop(each.name)
-            self._on_event(f"{each.name} will make way: the models have grown over the memory, and its keys have most")
+            why = "it has grown" if self.growth(each.name) else "its keys have most"
+            self._on_event(f"{each.name} will make way: the models have grown over the memory, and {why}")
 
     def _spare(self, drain: Drain, now: float) -> None:
         """They can't go now, which is not for their key's doing."""

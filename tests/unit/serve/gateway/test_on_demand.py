@@ -275,6 +275,32 @@ async def test_what_has_grown_goes_before_what_keys_with_less_have_though_it_is_
 
 
 @in_loop
+async def test_what_several_use_and_has_grown_goes_itself_and_not_what_one_of_them_has_alone() -> None:
+    host = Host()
+    residency = served(host, models=4)
+    await used(residency, "a", "b", who="large")
+    for who in ("large", "other"):
+        await used(residency, "c", who=who)
+    host.sizes["c"] = 250 * MIB
+    await residency.keep()
+    await residency.units.fit(0)
+    assert host.there == {"a", "b"}
+
+
+@in_loop
+async def test_what_a_model_was_known_to_grow_to_when_it_came_is_no_growth() -> None:
+    host = Host()
+    residency = served(host, models=4)
+    residency.estimates.saw_bytes(KNOWN["c"], 150 * MIB, settled=True)
+    await used(residency, "c", who="small")
+    await used(residency, "a", "b", who="large")
+    host.sizes["c"] = 150 * MIB
+    residency.budget -= 100 * MIB
+    await residency.keep()
+    assert set(residency.resident) == {"b", "c"}
+
+
+@in_loop
 async def test_what_has_grown_and_does_not_end_in_time_stays_and_another_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host()
     residency = served(host, models=4)
