@@ -59,7 +59,6 @@ class Residency(Room):
         self.failures = Failures()
         self.wanted: Callable[[], Collection[str]] = tuple
         self.came: Callable[[str], None] = lambda _model: None
-        self._short: list[Load] = []  # those that lack room
         self._tasks: set[asyncio.Task[None]] = set()
         self.started()
 
@@ -177,13 +176,12 @@ class Residency(Room):
     async def _load(self, load: Load) -> None:
         model = load.model
         error: GatewayError | None = None
-        kept: list[str] = []
         try:
             await load.turn
             load.began = time.monotonic()
             if model.name in self.resident:  # it was about to go, and stayed
                 return
-            kept = await self._make_room(load)
+            await self._make_room(load)
             load.began = began = time.monotonic()  # what it waited for is not the model's
             await self.units.fit(self.budget)
             await self.units.bring(model, self.known)  # nothing is awaited from here on: Triton may die at any time
@@ -209,10 +207,12 @@ class Residency(Room):
         except Exception as err:
             error = self._failed(load, f"{type(err).__name__}: {err}")
         finally:
-            self.units.gives_up(kept)
+            self.units.gives_up(load.kept)
             self.loads.end(load, error)
             if error is not None:
                 self._leave_alone(model)
+            elif load.yields:
+                self._fits(model.name)
 
     def _failed(self, load: Load, why: str) -> LoadFailedError:
         wait_s = self.failures.add(load.model.name, time.monotonic(), "its last load failed")
@@ -220,8 +220,14 @@ class Residency(Room):
         self._on_event(f"{load.model.name} can't be loaded: {why}; it is not tried again for {wait_s:.0f} s")
         return LoadFailedError(load.model.name, wait_s, "its load has failed just now")
 
-    async def _make_room(self, load: Load) -> list[str]:
-        """Keep memory for what is missing of a model, and begin to take out what has to go; what was kept."""
+    def _fits(self, late: str) -> None:
+        """Take out a model that has come late, where others have the memory by now: what it takes is known by now."""
+        found = self.resident.get(late)
+        if found and self.units.taken > self.budget and not self._is_in_use(found):
+            self._go([(found, "memory")], None)
+
+    async def _make_room(self, load: Load) -> None:
+        """Keep memory for what is missing of a model, and begin to take out what has to go."""
         model, until = load.model, time.monotonic() + ROOM_S
         drain: Drain | None = None
         trades = False  # what a key would trade of its own goes only where no other's does
@@ -241,8 +247,9 @@ class Residency(Room):
                 claims = self._claims(load, self._lasting(sizes))
                 if any(self._free(self.units.taken - room, claim, model, trades=trades) for claim in claims):
                     self.units.keep(sizes)
+                    load.kept = list(sizes)
                     why = "others have made way"
-                    return list(sizes)
+                    return
                 now = time.monotonic()
                 if drain is None:
                     drain = self._drain(load)
@@ -353,7 +360,8 @@ class Residency(Room):
                     del asked[who]
             await self.units.behind.press()
             await self._look()
-            self._shed(now)
+            if not self._yield(now):
+                self._shed(now)
             for model in self.wanted():
                 if model in self.known and model not in self.resident and model not in self.loads.by_model:
                     with suppress(GatewayError):  # it has failed just now

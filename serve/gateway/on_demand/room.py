@@ -19,6 +19,7 @@ __all__ = ["SETTLE_S", "Room"]
 
 logger = logging.getLogger(__name__)
 
+YIELDED = "it takes much longer than expected, or nobody waits for it, and others have the memory that it would need"
 SETTLE_S = 0.5  # after a load, in which those who waited for it come
 
 
@@ -70,6 +71,7 @@ class Room:
         self._on_event = on_event
         self._asked: dict[str, dict[str, float]] = {}  # when each key has asked for each model last
         self._turns = Turns()
+        self._short: list[Load] = []  # those that lack room
         self._surplus: Drain | None = None  # what goes for the memory's sake, once it is through
 
     def has(self, resident: Resident) -> bool:
@@ -196,6 +198,23 @@ class Room:
             logger.info("%s makes way for %s: %s", each.name, "the memory" if model is None else model.name, why)
         self.units.leave(sorted(units, key=lambda unit: (-len(self.known[unit].parts), unit)))
         self.loads.wake(time.monotonic())
+
+    def _yield(self, now: float) -> bool:
+        """Loads that hang, or that nobody waits for, give others what is kept for them; whether one is ended for it.
+
+        They have what their processes have. Where that is too much by now, they end before what is loaded goes.
+        """
+        ended = False
+        for load in self.loads.by_model.values():
+            others = any(each is not load for each in self._short)
+            if load.kept and not load.yields and (load.overdue(now) or (others and not load.is_wanted(now))):
+                load.yields = True
+                self.units.yields(load.kept)
+            if load.yields and self.units.taken > self.budget:
+                for unit in load.kept:
+                    if self.units.used.by_model.get(unit):
+                        ended |= self.units.behind.end(unit, YIELDED)
+        return ended
 
     def _shed(self, now: float) -> None:
         """Bring what is loaded under the budget: who has most loses first, in use or not."""

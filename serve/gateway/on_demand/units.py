@@ -114,6 +114,12 @@ class Units:
         """Keep memory for those that will come."""
         self._coming.update(sizes)
 
+    def yields(self, units: Iterable[str]) -> None:
+        """Of what is kept for those that come, leave others what they have not taken by now."""
+        for unit in units:
+            if unit in self._coming:
+                self._coming[unit] = 0
+
     def gives_up(self, units: Iterable[str]) -> None:
         """They don't come after all."""
         for unit in units:

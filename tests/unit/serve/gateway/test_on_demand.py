@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -557,6 +558,96 @@ async def test_loads_of_two_keys_that_hang_do_not_hold_up_a_third(monkeypatch: p
     for task in (*stuck, more):
         task.cancel()
     await asyncio.gather(*stuck, more, return_exceptions=True)
+
+
+@asynccontextmanager
+async def hung(host: Host, residency: Residency, model: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """A load of a model hangs for as long as a load may before it counts as such."""
+    monkeypatch.setattr(loads_module, "OVERDUE_S", 0.1)
+    host.timeout_s = 60.0
+    residency.estimates.saw_seconds(model, 0.01)
+    asking = asyncio.ensure_future(used(residency, model, who="hostile"))
+    await asyncio.sleep(0.05)
+    assert host.begun == [model]
+    yield
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def kept(residency: Residency, seconds: float) -> None:
+    """It is looked after for a while, as `watch` does."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        await asyncio.sleep(0.02)
+        await residency.keep()
+
+
+@in_loop
+async def test_a_load_that_hangs_gives_others_what_is_kept_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = hanging("a")
+    residency = served(host, models=2)
+    residency.estimates.saw_bytes(KNOWN["a"], 200 * MIB)
+    async with hung(host, residency, "a", monkeypatch):
+        with pytest.raises(LoadingError):  # it may be at work
+            await used(residency, "b", who="good")
+        await kept(residency, 0.1)
+        await used(residency, "b", who="good")
+        await used(residency, "c", who="good")
+        assert set(residency.resident) == {"b", "c"}
+
+
+@in_loop
+async def test_a_load_that_nobody_waits_for_gives_others_what_is_kept_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residency_module, "BACK_S", 0.0)
+    host = hanging("a")
+    host.timeout_s = 60.0
+    residency = served(host, models=2)
+    residency.estimates.saw_bytes(KNOWN["a"], 200 * MIB)
+    asking = asyncio.ensure_future(used(residency, "a", who="hostile"))
+    await asyncio.sleep(0.05)
+    await kept(residency, 0.1)
+    asking.cancel()
+    good = asyncio.ensure_future(used(residency, "b", who="good"))
+    await kept(residency, 0.1)
+    await asyncio.wait_for(good, 0.1)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@in_loop
+async def test_a_load_that_comes_late_stays_only_where_it_fits_still(
+    monkeypatch: pytest.MonkeyPatch, *, fits: bool
+) -> None:
+    host = hanging("a")
+    residency = served(host, models=2)
+    async with hung(host, residency, "a", monkeypatch):
+        await kept(residency, 0.2)
+        await used(residency, *("b" if fits else "bc"), who="good")
+        host.hanging.pop("a").set()
+        await kept(residency, 0.2)
+        assert "a" in host.loads
+        assert host.unloads[:1] == ([] if fits else [("a", False)])  # it may come anew, as any other
+        assert not host.given_up
+
+
+@in_loop
+async def test_a_load_that_hangs_and_takes_more_than_is_left_is_ended_before_anything_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = hanging("a")
+    residency = served(host, models=2)
+    async with hung(host, residency, "a", monkeypatch):
+        await kept(residency, 0.2)
+        await used(residency, "b", "c", who="good")
+        host.there.add("a")  # its processes take it as they go on
+        await residency.keep()
+        await asyncio.sleep(0.02)
+        assert host.given_up == ["a"]
+        host.there.remove("a")
+        host.fails.add("a")
+        host.hanging.pop("a").set()
+        await kept(residency, 0.1)
+        assert set(residency.resident) == {"b", "c"}
+        assert residency.counts["failed", "a"] == 1
 
 
 @in_loop
