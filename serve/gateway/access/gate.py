@@ -147,9 +147,8 @@ class Gate:
             )
 
     def holds(self, model: str) -> bool:
-        """Whether requests of a model are with Triton, or wait for their turn, or it is down."""
-        busy = any(kind.in_flight or kind.waiting for kind in self.places(model).kinds)
-        return busy or model in self.incidents.outages
+        """Whether somebody waits for requests of a model that are with Triton, or for their turn, or it is down."""
+        return any(kind.awaited for kind in self.places(model).kinds) or model in self.incidents.outages
 
     def known(self, model: str) -> None:
         """Triton has answered for this model."""
