@@ -104,6 +104,12 @@ class Estimates:
         before = self._seconds.get(model, seconds)
         self._seconds[model] = before + NEWEST * (seconds - before)
 
+    def shrinks(self, model: str, size: int) -> None:
+        """It begins anew with so many bytes: what it has grown to counts no more."""
+        for seen in (self._bytes, self._settled, self._loading):
+            if model in seen:
+                seen[model].most = min(seen[model].most, size)
+
     def forget(self, model: str) -> None:
         """It is another by now."""
         for seen in (self._bytes, self._settled, self._loading):

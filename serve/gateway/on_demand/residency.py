@@ -32,6 +32,7 @@ LOOK_S = 2.0
 HANGS_S = 30.0  # after which to ask again for a model whose load was given up and has not ended
 POLL_S, ROOM_S = 0.05, 5.0  # how often a load looks for memory, and for how long
 TURNS = "ask again: whoever has next to nothing in memory gets a turn"
+GROWN = "models that may not go now (pinned, under a rollout, or with open sequences) have grown by {} MiB"
 IN_USE = "the memory for models is taken by those that are in use, or that others use"
 
 
@@ -94,6 +95,7 @@ class Residency(Room):
         now = time.monotonic()
         self.resident = {name: Resident(name, now) for name in self.pins}
         self.draining.clear()
+        self._back.clear()
         self._surplus = None
         self.units.started(part for name in self.pins for part in self.known[name].parts)
 
@@ -112,6 +114,7 @@ class Residency(Room):
             for name in there.keys() - known.keys():
                 del there[name]
                 self._asked.pop(name, None)
+                self.units.gives_up(self._back.pop(name, ()))
                 self.units.leave(self._only_of(name, ()), patient=True)
         self.known = dict(known)
         self.pins &= known.keys()
@@ -178,6 +181,7 @@ class Residency(Room):
         error: GatewayError | None = None
         try:
             await load.turn
+            load.kept = self._back.pop(model.name, [])
             load.began = time.monotonic()
             if model.name in self.resident:  # it was about to go, and stayed
                 return
@@ -239,7 +243,7 @@ class Residency(Room):
                 sizes = self._sizes(self.units.missing(model))
                 size = sum(sizes.values())
                 room = self.budget - size
-                if room < self._least():
+                if room < self._least(sizes):
                     raise self._too_large(load, size)
                 if drain is not None and not any(self._is_in_use(each) for each in drain.residents):
                     self._go(drain.going, model)
@@ -247,7 +251,7 @@ class Residency(Room):
                 claims = self._claims(load, self._lasting(sizes))
                 if any(self._free(self.units.taken - room, claim, model, trades=trades) for claim in claims):
                     self.units.keep(sizes)
-                    load.kept = list(sizes)
+                    load.kept += sizes
                     why = "others have made way"
                     return
                 now = time.monotonic()
@@ -263,7 +267,7 @@ class Residency(Room):
                     self._spare(drain, now)
                     drain, until, trades = None, now + ROOM_S, True
                 if drain is None and now > until:
-                    raise LoadingError(model.name, IN_USE, self._turn_s(load), TURNS)
+                    raise self._no_room(load, self.units.taken - room, now)
                 if not load.short:
                     load.short = True
                     self.loads.wake(now)
@@ -273,6 +277,11 @@ class Residency(Room):
             self._short.remove(load)
             if drain is not None:
                 self._call_off(drain, why)
+
+    def _no_room(self, load: Load, over: int, now: float) -> LoadingError:
+        if (grown := self._grown_for_good(now)) >= over:
+            return LoadingError(load.model.name, GROWN.format(grown // MIB), TURN_S, TURNS)
+        return LoadingError(load.model.name, IN_USE, self._turn_s(load), TURNS)
 
     def _claims(self, load: Load, size: int) -> list[Claim | None]:
         """For whose sake a load is, and for the one's that has least of those who wait for it."""
@@ -362,7 +371,7 @@ class Residency(Room):
             await self._look()
             if not self._yield(now):
                 self._shed(now)
-            for model in self.wanted():
+            for model in (*self.wanted(), *self.pins):
                 if model in self.known and model not in self.resident and model not in self.loads.by_model:
                     with suppress(GatewayError):  # it has failed just now
                         self._ask(model, None, time.monotonic())

@@ -77,7 +77,7 @@ class Units:
 
     def growth(self, unit: str) -> int:
         """Bytes that one has beyond those, which nobody has made room for; 0 for little more."""
-        more = self.used.by_model.get(unit, 0) - self.granted(unit)
+        more = max(self.used.by_model.get(unit, 0), self._estimates.settled(unit)) - self.granted(unit)
         return more if unit in self._granted and more > GROWN * self.granted(unit) else 0
 
     def missing(self, model: Known) -> list[str]:
@@ -91,6 +91,12 @@ class Units:
             return max(seen, self._estimates.settled(unit))
         return self._estimates.bytes(known[unit]) if unit in known else 0
 
+    def least_of(self, unit: str, known: Mapping[str, Known]) -> int:
+        """What one takes without what it has grown by."""
+        if unit in self._coming:
+            return self._coming[unit]
+        return self.granted(unit) if self.growth(unit) else self.bytes_of(unit, known)
+
     @property
     def taken(self) -> int:
         """Bytes, once those that come are there, and those that leave are gone."""
@@ -103,8 +109,9 @@ class Units:
 
     @property
     def _due(self) -> int:
-        """Bytes that those which come will have more than they have."""
-        return sum(max(0, size - self.used.by_model.get(unit, 0)) for unit, size in self._coming.items())
+        """Bytes that those which come will have more than they have; what leaves first has nothing then."""
+        has = {unit: size for unit, size in self.used.by_model.items() if unit not in self._leaving}
+        return sum(max(0, size - has.get(unit, 0)) for unit, size in self._coming.items())
 
     def settled(self, unit: str) -> bool:
         """Whether one was loaded some time ago."""
@@ -184,6 +191,8 @@ class Units:
         try:
             for unit in units:
                 async with self._locks.setdefault(unit, asyncio.Lock()):
+                    if unit in self.loaded:  # it was brought before its turn to go came
+                        continue
                     with suppress(HostDownError, ToolkitError):  # what it still takes goes on counting
                         await self._host.unload(unit, patient=patient)
             await self.look()

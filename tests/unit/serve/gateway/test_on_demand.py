@@ -23,6 +23,8 @@ from serve.gateway.on_demand.host import HostDownError, Used
 from serve.gateway.on_demand.lease import Lease
 from serve.gateway.on_demand.loads import MOST_IN_WINDOW, LoadFailedError, LoadingError
 from serve.gateway.on_demand.residency import Residency
+from serve.gateway.on_demand.resident import TURN_S
+from serve.gateway.on_demand.turns import SEQUENCES_S
 from tests.serve_http import in_loop
 
 MIB = 1 << 20
@@ -299,6 +301,95 @@ async def test_what_a_model_was_known_to_grow_to_when_it_came_is_no_growth() -> 
     residency.budget -= 100 * MIB
     await residency.keep()
     assert set(residency.resident) == {"b", "c"}
+
+
+@in_loop
+async def test_a_pin_that_has_grown_is_loaded_anew_before_others_go() -> None:
+    host = Host()
+    residency = served(host, models=3, pins=("h",))
+    residency.resident["h"].loaded -= TURN_S + 1
+    await used(residency, "a", "b", who="good")
+    busy = await ask(residency, "h", who="large")
+    host.sizes["h"] = 250 * MIB
+    await residency.keep()
+    assert "h" in host.there  # it answers what it has
+    assert "h" in residency.draining
+    busy.close()
+    waiting = asyncio.ensure_future(used(residency, "h", who="large"))
+    host.sizes.clear()
+    await kept(residency, 0.2)
+    await waiting
+    assert set(residency.resident) == {"a", "b", "h"}
+    assert host.unloads == [("h", False)]
+    assert host.most <= residency.budget
+
+
+@in_loop
+async def test_a_pin_that_has_grown_is_loaded_anew_for_a_load_that_finds_no_room() -> None:
+    host = Host()
+    residency = served(host, models=3, pins=("h",))
+    residency.resident["h"].loaded -= TURN_S + 1
+    await residency.keep()
+    host.sizes["h"] = 250 * MIB
+    await residency.keep()
+    assert not host.unloads  # nobody needs it
+    for model in "ab":
+        waiting = asyncio.ensure_future(used(residency, model, who="good"))
+        await asyncio.sleep(0.05)
+        host.sizes.clear()
+        await kept(residency, 0.15)
+        await waiting
+    assert host.there == {"a", "b", "h"}
+    assert host.unloads == [("h", False)]
+    assert not residency.counts["failed", "a"]
+
+
+@pytest.mark.parametrize("why", ["it was loaded just now", "a rollout needs it", "a sequence goes on"])
+@in_loop
+async def test_a_shortage_for_what_may_not_go_and_has_grown_is_told_as_that(why: str) -> None:
+    host = Host()
+    known = KNOWN | {"s": one("s", idle_s=60.0)}
+    model = "s" if why.startswith("a sequence") else "a"
+    pins = ("a",) if why.startswith("it was") else ()
+    host.there |= set(pins)
+    residency = Residency(host, known, 360 * MIB, pins, lambda _: None)
+    residency.stays = residency.held = lambda name: name == "a" and why.startswith("a rollout")
+    await used(residency, model, who="large")
+    await residency.keep()
+    host.sizes[model] = 250 * MIB
+    await residency.keep()
+    for other in "bc":
+        with pytest.raises(LoadingError) as caught:
+            await used(residency, other, who="good")
+        assert "have grown by 150 MiB" in caught.value.why
+    assert not residency.counts["failed", "b"]
+    assert host.there == {model}
+
+
+@in_loop
+async def test_what_has_grown_and_has_had_sequences_for_long_goes() -> None:
+    host = Host()
+    residency = Residency(host, KNOWN | {"s": one("s", idle_s=60.0)}, 360 * MIB, (), lambda _: None)
+    await used(residency, "s", "a")
+    host.sizes["s"] = 250 * MIB
+    residency.resident["s"].loaded -= SEQUENCES_S + 1
+    await residency.keep()
+    await residency.units.fit(0)
+    assert host.there == {"a"}
+
+
+@in_loop
+async def test_what_is_brought_again_before_its_turn_to_go_came_stays() -> None:
+    host = Host()
+    residency = served(host, models=8)
+    await used(residency, "whole")
+    host.computing["a"] = asyncio.Event()
+    residency._go([(residency.resident["whole"], "memory")], None)  # "a" is in the way of "b"
+    await asyncio.sleep(0.05)
+    await used(residency, "b")
+    host.computing["a"].set()
+    await residency.units.fit(0)
+    assert host.there == {"b"}
 
 
 @in_loop
