@@ -266,10 +266,10 @@ class Room:
 
     def _comes_back(self, pin: str, units: Collection[str]) -> None:
         """Keep, in the same step, the memory that a pin was loaded with."""
+        self._on_event(f"{pin} is loaded anew: it has grown by {self.growth(pin) // MIB} MiB, which others need")
         sizes = {unit: self.units.granted(unit) for unit in units}
         for unit, size in sizes.items():
             self.estimates.shrinks(unit, size)
-        self._on_event(f"{pin} is loaded anew: it has grown by {self.growth(pin) // MIB} MiB, which others need")
         self.units.keep(sizes)
         self._back[pin] = list(sizes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -99,10 +99,12 @@ def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residency_module, "ROOM_S", 0.2)
 
 
-def served(host: Host, models: int = 2, pins: tuple[str, ...] = ()) -> Residency:
+def served(
+    host: Host, models: int = 2, pins: tuple[str, ...] = (), on_event: Callable[[str], None] = lambda _: None
+) -> Residency:
     """One with room for so many."""
     host.there |= set(pins)
-    return Residency(host, KNOWN, (50 + 100 * models + 10) * MIB, pins, lambda _: None)
+    return Residency(host, KNOWN, (50 + 100 * models + 10) * MIB, pins, on_event)
 
 
 async def ask(residency: Residency, *models: str, who: str = "", wait_s: float = 5.0) -> Lease:
@@ -327,7 +329,8 @@ async def test_a_pin_that_has_grown_is_loaded_anew_before_others_go() -> None:
 @in_loop
 async def test_a_pin_that_has_grown_is_loaded_anew_for_a_load_that_finds_no_room() -> None:
     host = Host()
-    residency = served(host, models=3, pins=("h",))
+    events: list[str] = []
+    residency = served(host, models=3, pins=("h",), on_event=events.append)
     residency.resident["h"].loaded -= TURN_S + 1
     await residency.keep()
     host.sizes["h"] = 250 * MIB
@@ -342,6 +345,7 @@ async def test_a_pin_that_has_grown_is_loaded_anew_for_a_load_that_finds_no_room
     assert host.there == {"a", "b", "h"}
     assert host.unloads == [("h", False)]
     assert not residency.counts["failed", "a"]
+    assert events == ["h is loaded anew: it has grown by 150 MiB, which others need"]
 
 
 @pytest.mark.parametrize("why", ["it was loaded just now", "a rollout needs it", "a sequence goes on"])
