@@ -240,8 +240,7 @@ def create_app(
     app.include_router(health_router(upstream, telemetry, draining))
     app.include_router(rollouts_router(releases))
     app.include_router(feedback_router(feedback, memory))
-    on_demand = gate.residency is not None
-    app.include_router(admin_router(settings, upstream, gate.keys, memory, loading, on_demand=on_demand))
+    app.include_router(admin_router(settings, upstream, gate, loading))
     add_docs(app, gate, upstream)
     add_page(app, upstream, history, residency)
     # The last one added stands outermost.

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.errors import MissingExtraError, ServerError
+from serve.triton import kin
 from serve.triton.interpreter import Interpreter, library_folders
 from serve.triton.wheel import DOWNLOAD_MB, Wheel, check_built, private
 
 __all__ = ["Triton", "build_backends", "find_triton"]
 
+STUB = "triton_python_backend_stub"
+# What a model's process begins has its id, too, whatever becomes of that process.
+MARKS = f'#!/bin/sh\n{kin.STUB}=$$\nexport {kin.STUB}\nexec "${{0%/*}}/stub/{STUB}" "$@"\n'
 OWN_BACKENDS = Path(__file__).with_name("backends")
 
 
@@ -78,7 +82,8 @@ def build_backends(triton: Triton, folder: Path) -> Path:
     python = folder / "python"
     python.mkdir(parents=True, exist_ok=True)
     links = {python / path.name: path for path in triton.python_backend.iterdir() if path.is_file()}
-    links[python / "triton_python_backend_stub"] = triton.stub
+    links[python / "stub" / STUB] = triton.stub
+    (python / "stub").mkdir(exist_ok=True)
     for own in sorted(OWN_BACKENDS.iterdir()):
         if (own / "model.py").is_file():
             (folder / own.name).mkdir(exist_ok=True)
@@ -89,6 +94,9 @@ def build_backends(triton: Triton, folder: Path) -> Path:
             link.hardlink_to(target)
         except OSError:  # another file system, or not our file
             shutil.copy2(target, link)
+    (python / STUB).unlink(missing_ok=True)  # it may be a link to what others use
+    (python / STUB).write_text(MARKS)
+    (python / STUB).chmod(0o700)
     return folder
 
 

@@ -100,6 +100,7 @@ class Healer:
         """Watch processes that are new; the processes by instance."""
         alive: dict[str, list[int]] = {}
         more = False
+        await asyncio.to_thread(self._triton.end_left)
         for stub in await asyncio.to_thread(self._triton.stubs):
             self._models[stub.instance] = stub.model
             if stub.pid not in self._watched:

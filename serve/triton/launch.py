@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import signal
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Collection
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -35,7 +34,7 @@ from serve.triton.memory import check_room, limits, region_bytes, remove_regions
 from serve.triton.ports import HOST, Ports, claim
 from serve.triton.private import close_regions, hide
 from serve.triton.processes import Family
-from serve.triton.stubs import Stub, signal_name, stubs_in
+from serve.triton.stubs import Relatives, Stub, kill, relatives_in, signal_name
 
 __all__ = ["Ports", "TritonOptions", "TritonServer"]
 
@@ -137,21 +136,25 @@ class TritonServer:
 
     def stubs(self) -> list[Stub]:
         """The processes that run its Python models, now."""
-        return self.family()[1]
+        return self.relatives().stubs
 
-    def family(self) -> tuple[list[int], list[Stub]]:
-        """All of its processes, and of them those that run its Python models, now."""
+    def relatives(self) -> Relatives:
+        """All of its processes, and which is whose, now."""
         family, linked = self._family, self._linked
         members = [] if family is None else family.members()
-        return members, stubs_in(members, linked)
+        return relatives_in(members, linked)
 
     def end_stubs(self, model: str, spared: Collection[int]) -> None:
-        """Kill the processes of a model, but for some; Triton then ends the load that waits for them."""
-        for stub in self.stubs():
-            if stub.model == model and stub.pid not in spared:
-                self.ended.add(stub.pid)
-                with suppress(ProcessLookupError):
-                    os.kill(stub.pid, signal.SIGKILL)
+        """Kill the processes of a model with all that they began, but for some of them; Triton then ends the load that
+        waits for them."""
+        found = self.relatives()
+        ends = [stub.pid for stub in found.stubs if stub.model == model and stub.pid not in spared]
+        self.ended.update(ends)
+        kill([*ends, *(pid for pid, stub in found.begun.items() if stub in ends)])
+
+    def end_left(self) -> list[int]:
+        """Kill what models' processes have begun that are gone; the ids of it."""
+        return kill(self.relatives().left)
 
     def close_regions(self) -> None:
         """Keep other users from the shared memory of models that were loaded meanwhile."""

@@ -96,6 +96,8 @@ class TritonHost:
         await self._tell("Unload", model, self.timeout_s)
         if not await _ended(pids, ENDS_S) and not patient:
             await self._end(model, pids)
+        # What these have begun has nobody to end it, and nothing to wait for.
+        await _ended(await asyncio.to_thread(self._triton.end_left), ENDS_S)
 
     async def _end(self, model: str, pids: Collection[int]) -> None:
         await asyncio.to_thread(self._triton.end_stubs, model, ())
@@ -110,13 +112,15 @@ class TritonHost:
             return Used()
         by_model: Counter[str] = Counter()
         peaks: Counter[str] = Counter()
-        members, stubs = self._triton.family()
-        for stub in stubs:
-            memory = _memory(stub.pid)
-            by_model[stub.model] += memory.resident
-            peaks[stub.model] += memory.peak
-        others = map(_memory, set(members) - {stub.pid for stub in stubs})
-        return Used(sum(other.resident - other.shared for other in others), by_model, peaks)
+        found = self._triton.relatives()
+        models = {stub.pid: stub.model for stub in found.stubs}
+        models |= {pid: models[stub] for pid, stub in found.begun.items()}
+        for pid, model in models.items():
+            memory = _memory(pid)
+            by_model[model] += memory.resident
+            peaks[model] += memory.peak
+        own = map(_memory, [*found.own, *found.left])
+        return Used(sum(each.resident - each.shared for each in own), by_model, peaks)
 
     async def _tell(self, act: Literal["Load", "Unload"], model: str, timeout_s: float | None) -> None:
         if not self._triton.running:

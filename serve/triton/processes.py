@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import secrets
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from serve.triton.kin import FAMILY, STUB, members_of, processes
 
 __all__ = ["Family"]
 
@@ -42,12 +45,16 @@ class Family:
         """
         started: queue.Queue[subprocess.Popen[bytes] | OSError] = queue.Queue()
         self._ended = threading.Event()
-        arguments = (command, dict(environ), log.absolute(), folder, ",".join(map(str, cpus)), started)
+        self._word = secrets.token_hex(8)
+        marked = {name: value for name, value in environ.items() if name != STUB} | {FAMILY: self._word}
+        arguments = (command, marked, log.absolute(), folder, ",".join(map(str, cpus)), started)
         threading.Thread(target=self._live, args=arguments, name="triton-parent", daemon=True).start()
         process = started.get()
         if isinstance(process, OSError):
             raise process
         self._process = process
+        first = processes().get(process.pid)
+        self._began = 0 if first is None else first.began
 
     @property
     def pid(self) -> int:
@@ -60,12 +67,12 @@ class Family:
         return self._process.returncode if self._ended.is_set() else None
 
     def members(self) -> list[int]:
-        """The processes of the group that are alive.
+        """The processes that are alive, those that have left the group among them.
 
         Raises:
             OSError: there is no file to look with.
         """
-        return [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _group_of(pid) == self.pid]  # noqa: PTH208
+        return members_of(self.pid, self._began, self._word, processes())
 
     def end(self, timeout_s: float) -> bool:
         """End the first process by SIGTERM, and what is then left by SIGKILL.
@@ -136,16 +143,6 @@ class Family:
         started.put(process)
         process.wait()
         self._ended.set()
-
-
-def _group_of(pid: int) -> int | None:
-    """A process's group; None for one that is gone, or a zombie, which only its parent can clear away."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    state, _parent, group = text.rpartition(")")[2].split()[:3]
-    return None if state in "ZX" else int(group)
 
 
 def _kill(pid: int) -> None:

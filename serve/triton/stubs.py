@@ -9,10 +9,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Stub", "death_of", "is_stopped", "signal_name", "stubs_in"]
+from serve.triton.kin import begun_by, processes
+
+__all__ = ["Relatives", "Stub", "death_of", "is_stopped", "kill", "relatives_in", "signal_name", "stubs_in"]
 
 PROGRAM = b"triton_python_backend_stub"
 INSTANCE = re.compile(r"[\w.+:@=~-]{1,300}")
@@ -34,8 +38,8 @@ class Stub:
     instance: str
 
 
-def stubs_in(pids: list[int], repository: str) -> list[Stub]:
-    """Those of the processes that are stubs of models in a repository.
+def stubs_in(pids: Collection[int], repository: str) -> list[Stub]:
+    """Those of the processes that look like stubs of models in a repository: copies that one makes of itself do, too.
 
     Args:
         pids: of a Triton's family.
@@ -53,6 +57,43 @@ def stubs_in(pids: list[int], repository: str) -> list[Stub]:
         if path.startswith(f"{repository}/") and INSTANCE.fullmatch(instance):
             found.append(Stub(pid, path[len(repository) + 1 :].partition("/")[0], instance))
     return found
+
+
+@dataclass(frozen=True)
+class Relatives:
+    """The processes of a Triton.
+
+    Attributes:
+        own: its own, and what of others no model's process began.
+        stubs: those that run its models.
+        begun: what these have begun, each with the id of its stub.
+        left: what stubs have begun that are gone.
+    """
+
+    own: list[int]
+    stubs: list[Stub]
+    begun: dict[int, int]
+    left: list[int]
+
+
+def relatives_in(members: Collection[int], repository: str) -> Relatives:
+    """Whose the processes of a Triton's family are; arguments as of `stubs_in`."""
+    look = stubs_in(members, repository)
+    begun = begun_by(members, {stub.pid for stub in look}, processes())
+    stubs = [stub for stub in look if stub.pid not in begun]
+    ours = {stub.pid for stub in stubs}
+    kept = {pid: stub for pid, stub in begun.items() if stub in ours}
+    left = [pid for pid, stub in begun.items() if stub not in members]
+    own = [pid for pid in members if pid not in ours and pid not in kept and pid not in left]
+    return Relatives(own, stubs, kept, left)
+
+
+def kill(pids: Collection[int]) -> list[int]:
+    """Kill processes, as far as they are there; the same ids."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return list(pids)
 
 
 def is_stopped(pid: int) -> bool:

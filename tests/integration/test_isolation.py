@@ -25,7 +25,7 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
 from serve.gateway.access.keys import add_key
-from serve.triton.processes import _group_of
+from serve.triton.kin import processes
 from serve.triton.stubs import Stub, stubs_in
 from tests.gateway_models import FILES_MODEL, fetch, loading_slowly, tiny_and_files, write_files_model
 from tests.integration.test_up import FREE, Up, triton_of, up
@@ -65,8 +65,7 @@ def repository(tmp_path: Path) -> Path:
 def stub_of(running: Up, model: str) -> Stub | None:
     """The process of a model's only instance."""
     triton = triton_of(running.process)
-    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    pids = [pid for pid in pids if triton and _group_of(pid) == triton]
+    pids = [pid for pid, each in processes().items() if triton and each.group == triton]
     links = {match[1] for pid in pids if (match := re.search(r"--model-repository=([^\0]+)", command(pid)))}
     return next((stub for link in links for stub in stubs_in(pids, link) if stub.model == model), None)
 

@@ -115,6 +115,7 @@ class Admission:
     Attributes:
         limit: requests in flight at most, now.
         in_flight: requests with the model server.
+        left: of those, how many clients have left.
         shed: requests refused so far.
         latency: of answers, in seconds, smoothed; 0 until some came.
         beside: other places of the same model, if there are any.
@@ -126,7 +127,7 @@ class Admission:
     ) -> None:
         self.model = model
         self.bounds = bounds
-        self.in_flight = 0
+        self.in_flight = self.left = 0
         self.shed = 0
         self.latency = 0.0
         self.beside: Beside | None = None
@@ -168,6 +169,11 @@ class Admission:
             self.fairness.sharers.remove(self)
             self.fairness = fairness
             fairness.sharers.append(self)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether anybody waits for what is with the model server, or for a place."""
+        return self.in_flight > self.left or self.waiting > 0
 
     @property
     def free(self) -> bool:
@@ -387,8 +393,10 @@ class Admission:
         """
 
         def leave(answered: bool) -> None:
+            self.left -= 1
             self.leave(time.monotonic() - started if answered else None, size, who)
 
+        self.left += 1
         leave_once_through(ended, leave, size, held)
 
     def abandon(self, seconds: float, who: str = "", ended: Sequence[asyncio.Future[Any]] = (), size: int = 0) -> None:
@@ -411,9 +419,14 @@ class Admission:
         elif work is not None:
             self._follow(work, ended, size)
         if left > 0:
-            loop.call_later(left, self._free)
+            self.left += 1
+            loop.call_later(left, self._free_left)
         else:
             self._free()
+
+    def _free_left(self) -> None:
+        self.left -= 1
+        self._free()
 
     def _follow(self, work: Work, ended: Sequence[asyncio.Future[Any]], size: int) -> None:
         """End what was given up when its server is through, or soon where it only hangs."""

@@ -21,6 +21,7 @@ from serve.gateway.access.memory import Memory
 from serve.gateway.access.seated import Seated
 from serve.gateway.access.slotless import Slotless, Waiting
 from serve.gateway.access.slots import Slots, Turn
+from serve.gateway.errors import ForbiddenError
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.on_demand.lease import Lease
 from serve.gateway.on_demand.residency import Residency
@@ -136,10 +137,18 @@ class Gate:
             return False
         return version is None or self.residency.known[model].serves(version)
 
+    def check_control(self) -> None:
+        """Raises ForbiddenError where models come and go by the requests for them: nobody loads and unloads them."""
+        if self.residency is not None:
+            raise ForbiddenError(
+                "models are loaded and unloaded by the requests for them here",
+                why="with --memory, one that came or went by hand would get past the memory and what requests hold",
+                mend="ask the model, or start `serve up` with --pin MODEL",
+            )
+
     def holds(self, model: str) -> bool:
-        """Whether requests of a model are with Triton, or wait for their turn, or it is down."""
-        busy = any(kind.in_flight or kind.waiting for kind in self.places(model).kinds)
-        return busy or model in self.incidents.outages
+        """Whether somebody waits for requests of a model that are with Triton, or for their turn, or it is down."""
+        return any(kind.awaited for kind in self.places(model).kinds) or model in self.incidents.outages
 
     def known(self, model: str) -> None:
         """Triton has answered for this model."""

@@ -43,7 +43,7 @@ class Seated:
         self._turn = turn
         self._begins = begins
         self._begun = 0.0
-        self._aside = self._over = False
+        self._aside = self._over = self._left = False
         self._timer: asyncio.TimerHandle | None = None
 
     def try_enter(self, who: str = "", priority: int = 5) -> bool:
@@ -95,6 +95,7 @@ class Seated:
             self._aside = True
             self._begins.leave(self._places, self._turn)
             self._beside.stand()
+            self._comes_back()
             self._places.take_back(who, self._begun)
 
     def leave(self, seconds: float | None, size: int = 0, who: str = "") -> None:
@@ -103,6 +104,7 @@ class Seated:
         if self._aside:
             self._beside.leave(None)
         else:
+            self._comes_back()
             self._places.leave(seconds, size, who, self._begun)
 
     def leave_after(
@@ -118,6 +120,9 @@ class Seated:
         def leave(answered: bool) -> None:
             self.leave(time.monotonic() - started if answered else None, size, who)
 
+        if not self._aside:
+            self._left = True
+            self._places.left += 1
         leave_once_through(ended, leave, size, held)
 
     def abandon(self, seconds: float, who: str = "", ended: Sequence[asyncio.Future[Any]] = (), size: int = 0) -> None:
@@ -127,6 +132,12 @@ class Seated:
             self._beside.leave(None)
         else:
             self._places.abandon(seconds, who, ended, size)
+
+    def _comes_back(self) -> None:
+        """Its place is about to be free, which its client may have left."""
+        if self._left:
+            self._left = False
+            self._places.left -= 1
 
     def _ends(self) -> None:
         self._over = True

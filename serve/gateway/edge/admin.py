@@ -12,11 +12,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from serve.config.names import MODEL_NAME
-from serve.gateway.access.identity import KeyRing
-from serve.gateway.access.memory import LastingShare, Memory
+from serve.gateway.access.gate import Gate
+from serve.gateway.access.memory import LastingShare
 from serve.gateway.edge.bodies import read_body
 from serve.gateway.edge.routes import as_it_came
-from serve.gateway.errors import ForbiddenError
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.loading import Loading
 from serve.gateway.upstream.upstream import Upstream
@@ -42,9 +41,7 @@ TO_READ = re.compile(
 )
 
 
-def admin_router(
-    settings: Settings, upstream: Upstream, keys: KeyRing, memory: Memory, loading: Loading, *, on_demand: bool
-) -> APIRouter:
+def admin_router(settings: Settings, upstream: Upstream, gate: Gate, loading: Loading) -> APIRouter:
     """The routes, bound to the upstreams; the last ones below /v2."""
     router = APIRouter(tags=["administration"])
 
@@ -61,14 +58,10 @@ def admin_router(
         if not WRITE.fullmatch(path):
             raise HTTPException(405, headers={"allow": "GET"}) if TO_READ.fullmatch(path) else HTTPException(404)
         request.state.identity.check_admin()
-        body = await read_body(request.scope, None, request.receive, settings.max_body_bytes, LastingShare(memory))
-        keys.again(request.state.identity).check_admin()
-        if on_demand and CONTROL.fullmatch(path):
-            raise ForbiddenError(
-                "models are loaded and unloaded by the requests for them here",
-                why="with --memory, one that came or went by hand would get past the memory and what requests hold",
-                mend="ask the model, or start `serve up` with --pin MODEL",
-            )
+        body = await read_body(request.scope, None, request.receive, settings.max_body_bytes, LastingShare(gate.memory))
+        gate.keys.again(request.state.identity).check_admin()
+        if CONTROL.fullmatch(path):
+            gate.check_control()
         if load := LOAD.fullmatch(path):
             body = await loading.body(load[1], body)
         why = {**dict.fromkeys(upstream.resting(), RESTS), **dict(upstream.outages)} if path == INDEX else {}

@@ -217,6 +217,7 @@ class Placed:
         over = []
         for message in self._messages:
             self._over_trying(message, unanswered=True)
+            message.place.leaves()
             over.append(self._places.left(message.model))
 
         def ended(after: asyncio.Future[int | None]) -> None:

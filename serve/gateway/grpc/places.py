@@ -190,7 +190,18 @@ class Place:
         self._slotless = slotless
         self._of_sequence = of_sequence
         self._begun = places.now
-        self._over = False
+        self._over = self._left = False
+
+    def leaves(self) -> None:
+        """Its client has left, and the server has the message still."""
+        if not (self._slotless or self._left):
+            self._left = True
+            self.of_model.left += 1
+
+    def _comes_back(self) -> None:
+        if self._left:
+            self._left = False
+            self.of_model.left -= 1
 
     def set_apart(self, *, counts: bool = True) -> None:
         """Give the place to others, though the server still has the message.
@@ -201,6 +212,7 @@ class Place:
         if self._slotless or self._over:
             return
         self._slotless = True
+        self._comes_back()
         self._all.set_apart(self._caller, self.of_model)
         if counts:
             self.of_model.leave(None, who=self._who, begun=self._begun)
@@ -210,6 +222,7 @@ class Place:
     def leave(self, seconds: float | None, size: int = 0) -> None:
         """The message is over; arguments as for `Admission.leave`."""
         self._over = True
+        self._comes_back()
         self._all.leave(self._caller, self.of_model, self._slotless)
         if not self._slotless:
             self.of_model.leave(seconds, size, self._who, self._begun if self._of_sequence else -math.inf)

@@ -73,15 +73,18 @@ class Questions:
                     raise BodyTooLargeError(MOST_QUESTION_BYTES)
                 if name in ADMIN:
                     identity.check_admin()
+                    if name in (LOAD, UNLOAD):
+                        self._gate.check_control()
                     if name == LOAD:
                         body = await self._load(body)
                 elif name in OF_MODEL:
-                    model = parsed(getattr(messages, f"{name}Request"), body).name
+                    asked = parsed(getattr(messages, f"{name}Request"), body)
+                    model = asked.name
                     if model:
                         identity.check_model(model)
                         if name == "ModelReady":
                             self._gate.incidents.outages.check(model)
-                            if self._gate.will_come(model):
+                            if self._gate.will_come(model, asked.version or None):
                                 return _bytes(messages.ModelReadyResponse(ready=True))
                         elif name in ("ModelMetadata", "ModelConfig"):  # to ask about one is to ask for it
                             until = time.monotonic() + self._incoming.patience(context)

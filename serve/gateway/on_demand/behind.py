@@ -29,6 +29,7 @@ class Behind:
         self._host = host
         self._late = late
         self._left: dict[str, asyncio.Future[None]] = {}
+        self._ending: dict[str, asyncio.Future[str]] = {}  # why each that is under way is to end
 
     def __contains__(self, model: str) -> bool:
         return model in self._left
@@ -40,7 +41,7 @@ class Behind:
         """Load one; errors as of `Host.load`.
 
         Raises:
-            ServerError: it took longer than `Host.timeout_s`, or one that did goes on still.
+            ServerError: it took longer than `Host.timeout_s`, was ended by `end`, or one that was goes on still.
         """
         if model.name in self._left:
             raise ServerError(
@@ -49,22 +50,34 @@ class Behind:
                 mend="see what it waits for; a restart of `serve up` ends it",
             )
         loading = asyncio.ensure_future(self._host.load(model))
+        ending = self._ending[model.name] = asyncio.get_running_loop().create_future()
         try:
-            done, _ = await asyncio.wait((loading,), timeout=self._host.timeout_s)
+            await asyncio.wait((loading, ending), timeout=self._host.timeout_s, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:  # Triton is about to be stopped, and would wait for it
             self._host.give_up(model.name)
             loading.cancel()
             raise
-        if done:
+        finally:
+            del self._ending[model.name]
+        if loading.done():
             return loading.result()
         self._left[model.name] = loading
         loading.add_done_callback(lambda done: self._ended(model.name, done))
         await asyncio.to_thread(self._host.give_up, model.name)
+        late = f"its load has not ended within {self._host.timeout_s:g} s (--start-timeout)"
         raise ServerError(
             f"can't load {model.name}",
-            why=f"its load has not ended within {self._host.timeout_s:g} s (--start-timeout)",
+            why=ending.result() if ending.done() else late,
             mend="see what its code or its files wait for, or allow it more time",
         )
+
+    def end(self, model: str, why: str) -> bool:
+        """Give up a load that is under way; whether there was one."""
+        ending = self._ending.get(model)
+        if ending is None or ending.done():
+            return False
+        ending.set_result(why)
+        return True
 
     async def press(self) -> None:
         """End once more what was given up: a load may have begun its process since."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median, median_low
 
@@ -43,21 +44,25 @@ class Estimates:
     def __init__(self) -> None:
         self._bytes: dict[str, _Seen] = {}
         self._settled: dict[str, _Seen] = {}
-        self._loading: dict[str, int] = {}
+        self._loading: dict[str, _Seen] = {}
         self._seconds: dict[str, float] = {}
-        self._each: dict[str, float] = {}  # bytes of a process beyond its files
+        self._models: dict[str, Known] = {}  # whose bytes were seen
 
     def bytes(self, model: Known) -> int:
         """Of memory, for the model alone, without what it needs."""
-        seen = self._bytes.get(model.name)
-        if seen is not None:
-            return seen.bytes(time.monotonic())
-        each = median_low([PROCESS_BYTES, *self._each.values()])  # one that is large says little of the others
+        if model.name in self._bytes:
+            return self._of(self._bytes, model.name)
+        # One that is large says little of the others.
+        each = median_low([PROCESS_BYTES, *(self._each(known) for known in self._models.values() if known.processes)])
         return model.file_bytes + int(model.processes * each)
+
+    def _each(self, model: Known) -> float:
+        """Bytes of one of its processes beyond its files, as far as was seen."""
+        return max(0, self._of(self._bytes, model.name) - model.file_bytes) / model.processes
 
     def loading(self, model: Known) -> int:
         """The same while it is loaded, which may take more than it has then."""
-        return max(self.bytes(model), self._loading.get(model.name, 0))
+        return max(self.bytes(model), self._of(self._loading, model.name))
 
     def saw(self, model: str) -> bool:
         """Whether its bytes are no guess."""
@@ -66,8 +71,11 @@ class Estimates:
     def settled(self, model: str) -> int:
         """The most that a model has had of late since it was loaded and asked, loading left aside; 0 where nobody has
         seen."""
-        seen = self._settled.get(model)
-        return 0 if seen is None else seen.bytes(time.monotonic())
+        return self._of(self._settled, model)
+
+    @staticmethod
+    def _of(seen: Mapping[str, _Seen], model: str) -> int:
+        return seen[model].bytes(time.monotonic()) if model in seen else 0
 
     def seconds(self, model: Known) -> float:
         """That loading it with its parts takes."""
@@ -83,25 +91,33 @@ class Estimates:
 
     def saw_bytes(self, model: Known, size: int, *, settled: bool = False) -> None:
         """What it has now, which is `settled` some time after its load; the most that it had of late counts."""
-        now = time.monotonic()
+        self._models[model.name] = model
         for seen in (self._bytes, self._settled) if settled else (self._bytes,):
-            seen.setdefault(model.name, _Seen(size, now, size)).add(size, now)
-        if model.processes:
-            each = self._bytes[model.name].most - model.file_bytes
-            self._each[model.name] = max(0, each) / model.processes
+            _add(seen, model.name, size)
 
     def saw_loading(self, model: str, size: int) -> None:
         """The most that it had in its last load."""
-        self._loading[model] = size
+        _add(self._loading, model, size)
 
     def saw_seconds(self, model: str, seconds: float) -> None:
         """What it took to load it, from when that began to when it could answer."""
         before = self._seconds.get(model, seconds)
         self._seconds[model] = before + NEWEST * (seconds - before)
 
+    def shrinks(self, model: str, size: int) -> None:
+        """It begins anew with so many bytes: what it has grown to counts no more."""
+        for seen in (self._bytes, self._settled, self._loading):
+            if model in seen:
+                seen[model].most = min(seen[model].most, size)
+
     def forget(self, model: str) -> None:
         """It is another by now."""
-        for seen in (self._bytes, self._settled):
+        for seen in (self._bytes, self._settled, self._loading):
             seen.pop(model, None)
-        for known in (self._loading, self._seconds, self._each):
-            known.pop(model, None)
+        self._seconds.pop(model, None)
+        self._models.pop(model, None)
+
+
+def _add(seen: dict[str, _Seen], model: str, size: int) -> None:
+    now = time.monotonic()
+    seen.setdefault(model, _Seen(size, now, size)).add(size, now)

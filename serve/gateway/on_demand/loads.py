@@ -56,6 +56,8 @@ class Load:
         waiting: requests that wait for it, by key.
         back_by: until when somebody who was told to may ask again, on the monotonic clock.
         short: whether it waits for memory: it does not work, and none waits for it but those of its key.
+        kept: the models for which memory is kept until it has ended.
+        yields: whether that was given to others, but for what their processes have: it must fit once it has come.
     """
 
     model: Known
@@ -67,6 +69,8 @@ class Load:
     waiting: Counter[str] = field(default_factory=Counter)
     back_by: float = 0.0
     short: bool = False
+    kept: list[str] = field(default_factory=list)
+    yields: bool = False
 
     @property
     def keys(self) -> set[str]:

@@ -32,6 +32,7 @@ LOOK_S = 2.0
 HANGS_S = 30.0  # after which to ask again for a model whose load was given up and has not ended
 POLL_S, ROOM_S = 0.05, 5.0  # how often a load looks for memory, and for how long
 TURNS = "ask again: whoever has next to nothing in memory gets a turn"
+GROWN = "models that may not go now (pinned, under a rollout, or with open sequences) have grown by {} MiB"
 IN_USE = "the memory for models is taken by those that are in use, or that others use"
 
 
@@ -59,7 +60,6 @@ class Residency(Room):
         self.failures = Failures()
         self.wanted: Callable[[], Collection[str]] = tuple
         self.came: Callable[[str], None] = lambda _model: None
-        self._short: list[Load] = []  # those that lack room
         self._tasks: set[asyncio.Task[None]] = set()
         self.started()
 
@@ -95,6 +95,7 @@ class Residency(Room):
         now = time.monotonic()
         self.resident = {name: Resident(name, now) for name in self.pins}
         self.draining.clear()
+        self._back.clear()
         self._surplus = None
         self.units.started(part for name in self.pins for part in self.known[name].parts)
 
@@ -113,6 +114,7 @@ class Residency(Room):
             for name in there.keys() - known.keys():
                 del there[name]
                 self._asked.pop(name, None)
+                self.units.gives_up(self._back.pop(name, ()))
                 self.units.leave(self._only_of(name, ()), patient=True)
         self.known = dict(known)
         self.pins &= known.keys()
@@ -177,13 +179,13 @@ class Residency(Room):
     async def _load(self, load: Load) -> None:
         model = load.model
         error: GatewayError | None = None
-        kept: list[str] = []
         try:
             await load.turn
+            load.kept = self._back.pop(model.name, [])
             load.began = time.monotonic()
             if model.name in self.resident:  # it was about to go, and stayed
                 return
-            kept = await self._make_room(load)
+            await self._make_room(load)
             load.began = began = time.monotonic()  # what it waited for is not the model's
             await self.units.fit(self.budget)
             await self.units.bring(model, self.known)  # nothing is awaited from here on: Triton may die at any time
@@ -209,10 +211,12 @@ class Residency(Room):
         except Exception as err:
             error = self._failed(load, f"{type(err).__name__}: {err}")
         finally:
-            self.units.gives_up(kept)
+            self.units.gives_up(load.kept)
             self.loads.end(load, error)
             if error is not None:
                 self._leave_alone(model)
+            elif load.yields:
+                self._fits(model.name)
 
     def _failed(self, load: Load, why: str) -> LoadFailedError:
         wait_s = self.failures.add(load.model.name, time.monotonic(), "its last load failed")
@@ -220,8 +224,14 @@ class Residency(Room):
         self._on_event(f"{load.model.name} can't be loaded: {why}; it is not tried again for {wait_s:.0f} s")
         return LoadFailedError(load.model.name, wait_s, "its load has failed just now")
 
-    async def _make_room(self, load: Load) -> list[str]:
-        """Keep memory for what is missing of a model, and begin to take out what has to go; what was kept."""
+    def _fits(self, late: str) -> None:
+        """Take out a model that has come late, where others have the memory by now: what it takes is known by now."""
+        found = self.resident.get(late)
+        if found and self.units.taken > self.budget and not self._is_in_use(found):
+            self._go([(found, "memory")], None)
+
+    async def _make_room(self, load: Load) -> None:
+        """Keep memory for what is missing of a model, and begin to take out what has to go."""
         model, until = load.model, time.monotonic() + ROOM_S
         drain: Drain | None = None
         trades = False  # what a key would trade of its own goes only where no other's does
@@ -233,7 +243,7 @@ class Residency(Room):
                 sizes = self._sizes(self.units.missing(model))
                 size = sum(sizes.values())
                 room = self.budget - size
-                if room < self._least():
+                if room < self._least(sizes):
                     raise self._too_large(load, size)
                 if drain is not None and not any(self._is_in_use(each) for each in drain.residents):
                     self._go(drain.going, model)
@@ -241,8 +251,9 @@ class Residency(Room):
                 claims = self._claims(load, self._lasting(sizes))
                 if any(self._free(self.units.taken - room, claim, model, trades=trades) for claim in claims):
                     self.units.keep(sizes)
+                    load.kept += sizes
                     why = "others have made way"
-                    return list(sizes)
+                    return
                 now = time.monotonic()
                 if drain is None:
                     drain = self._drain(load)
@@ -256,7 +267,7 @@ class Residency(Room):
                     self._spare(drain, now)
                     drain, until, trades = None, now + ROOM_S, True
                 if drain is None and now > until:
-                    raise LoadingError(model.name, IN_USE, self._turn_s(load), TURNS)
+                    raise self._no_room(load, self.units.taken - room, now)
                 if not load.short:
                     load.short = True
                     self.loads.wake(now)
@@ -266,6 +277,11 @@ class Residency(Room):
             self._short.remove(load)
             if drain is not None:
                 self._call_off(drain, why)
+
+    def _no_room(self, load: Load, over: int, now: float) -> LoadingError:
+        if (grown := self._grown_for_good(now)) >= over:
+            return LoadingError(load.model.name, GROWN.format(grown // MIB), TURN_S, TURNS)
+        return LoadingError(load.model.name, IN_USE, self._turn_s(load), TURNS)
 
     def _claims(self, load: Load, size: int) -> list[Claim | None]:
         """For whose sake a load is, and for the one's that has least of those who wait for it."""
@@ -353,8 +369,9 @@ class Residency(Room):
                     del asked[who]
             await self.units.behind.press()
             await self._look()
-            self._shed(now)
-            for model in self.wanted():
+            if not self._yield(now):
+                self._shed(now)
+            for model in (*self.wanted(), *self.pins):
                 if model in self.known and model not in self.resident and model not in self.loads.by_model:
                     with suppress(GatewayError):  # it has failed just now
                         self._ask(model, None, time.monotonic())

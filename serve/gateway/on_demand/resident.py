@@ -9,7 +9,7 @@ nobody's way so is a matter of turns (`turns.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -129,29 +129,31 @@ def left_by(each: Resident, claim: Claim, held: dict[str, float], size: int, now
 
 
 def surplus_of(
-    residents: Collection[Resident], may_go: Callable[[Resident], bool], is_free: Callable[[Resident], bool],
-    now: float, size_of: Callable[[str], int],
+    residents: Iterable[Resident], held: Mapping[str, float], is_free: Callable[[Resident], bool], now: float,
+    size_of: Callable[[str], int], growth: Callable[[str], int],
 ) -> Resident | None:  # fmt: skip
-    """Which goes where all together are too large: what nobody has used lately, then of whoever has most.
+    """Which goes where all together are too large: what nobody has used lately, then what grew, then of whoever has
+    most.
 
-    One that is in use goes, too, before what keys with less have: it may be what grew.
+    What grew goes in use or not, and whoever uses it: what others have has had its room. One that is in use goes, too,
+    before what keys with less have.
 
     Args:
-        residents: all that are loaded.
-        may_go: whether one may go at all, in use or not.
+        residents: that may go, in use or not.
+        held: as of `held_by`.
         is_free: whether nothing holds one.
         now: on the monotonic clock.
         size_of: bytes that a resident has.
+        growth: bytes that it has beyond what it was loaded with.
     """
-    held = held_by(residents, now, size_of)
 
-    def rank(each: Resident) -> tuple[bool, float, bool, float]:
+    def rank(each: Resident) -> tuple[bool, int, float, bool, float]:
         free = is_free(each)
         whole = 0.0 if free else float(size_of(each.name))  # of what has computed for longer than keys are known
-        least = min((held[who] for who in each.keys(now)), default=whole)
-        return not (free and each.idle(now)), -round(least, 3), not free, each.used
+        least = min((held.get(who, whole) for who in each.keys(now)), default=whole)
+        return not (free and each.idle(now)), -growth(each.name), -round(least, 3), not free, each.used
 
-    return min(filter(may_go, residents), key=rank, default=None)
+    return min(residents, key=rank, default=None)
 
 
 def victim_of(

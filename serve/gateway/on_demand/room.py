@@ -8,17 +8,18 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from serve.gateway.on_demand.catalogue import Known
-from serve.gateway.on_demand.estimates import Estimates
+from serve.gateway.on_demand.estimates import MIB, Estimates
 from serve.gateway.on_demand.host import Host
 from serve.gateway.on_demand.loads import Load, Loads
-from serve.gateway.on_demand.resident import LATELY_S, Claim, Reason, Resident, surplus_of, victim_of
-from serve.gateway.on_demand.turns import DRAIN_S, SPARED_S, Drain, State, Turns, drained_of
+from serve.gateway.on_demand.resident import LATELY_S, TURN_S, Claim, Reason, Resident, held_by, surplus_of, victim_of
+from serve.gateway.on_demand.turns import DRAIN_S, SEQUENCES_S, SPARED_S, Drain, State, Turns, drained_of
 from serve.gateway.on_demand.units import Units
 
 __all__ = ["SETTLE_S", "Room"]
 
 logger = logging.getLogger(__name__)
 
+YIELDED = "it takes much longer than expected, or nobody waits for it, and others have the memory that it would need"
 SETTLE_S = 0.5  # after a load, in which those who waited for it come
 
 
@@ -70,6 +71,8 @@ class Room:
         self._on_event = on_event
         self._asked: dict[str, dict[str, float]] = {}  # when each key has asked for each model last
         self._turns = Turns()
+        self._back: dict[str, list[str]] = {}  # pins that come again: the models for which memory is kept
+        self._short: list[Load] = []  # those that lack room
         self._surplus: Drain | None = None  # what goes for the memory's sake, once it is through
 
     def has(self, resident: Resident) -> bool:
@@ -80,6 +83,10 @@ class Room:
     def bytes_of(self, model: str) -> int:
         """What a model takes with what it needs."""
         return sum(self.units.bytes_of(part, self.known) for part in self.known[model].parts)
+
+    def growth(self, model: str) -> int:
+        """Bytes that a model has, with what it needs, beyond what it was loaded with."""
+        return sum(map(self.units.growth, self.known[model].parts))
 
     def _unpinned(self) -> list[Resident]:
         return [each for name, each in self.resident.items() if name not in self.pins]
@@ -94,10 +101,11 @@ class Room:
         Nor is what a load alone takes: it is kept where there is as much.
         """
         sizes = {unit: self.estimates.loading(self.known[unit]) for unit in units}
-        if sum(sizes.values()) > self.budget - self._least():
+        most = self.budget - self._least(units)
+        if sum(sizes.values()) > most:
             sizes = {unit: self.estimates.bytes(self.known[unit]) for unit in units}
         guessed = [unit for unit in units if not self.estimates.saw(unit)]
-        left = self.budget - self._least() - sum(sizes[unit] for unit in units if unit not in guessed)
+        left = most - sum(sizes[unit] for unit in units if unit not in guessed)
         files = sum(self.known[unit].file_bytes for unit in guessed)
         if files < left < sum(sizes[unit] for unit in guessed):
             each = (left - files) // len(guessed)
@@ -108,10 +116,10 @@ class Room:
         """Of what is kept for units that come, the bytes that they will have once they are loaded."""
         return sum(min(size, self.estimates.bytes(self.known[unit])) for unit, size in sizes.items())
 
-    def _least(self) -> int:
-        """Bytes that stay, whatever goes: Triton's own, and what is pinned."""
-        pinned = {part for name in self.pins for part in self.known[name].parts}
-        return self.units.own + sum(self.units.bytes_of(part, self.known) for part in pinned)
+    def _least(self, coming: Collection[str] = ()) -> int:
+        """Bytes that stay, whatever goes, beside what comes: Triton's own, and what is pinned, as it was loaded."""
+        pinned = {part for name in self.pins for part in self.known[name].parts}.difference(coming)
+        return self.units.own + sum(self.units.least_of(part, self.known) for part in pinned)
 
     def _equal(self, now: float) -> float:
         """An equal part of the memory for each key that has asked for a model lately."""
@@ -185,6 +193,8 @@ class Room:
         there = [(each, why) for each, why in going if self.has(each)]
         names = {each.name for each, _ in there}
         units = {unit for name in names for unit in self._only_of(name, names)}
+        for name in names & self.pins:
+            self._comes_back(name, self._only_of(name, names))
         for each, why in there:
             (self.draining if each.name in self.draining else self.resident).pop(each.name)
             self.counts["evicted", each.name] += 1
@@ -192,6 +202,23 @@ class Room:
             logger.info("%s makes way for %s: %s", each.name, "the memory" if model is None else model.name, why)
         self.units.leave(sorted(units, key=lambda unit: (-len(self.known[unit].parts), unit)))
         self.loads.wake(time.monotonic())
+
+    def _yield(self, now: float) -> bool:
+        """Loads that hang, or that nobody waits for, give others what is kept for them; whether one is ended for it.
+
+        They have what their processes have. Where that is too much by now, they end before what is loaded goes.
+        """
+        ended = False
+        for load in self.loads.by_model.values():
+            others = any(each is not load for each in self._short)
+            if load.kept and not load.yields and (load.overdue(now) or (others and not load.is_wanted(now))):
+                load.yields = True
+                self.units.yields(load.kept)
+            if load.yields and self.units.taken > self.budget:
+                for unit in load.kept:
+                    if self.units.used.by_model.get(unit):
+                        ended |= self.units.behind.end(unit, YIELDED)
+        return ended
 
     def _shed(self, now: float) -> None:
         """Bring what is loaded under the budget: who has most loses first, in use or not."""
@@ -203,20 +230,56 @@ class Room:
             self._spare(drain, now)
             drain = None
         self._surplus = drain
-
-        def may_go(each: Resident) -> bool:
-            return not self.stays(each.name) and now >= each.spared and self._rests(each, now)
-
-        while self._surplus is None and self.units.taken > self.budget:
-            each = surplus_of(self._unpinned(), may_go, lambda each: not self._is_in_use(each), now, self.bytes_of)
-            if each is None:
+        lacks = bool(self._short)
+        while self._surplus is None and (lacks or self.units.taken > self.budget):
+            if (each := self._surplus_now(now)) is None:
                 return
+            lacks = False  # one at a time
             if not self._is_in_use(each):
                 self._go([(each, "memory")], None)
                 continue
             self._surplus = Drain([(each, "memory")], "", now + DRAIN_S)
             self.draining[each.name] = self.resident.pop(each.name)
-            self._on_event(f"{each.name} will make way: the models have grown over the memory, and its keys have most")
+            why = "it has grown" if self.growth(each.name) else "its keys have most"
+            self._on_event(f"{each.name} will make way: the models have grown over the memory, and {why}")
+
+    def _surplus_now(self, now: float) -> Resident | None:
+        """What goes for the memory's sake: where it is short for loads alone, a pin that has grown.
+
+        Such a pin comes again at once, as it was loaded at first.
+        """
+        over = self.units.taken > self.budget
+
+        def may_go(each: Resident) -> bool:
+            if self.stays(each.name) or now < each.spared:
+                return False
+            grown = self.growth(each.name) > 0
+            if each.name in self.pins:
+                return grown and now - each.loaded > TURN_S and self._rests(each, now)
+            return over and (self._rests(each, now) or (grown and now - each.loaded > SEQUENCES_S))
+
+        held = held_by(self._unpinned(), now, self.bytes_of)
+        return surplus_of(
+            filter(may_go, self.resident.values()), held, lambda each: not self._is_in_use(each), now, self.bytes_of,
+            self.growth,
+        )  # fmt: skip
+
+    def _comes_back(self, pin: str, units: Collection[str]) -> None:
+        """Keep, in the same step, the memory that a pin was loaded with."""
+        self._on_event(f"{pin} is loaded anew: it has grown by {self.growth(pin) // MIB} MiB, which others need")
+        sizes = {unit: self.units.granted(unit) for unit in units}
+        for unit, size in sizes.items():
+            self.estimates.shrinks(unit, size)
+        self.units.keep(sizes)
+        self._back[pin] = list(sizes)
+
+    def _grown_for_good(self, now: float) -> int:
+        """Bytes that models which may not go now have grown by."""
+        stay = (
+            each for each in (*self.resident.values(), *self.draining.values())
+            if each.name in self.pins or self.stays(each.name) or not self._rests(each, now)
+        )  # fmt: skip
+        return sum(map(self.units.growth, {part for each in stay for part in self.known[each.name].parts}))
 
     def _spare(self, drain: Drain, now: float) -> None:
         """They can't go now, which is not for their key's doing."""

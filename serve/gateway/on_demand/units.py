@@ -17,6 +17,7 @@ from serve.gateway.on_demand.host import Host, HostDownError, Used
 __all__ = ["Units"]
 
 PASSES_S = 60.0  # what Triton itself had for a moment in it, as bodies on their way to models, is given back
+GROWN = 0.25  # of what one was loaded with, that it may have more without being called grown
 SETTLES_S = 2.0  # after a load, whose own memory has been given back by then
 
 
@@ -44,6 +45,7 @@ class Units:
         self._host = host
         self._estimates = estimates
         self._since: dict[str, float] = {}  # when each was loaded
+        self._granted: dict[str, int] = {}  # bytes that were known of each when it came, or that it had then
         self._coming: dict[str, int] = {}  # bytes that are kept for them
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
@@ -54,6 +56,7 @@ class Units:
         self._start += 1
         self.loaded = set(loaded)
         self._coming.clear()
+        self._granted.clear()
         self._owned.clear()
 
     async def look(self) -> None:
@@ -64,6 +67,18 @@ class Units:
         while self._owned[0][0] < now - PASSES_S:
             self._owned.popleft()
         self.own = min(own for _, own in self._owned)
+        for unit in self.loaded:
+            if unit not in self._granted:
+                self._granted[unit] = max(self.used.by_model.get(unit, 0), self._estimates.settled(unit))
+
+    def granted(self, unit: str) -> int:
+        """Bytes that one was loaded with, or was known to grow to by then; 0 where it was not looked at yet."""
+        return self._granted.get(unit, 0)
+
+    def growth(self, unit: str) -> int:
+        """Bytes that one has beyond those, which nobody has made room for; 0 for little more."""
+        more = max(self.used.by_model.get(unit, 0), self._estimates.settled(unit)) - self.granted(unit)
+        return more if unit in self._granted and more > GROWN * self.granted(unit) else 0
 
     def missing(self, model: Known) -> list[str]:
         """What of a model nobody has loaded, or loads."""
@@ -75,6 +90,12 @@ class Units:
         if seen:
             return max(seen, self._estimates.settled(unit))
         return self._estimates.bytes(known[unit]) if unit in known else 0
+
+    def least_of(self, unit: str, known: Mapping[str, Known]) -> int:
+        """What one takes without what it has grown by."""
+        if unit in self._coming:
+            return self._coming[unit]
+        return self.granted(unit) if self.growth(unit) else self.bytes_of(unit, known)
 
     @property
     def taken(self) -> int:
@@ -88,8 +109,9 @@ class Units:
 
     @property
     def _due(self) -> int:
-        """Bytes that those which come will have more than they have."""
-        return sum(max(0, size - self.used.by_model.get(unit, 0)) for unit, size in self._coming.items())
+        """Bytes that those which come will have more than they have; what leaves first has nothing then."""
+        has = {unit: size for unit, size in self.used.by_model.items() if unit not in self._leaving}
+        return sum(max(0, size - has.get(unit, 0)) for unit, size in self._coming.items())
 
     def settled(self, unit: str) -> bool:
         """Whether one was loaded some time ago."""
@@ -98,6 +120,12 @@ class Units:
     def keep(self, sizes: Mapping[str, int]) -> None:
         """Keep memory for those that will come."""
         self._coming.update(sizes)
+
+    def yields(self, units: Iterable[str]) -> None:
+        """Of what is kept for those that come, leave others what they have not taken by now."""
+        for unit in units:
+            if unit in self._coming:
+                self._coming[unit] = 0
 
     def gives_up(self, units: Iterable[str]) -> None:
         """They don't come after all."""
@@ -113,6 +141,7 @@ class Units:
         """
         there = [unit for unit in units if unit in self.loaded]
         self.loaded.difference_update(there)
+        self._ungrant(there)
         if there:
             task = asyncio.ensure_future(self._unload(there, patient))
             for unit in there:
@@ -135,6 +164,11 @@ class Units:
         """Load one that is there with what its folder holds now; raises as `bring`."""
         async with self._locks.setdefault(unit.name, asyncio.Lock()):
             await self.behind.load(unit)
+            self._ungrant([unit.name])
+
+    def _ungrant(self, units: Iterable[str]) -> None:
+        for unit in units:
+            self._granted.pop(unit, None)
 
     async def _bring(self, unit: Known) -> None:
         start = self._start
@@ -157,6 +191,8 @@ class Units:
         try:
             for unit in units:
                 async with self._locks.setdefault(unit, asyncio.Lock()):
+                    if unit in self.loaded:  # it was brought before its turn to go came
+                        continue
                     with suppress(HostDownError, ToolkitError):  # what it still takes goes on counting
                         await self._host.unload(unit, patient=patient)
             await self.look()

@@ -42,13 +42,14 @@ ALLOWED = {
     "repository/lock.py": FOLDER,
     "rollout/state_file.py": FOLDER,
     "verify/arrays.py": FIXED,
+    "triton/kin.py": PROC,
     "triton/launch.py": OWN,
     "up/claim.py": PROC,
     "triton/leftovers.py": PROC,
     "triton/memory.py": PROC,
     "triton/on_demand.py": PROC,
     "triton/private.py": PROC,
-    "triton/processes.py": PROC,
+    "triton/processes.py": FOLDER,
     "triton/stubs.py": PROC,
 }
 

@@ -117,15 +117,19 @@ async def blamed(held: Hourly) -> tuple[list[str], int]:
 
 @pytest.mark.parametrize("way", ["http", "grpc"])
 @in_loop
-async def test_who_leaves_keeps_its_place_for_as_long_as_the_model_is_at_work(way: str) -> None:
+async def test_who_leaves_keeps_its_place_for_as_long_as_the_model_is_at_work_and_no_model_loaded(way: str) -> None:
     held = Hourly()
     leave: list[Left] = []
     asking = asyncio.ensure_future(http(held, leave) if way == "http" else over_grpc(held))
     await asyncio.wait((asking, asyncio.ensure_future(held.asked.wait())), return_when=asyncio.FIRST_COMPLETED)
+    assert held.gate.holds("m")
     leave[-1]() if way == "http" else asking.cancel()
     with pytest.raises(ClientGoneError if way == "http" else asyncio.CancelledError):
         await asking
     assert await blamed(held) == (["m"], 1)
+    assert not held.gate.holds("m")
+    held.places.try_enter()
+    assert held.gate.holds("m")
 
 
 def ended(code: grpc.StatusCode) -> grpc.aio.AioRpcError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -17,10 +18,13 @@ from serve.gateway.on_demand import residency as residency_module
 from serve.gateway.on_demand import room as room_module
 from serve.gateway.on_demand import units as units_module
 from serve.gateway.on_demand.catalogue import Known
+from serve.gateway.on_demand.estimates import Estimates
 from serve.gateway.on_demand.host import HostDownError, Used
 from serve.gateway.on_demand.lease import Lease
 from serve.gateway.on_demand.loads import MOST_IN_WINDOW, LoadFailedError, LoadingError
 from serve.gateway.on_demand.residency import Residency
+from serve.gateway.on_demand.resident import TURN_S
+from serve.gateway.on_demand.turns import SEQUENCES_S
 from tests.serve_http import in_loop
 
 MIB = 1 << 20
@@ -95,10 +99,12 @@ def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residency_module, "ROOM_S", 0.2)
 
 
-def served(host: Host, models: int = 2, pins: tuple[str, ...] = ()) -> Residency:
+def served(
+    host: Host, models: int = 2, pins: tuple[str, ...] = (), on_event: Callable[[str], None] = lambda _: None
+) -> Residency:
     """One with room for so many."""
     host.there |= set(pins)
-    return Residency(host, KNOWN, (50 + 100 * models + 10) * MIB, pins, lambda _: None)
+    return Residency(host, KNOWN, (50 + 100 * models + 10) * MIB, pins, on_event)
 
 
 async def ask(residency: Residency, *models: str, who: str = "", wait_s: float = 5.0) -> Lease:
@@ -274,6 +280,123 @@ async def test_what_has_grown_goes_before_what_keys_with_less_have_though_it_is_
 
 
 @in_loop
+async def test_what_several_use_and_has_grown_goes_itself_and_not_what_one_of_them_has_alone() -> None:
+    host = Host()
+    residency = served(host, models=4)
+    await used(residency, "a", "b", who="large")
+    for who in ("large", "other"):
+        await used(residency, "c", who=who)
+    host.sizes["c"] = 250 * MIB
+    await residency.keep()
+    await residency.units.fit(0)
+    assert host.there == {"a", "b"}
+
+
+@in_loop
+async def test_what_a_model_was_known_to_grow_to_when_it_came_is_no_growth() -> None:
+    host = Host()
+    residency = served(host, models=4)
+    residency.estimates.saw_bytes(KNOWN["c"], 150 * MIB, settled=True)
+    await used(residency, "c", who="small")
+    await used(residency, "a", "b", who="large")
+    host.sizes["c"] = 150 * MIB
+    residency.budget -= 100 * MIB
+    await residency.keep()
+    assert set(residency.resident) == {"b", "c"}
+
+
+@in_loop
+async def test_a_pin_that_has_grown_is_loaded_anew_before_others_go() -> None:
+    host = Host()
+    residency = served(host, models=3, pins=("h",))
+    residency.resident["h"].loaded -= TURN_S + 1
+    await used(residency, "a", "b", who="good")
+    busy = await ask(residency, "h", who="large")
+    host.sizes["h"] = 250 * MIB
+    await residency.keep()
+    assert "h" in host.there  # it answers what it has
+    assert "h" in residency.draining
+    busy.close()
+    waiting = asyncio.ensure_future(used(residency, "h", who="large"))
+    host.sizes.clear()
+    await kept(residency, 0.2)
+    await waiting
+    assert set(residency.resident) == {"a", "b", "h"}
+    assert host.unloads == [("h", False)]
+    assert host.most <= residency.budget
+
+
+@in_loop
+async def test_a_pin_that_has_grown_is_loaded_anew_for_a_load_that_finds_no_room() -> None:
+    host = Host()
+    events: list[str] = []
+    residency = served(host, models=3, pins=("h",), on_event=events.append)
+    residency.resident["h"].loaded -= TURN_S + 1
+    await residency.keep()
+    host.sizes["h"] = 250 * MIB
+    await residency.keep()
+    assert not host.unloads  # nobody needs it
+    for model in "ab":
+        waiting = asyncio.ensure_future(used(residency, model, who="good"))
+        await asyncio.sleep(0.05)
+        host.sizes.clear()
+        await kept(residency, 0.15)
+        await waiting
+    assert host.there == {"a", "b", "h"}
+    assert host.unloads == [("h", False)]
+    assert not residency.counts["failed", "a"]
+    assert events == ["h is loaded anew: it has grown by 150 MiB, which others need"]
+
+
+@pytest.mark.parametrize("why", ["it was loaded just now", "a rollout needs it", "a sequence goes on"])
+@in_loop
+async def test_a_shortage_for_what_may_not_go_and_has_grown_is_told_as_that(why: str) -> None:
+    host = Host()
+    known = KNOWN | {"s": one("s", idle_s=60.0)}
+    model = "s" if why.startswith("a sequence") else "a"
+    pins = ("a",) if why.startswith("it was") else ()
+    host.there |= set(pins)
+    residency = Residency(host, known, 360 * MIB, pins, lambda _: None)
+    residency.stays = residency.held = lambda name: name == "a" and why.startswith("a rollout")
+    await used(residency, model, who="large")
+    await residency.keep()
+    host.sizes[model] = 250 * MIB
+    await residency.keep()
+    for other in "bc":
+        with pytest.raises(LoadingError) as caught:
+            await used(residency, other, who="good")
+        assert "have grown by 150 MiB" in caught.value.why
+    assert not residency.counts["failed", "b"]
+    assert host.there == {model}
+
+
+@in_loop
+async def test_what_has_grown_and_has_had_sequences_for_long_goes() -> None:
+    host = Host()
+    residency = Residency(host, KNOWN | {"s": one("s", idle_s=60.0)}, 360 * MIB, (), lambda _: None)
+    await used(residency, "s", "a")
+    host.sizes["s"] = 250 * MIB
+    residency.resident["s"].loaded -= SEQUENCES_S + 1
+    await residency.keep()
+    await residency.units.fit(0)
+    assert host.there == {"a"}
+
+
+@in_loop
+async def test_what_is_brought_again_before_its_turn_to_go_came_stays() -> None:
+    host = Host()
+    residency = served(host, models=8)
+    await used(residency, "whole")
+    host.computing["a"] = asyncio.Event()
+    residency._go([(residency.resident["whole"], "memory")], None)  # "a" is in the way of "b"
+    await asyncio.sleep(0.05)
+    await used(residency, "b")
+    host.computing["a"].set()
+    await residency.units.fit(0)
+    assert host.there == {"b"}
+
+
+@in_loop
 async def test_what_has_grown_and_does_not_end_in_time_stays_and_another_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host()
     residency = served(host, models=4)
@@ -320,6 +443,31 @@ async def test_what_a_load_alone_takes_is_kept_while_it_lasts_and_keeps_no_model
     host.peaks = {"e": 900 * MIB}
     await used(residency, "e", "a", "e")
     assert "e" in host.there
+
+
+@in_loop
+async def test_what_a_load_alone_took_once_does_not_count_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request within the two seconds after a load can bring it about."""
+    host = Host()
+    host.peaks = {"c": 100 * MIB}
+    residency = served(host, models=3)
+    await used(residency, "c")
+    host.peaks = {"c": 290 * MIB}
+    await residency.keep()
+    host.peaks.clear()
+    monkeypatch.setattr(estimates_module, "FADES_S", -1.0)
+    await used(residency, "a", "b", "d", "c")
+    assert host.there == {"b", "c", "d"}
+
+
+def test_what_a_model_had_once_says_nothing_of_others_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimates = Estimates()
+    for model in "abc":
+        estimates.saw_bytes(KNOWN[model], 100 * MIB)
+        estimates.saw_bytes(KNOWN[model], 900 * MIB)
+    assert estimates.bytes(KNOWN["d"]) == 900 * MIB
+    monkeypatch.setattr(estimates_module, "FADES_S", -1.0)
+    assert estimates.bytes(KNOWN["d"]) == 100 * MIB
 
 
 @in_loop
@@ -505,6 +653,96 @@ async def test_loads_of_two_keys_that_hang_do_not_hold_up_a_third(monkeypatch: p
     for task in (*stuck, more):
         task.cancel()
     await asyncio.gather(*stuck, more, return_exceptions=True)
+
+
+@asynccontextmanager
+async def hung(host: Host, residency: Residency, model: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """A load of a model hangs for as long as a load may before it counts as such."""
+    monkeypatch.setattr(loads_module, "OVERDUE_S", 0.1)
+    host.timeout_s = 60.0
+    residency.estimates.saw_seconds(model, 0.01)
+    asking = asyncio.ensure_future(used(residency, model, who="hostile"))
+    await asyncio.sleep(0.05)
+    assert host.begun == [model]
+    yield
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def kept(residency: Residency, seconds: float) -> None:
+    """It is looked after for a while, as `watch` does."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        await asyncio.sleep(0.02)
+        await residency.keep()
+
+
+@in_loop
+async def test_a_load_that_hangs_gives_others_what_is_kept_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = hanging("a")
+    residency = served(host, models=2)
+    residency.estimates.saw_bytes(KNOWN["a"], 200 * MIB)
+    async with hung(host, residency, "a", monkeypatch):
+        with pytest.raises(LoadingError):  # it may be at work
+            await used(residency, "b", who="good")
+        await kept(residency, 0.1)
+        await used(residency, "b", who="good")
+        await used(residency, "c", who="good")
+        assert set(residency.resident) == {"b", "c"}
+
+
+@in_loop
+async def test_a_load_that_nobody_waits_for_gives_others_what_is_kept_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residency_module, "BACK_S", 0.0)
+    host = hanging("a")
+    host.timeout_s = 60.0
+    residency = served(host, models=2)
+    residency.estimates.saw_bytes(KNOWN["a"], 200 * MIB)
+    asking = asyncio.ensure_future(used(residency, "a", who="hostile"))
+    await asyncio.sleep(0.05)
+    await kept(residency, 0.1)
+    asking.cancel()
+    good = asyncio.ensure_future(used(residency, "b", who="good"))
+    await kept(residency, 0.1)
+    await asyncio.wait_for(good, 0.1)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@in_loop
+async def test_a_load_that_comes_late_stays_only_where_it_fits_still(
+    monkeypatch: pytest.MonkeyPatch, *, fits: bool
+) -> None:
+    host = hanging("a")
+    residency = served(host, models=2)
+    async with hung(host, residency, "a", monkeypatch):
+        await kept(residency, 0.2)
+        await used(residency, *("b" if fits else "bc"), who="good")
+        host.hanging.pop("a").set()
+        await kept(residency, 0.2)
+        assert "a" in host.loads
+        assert host.unloads[:1] == ([] if fits else [("a", False)])  # it may come anew, as any other
+        assert not host.given_up
+
+
+@in_loop
+async def test_a_load_that_hangs_and_takes_more_than_is_left_is_ended_before_anything_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = hanging("a")
+    residency = served(host, models=2)
+    async with hung(host, residency, "a", monkeypatch):
+        await kept(residency, 0.2)
+        await used(residency, "b", "c", who="good")
+        host.there.add("a")  # its processes take it as they go on
+        await residency.keep()
+        await asyncio.sleep(0.02)
+        assert host.given_up == ["a"]
+        host.there.remove("a")
+        host.fails.add("a")
+        host.hanging.pop("a").set()
+        await kept(residency, 0.1)
+        assert set(residency.resident) == {"b", "c"}
+        assert residency.counts["failed", "a"] == 1
 
 
 @in_loop

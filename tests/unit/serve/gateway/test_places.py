@@ -127,9 +127,14 @@ async def test_a_stream_that_was_left_keeps_them_until_its_call_ends() -> None:
     await settle()
     assert isinstance(entering[-1].exception(), ClientGoneError), "what waited is not sent any more"
     assert all_.gate.places("m").in_flight == SHARE
+    assert not all_.gate.holds("m"), "nobody waits for them"
+    beside = Placed(all_, "bob")
+    await enter(beside)
+    assert all_.gate.holds("m")
+    beside.end(None)
     ending.set_result(None)
     await settle()
-    assert all_.gate.places("m").in_flight == 0
+    assert all_.gate.places("m").in_flight == all_.gate.places("m").left == 0
     assert not all_._lines
 
 

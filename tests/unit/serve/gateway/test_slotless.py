@@ -240,6 +240,23 @@ async def test_who_leaves_while_it_waits_stands_there_no_more() -> None:
     assert not world.gate.waiting.counts
 
 
+@pytest.mark.parametrize("aside", [True, False])
+@in_loop
+async def test_one_that_is_left_holds_no_model_loaded_whether_or_not_it_keeps_its_place(*, aside: bool) -> None:
+    world = World()
+    turn = world.turn("alice", 1, start=True)
+    place = world.stand("alice", turn)
+    assert world.gate.holds("m")
+    ending: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    place.leave_after([ending], 0.0, who="alice")
+    assert (world.places.in_flight, world.gate.holds("m")) == (1, False)
+    if aside:
+        turn.waited()
+    ending.set_result(False)
+    await asyncio.sleep(0)
+    assert (world.places.in_flight, world.places.left) == (0, 0)
+
+
 @in_loop
 async def test_what_was_left_before_it_began_keeps_no_running_sequence_out() -> None:
     """However few places there are."""

@@ -63,6 +63,7 @@ def test_the_wheel_is_found_and_not_imported(tmp_path: Path) -> None:
     folder = build_backends(triton, tmp_path / "backends")
     assert {path.name for path in (folder / "python").iterdir()} == {
         "libtriton_python.so",
+        "stub",
         "triton_python_backend_stub",
         "triton_python_backend_utils.py",
     }

@@ -40,6 +40,10 @@ class Running:
     def stubs(self) -> list[Stub]:
         return [Stub(self.pid, "net", "net_0_0")]
 
+    def end_left(self) -> list[int]:
+        """Nor has its process begun others."""
+        return []
+
     def close_regions(self) -> None:
         """It has none."""
 

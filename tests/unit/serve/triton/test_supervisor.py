@@ -161,6 +161,9 @@ class Processes:
         self.looks += 1
         return stubs_in(self._family.members(), "/models")
 
+    def end_left(self) -> list[int]:
+        return []
+
     def restart(self) -> None:
         self._family.members()
 
