@@ -16,6 +16,7 @@ from compress.evaluate.metrics import BY_LABELS, METRICS, Metric, cosine_similar
 from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds
 from compress.evaluate.scoring import Answers, Scores, batch_for, for_each
 from compress.model import Arrays
+from compress.model.apart import by_scale
 from compress.runtime.backends import Backend
 
 __all__ = ["Comparison", "batch_difference", "compare", "cosine_similarity", "max_abs_error"]
@@ -79,18 +80,24 @@ def batch_difference(model: Backend, inputs: Arrays, *, alone: int | None = None
 
     Returns:
         The largest absolute difference between the outputs for all samples at once and for one alone, as a share of
-        the largest output; infinite where outputs are no numbers.
+        the largest output, or, of values far above the rest, such as a mask's fills, of the value itself; infinite
+        where outputs are no numbers.
     """
     together = model.infer(inputs)
     count = len(next(iter(inputs.values())))
     count = count if alone is None else min(alone, count)
-    finite = (np.abs(values[np.isfinite(values)]) for values in together.values())
-    largest = max((float(values.max(initial=0)) for values in finite), default=0.0)
+    rest = {name: by_scale(values)[0] for name, values in together.items()}
+    finite = (np.abs(values[rest[name] & np.isfinite(values)]) for name, values in together.items())
+    largest = max((float(values.max(initial=0)) for values in finite), default=0.0) or 1.0
+    scales = {name: np.where(rest[name], largest, np.abs(values)) for name, values in together.items()}
     worst = 0.0
     for at in range(count):
-        single = model.infer({name: values[at : at + 1] for name, values in inputs.items()})
-        worst = max(worst, max_abs_error(single, {name: values[at : at + 1] for name, values in together.items()}))
-    return worst / largest if largest else worst
+        one = slice(at, at + 1)
+        single = model.infer({name: values[one] for name, values in inputs.items()})
+        expected = {name: values[one] / scales[name][one] for name, values in together.items()}
+        got = {name: values / scales[name][one] for name, values in single.items()}
+        worst = max(worst, max_abs_error(got, expected))
+    return worst
 
 
 class _Tally:

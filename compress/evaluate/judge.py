@@ -14,6 +14,7 @@ from compress.evaluate.intervals import CONFIDENCE, difference_interval, percent
 from compress.evaluate.metrics import Metric
 from compress.evaluate.scoring import Answers, Scores, batch_for, for_each
 from compress.model import Arrays
+from compress.model.apart import by_scale
 from compress.runtime.backends import Backend
 
 __all__ = ["Budget", "Drop", "Judge", "spread"]
@@ -146,7 +147,10 @@ class Judge:
         return Drop(before, after, points, low, high, counted)
 
     def squared_error(self, model: Backend) -> float:
-        """Mean over samples of the squared difference to the original's outputs, each output in its own scale."""
+        """Mean over samples of the squared difference to the original's outputs, each output in its own scale.
+
+        Values of an output that are far above the rest, as a mask's fills are, have a scale of their own, too.
+        """
         return float(self.squared_errors(model).mean())
 
     def squared_errors(self, model: Backend) -> np.ndarray[Any, Any]:
@@ -154,8 +158,8 @@ class Judge:
 
         An output that has no row for each sample counts for all samples of its batch.
         """
-        apart: dict[str, list[np.ndarray[Any, Any]]] = {}
-        sizes: dict[str, list[np.ndarray[Any, Any]]] = {}
+        total, seen = np.zeros(len(self._data)), 0
+        found: dict[tuple[str, int], tuple[np.ndarray[Any, Any], list[float]]] = {}
         for number, (inputs, _) in enumerate(self._data.batches(self._size)):
             samples = len(next(iter(inputs.values())))
             outputs = for_each(model.infer(inputs), inputs)
@@ -166,11 +170,13 @@ class Judge:
                 with np.errstate(invalid="ignore"):
                     squares = np.where((want == got) | (np.isnan(want) & np.isnan(got)), 0.0, np.square(got - want))
                 finite = np.square(np.where(np.isfinite(want), want, 0.0))
-                apart.setdefault(name, []).append(_by_sample(squares, samples))
-                sizes.setdefault(name, []).append(_by_sample(finite, samples))
-        total = np.zeros(len(self._data))
-        for name, parts in apart.items():
-            total += np.concatenate(parts) / (float(np.concatenate(sizes[name]).mean()) or 1.0)
+                for part, at in enumerate(by_scale(want)):
+                    errors, sizes = found.setdefault((name, part), (np.zeros_like(total), []))
+                    errors[seen : seen + samples] = _by_sample(np.where(at, squares, 0.0), samples)
+                    sizes += _by_sample(np.where(at, finite, 0.0), samples).tolist()
+            seen += samples
+        for errors, sizes in found.values():
+            total += errors / (sum(sizes) / len(total) or 1.0)
         return total
 
 

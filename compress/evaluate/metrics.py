@@ -139,10 +139,17 @@ def not_finite(outputs: Arrays) -> int:
 def cosine_similarity(a: Array, b: Array) -> Array:
     """Per sample (first dimension), in float64.
 
-    What a mask fills with a huge value in both says nothing, and is left out. Two zero vectors are alike (1), one zero
-    vector is not (0); vectors with NaN or infinity in them are as unlike as vectors can be (-1).
+    What is far above the rest in both, as a mask's fill is, hides nothing beside it: the lower of the cosine of all
+    values and that of the rest counts. Two zero vectors are alike (1), one zero vector is not (0); vectors with NaN or
+    infinity in them are as unlike as vectors can be (-1).
     """
-    x, y = without_fills(*(_rows(np.asarray(v, np.float64)) for v in (a, b)))
+    x, y = (_rows(np.asarray(values, np.float64)) for values in (a, b))
+    rest = without_fills(x, y, alone=True)
+    found = _cosine_of(x, y)
+    return found if rest[0] is x else np.minimum(found, _cosine_of(*rest))
+
+
+def _cosine_of(x: Array, y: Array) -> Array:
     finite = np.asarray(np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1))
     x, y = (_scaled(np.where(finite[:, None], v, 0.0)) for v in (x, y))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
