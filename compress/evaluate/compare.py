@@ -39,6 +39,7 @@ class Comparison:
         not_numbers: samples whose judged outputs hold NaN; they have the worst score.
         not_finite: samples for which any output holds NaN or infinity.
         doubts: of the reference: why a difference to it would mean nothing, in sentences.
+        constant: of the reference: points that the best answer that is always the same loses, see `Metric.constant`.
     """
 
     samples: int
@@ -51,6 +52,7 @@ class Comparison:
     not_numbers: int = 0
     not_finite: int = 0
     doubts: tuple[str, ...] = ()
+    constant: float | None = None
 
 
 def max_abs_error(a: Arrays, b: Arrays) -> float:
@@ -152,8 +154,10 @@ def compare(
         done += len(next(iter(inputs.values())))
         progress(done, len(data))
     found = {name: _comparison(tally, len(data)) for name, tally in tallies.items()}
-    doubts = answers.doubts(found[reference].scores, confidence, found[reference].value)
-    return found | {reference: dataclasses.replace(found[reference], doubts=doubts)}
+    first = found[reference]
+    doubts = answers.doubts(first.scores, confidence, first.value)
+    constant = metric.loss(first.value, answers.constant)
+    return found | {reference: dataclasses.replace(first, doubts=doubts, constant=constant)}
 
 
 def _wanted(inputs: Arrays, expected: Arrays, data: Dataset, metric: Metric) -> dict[str, Metric]:

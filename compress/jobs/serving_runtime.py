@@ -126,7 +126,8 @@ def chosen(
     (call,) = batches_of(rows[last].signature, (1,))
     at = f"at batch {call} with {counted(options.threads, 'threads')}"
     keeps = (True, True)
-    if budget is not None:
+    if budget is not None and found.judged is not None:
+        budget = budget.beside(found.compared["original"].constant)
         keeps = (
             budget.keeps(figures[0].drop, figures[0].drop_high),
             budget.keeps(figures[1].drop, figures[1].drop_high),

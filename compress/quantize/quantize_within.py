@@ -13,9 +13,9 @@ import onnx
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import BudgetError
-from compress.evaluate.gains import drop_told, signed
+from compress.evaluate.gains import drop_told
 from compress.evaluate.intervals import CONFIDENCE
-from compress.evaluate.judge import Drop, Judge
+from compress.evaluate.judge import Budget, Drop, Judge
 from compress.evaluate.metrics import Metric
 from compress.model import Model, OnnxModel, TorchModel
 from compress.onnx_export.file import save
@@ -175,16 +175,19 @@ class QuantizeWithin:
         while high < len(ranked) and not self._kept(drop(high)):
             low, high = high, min(2 * high, len(ranked))
         if not self._kept(drop(high)):
-            best = min(known.values(), key=lambda found: found.counted)
+            best = min(known.values(), key=lambda found: (found.counted, found.points))
             floats = judge.drop(OnnxBackend(model, cores()))
             what, mend = "INT8", "allow more, try another --calibrator or --int8 qat, or prune less"
             if not self._kept(floats):
                 what, mend = "the model, before INT8,", "allow more, prune less, or recover longer (--epochs)"
+            budget = Budget(self.max_drop, self.confidence).beside(judge.constant)
+            nothing = any(budget.lost_all(found.points) for found in known.values())
+            nearest, before = (budget.words(each.points, each.high) for each in (best, floats))
+            same = f"; an answer that is always the same loses {budget.constant:.4g}" if nothing else ""
             raise BudgetError(
                 f"{what} can't stay inside {counted(self.max_drop, 'points')}",
-                why=f"the nearest has a {drop_told(best.points)}, the float model before it {signed(floats.points)}; "
-                f"counted with their intervals {signed(best.counted)} and {signed(floats.counted)} "
-                f"({counted(len(judge), 'samples')})",
+                why=f"the drop of the nearest is {nearest}; that of the float model before it is {before} "
+                f"({counted(len(judge), 'samples')}{same})",
                 mend=mend,
             )
         while high - low > 1:

@@ -95,6 +95,12 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
                 f"{fell}, which may be chance: at {percent(confidence)} confidence the drop is between "
                 f"{signed(last.drop_low)} and {signed(last.drop_high)}{unit}. More evaluation samples would tell."
             )
+    if last.drop is not None and last.drop_constant is not None and last.drop >= last.drop_constant:
+        unit = "" if last.metric == "mse" else " points"
+        found.append(
+            f"The result keeps nothing of {last.metric}: its drop is {last.drop:.4g}{unit}, and the best answer that "
+            f"is always the same loses {last.drop_constant:.4g}. No budget counts as kept."
+        )
     if last.batch_difference is not None and last.batch_difference > BATCH_DIFFERENCE:
         found.append(_of_its_batch(original, last, dynamic="dynamic" in str(rows[-1].options.get("mode"))))
     if last.metric is None:
