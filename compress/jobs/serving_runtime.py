@@ -224,8 +224,9 @@ def _worse(found: Found, last: str, other: str) -> bool:
     """Whether the file loses more on OpenVINO, beyond doubt and by what is worth a word."""
     if found.judged is None or (loss := loss_between(found, other, last)) is None:
         return False
-    metric = found.judged.metric.name
-    return telling(Measured(metric=metric, drop=loss), Measured(value=found.compared["original"].value))
+    first = found.compared["original"]
+    lost = Measured(metric=found.judged.metric.name, drop=loss, drop_constant=first.constant)
+    return telling(lost, Measured(value=first.value))
 
 
 def served(

@@ -124,9 +124,10 @@ class QuantizeWithin:
                 return left_in_float(model, path, choice, gain)
         given = self.quantize.given(model, path, progress, exclude={*back, *slow})
         costs = node_costs(original, back)
-        did = f"{given.did}; {drop_told(drop.points)} of {self.metric.name}, at most {self.max_drop:g}"
+        metric = self.metric.name
+        did = f"{given.did}; {drop_told(drop.points, metric=metric)} of {metric}, at most {self.max_drop:g}"
         if back:
-            did += f"; {len(back)} put back to float ({drop_told(whole.points)} before)"
+            did += f"; {len(back)} put back to float ({drop_told(whole.points, metric=metric)} before)"
         if gain is not None:
             did += f"; {len(slow)} left in float for speed, {gain.value:.2f} times as fast as in float"
         details = {
@@ -168,7 +169,8 @@ class QuantizeWithin:
         def drop(count: int) -> Drop:
             if count not in known:
                 known[count] = judge.drop(tried(ranked[:count]))
-                progress(count, len(ranked), f"{counted(count, 'nodes')} in float: {drop_told(known[count].points)}")
+                told = drop_told(known[count].points, metric=self.metric.name)
+                progress(count, len(ranked), f"{counted(count, 'nodes')} in float: {told}")
             return known[count]
 
         low, high = 0, min(1, len(ranked))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from compress.artifact import Measured, StageReport
 from compress.data.dataset import Dataset
 from compress.evaluate.compare import compare
+from compress.evaluate.gains import drop_told
 from compress.evaluate.judge import Budget, Judge
 from compress.evaluate.metrics import METRICS
 from compress.evaluate.scoring import Answers
@@ -21,6 +22,7 @@ from compress.evaluate.search_result import Candidate, SearchResult, Trial
 from compress.jobs.evidence import missed_budgets
 from compress.model import Arrays
 from compress.options import ExportOptions
+from compress.report.export import _change, _drop
 from compress.report.findings import findings
 
 Array = np.ndarray[Any, Any]
@@ -188,3 +190,23 @@ def test_a_search_takes_no_candidate_that_answers_nothing_and_says_why_none_was_
     assert "1 no better than an answer that is always the same" in kept.missed
     assert "an answer that is always the same loses 39.5" in kept.missed
     assert kept.to_dict()["constant"] == 39.5
+
+
+@pytest.mark.parametrize("unit", [1e-4, 1.0, 1e6])
+def test_a_squared_error_is_told_in_the_outputs_own_unit(unit: float) -> None:
+    """Of outputs of any size: 0.00 said that nothing had changed of a network that answers nothing."""
+    lost, constant = 0.5 * unit**2, unit**2
+    first = Measured(metric="mse", value=0.0, drop=0.0, drop_low=0.0, drop_high=0.0, drop_constant=constant)
+    last = Measured(
+        metric="mse", value=lost, drop=lost, drop_low=0.9 * lost, drop_high=1.1 * lost, drop_constant=constant
+    )
+    rows = [StageReport("original", "", first, 0.0), StageReport("quantize_onnx", "", last, 0.0)]
+    assert any(f"mse rose by {lost:.3g}, from 0 to {lost:.4g}" in told for told in findings(rows))
+    change = _change(first, last, "95%")
+    assert change is not None
+    assert float(change.figure) == pytest.approx(lost)
+    assert change.words == "change in mse"
+    assert float(_drop(last).split()[0]) == pytest.approx(lost)
+    assert "points" not in drop_told(lost, metric="mse")
+    small = dataclasses.replace(last, value=1e-6 * constant, drop=1e-6 * constant)
+    assert not any("rose" in told for told in findings([rows[0], dataclasses.replace(rows[1], measured=small)]))
