@@ -165,7 +165,11 @@ def optimize(
     best = found.best
     assert best is not None  # noqa: S101  none is an error
     proof = found.proof
-    told = "" if proof is None or proof.drop is None else f", {drop_told(proof.drop)} on other samples"
+    told = (
+        ""
+        if proof is None or proof.drop is None
+        else f", {drop_told(proof.drop, metric=found.metric)} on other samples"
+    )
     wrote = f"wrote {options.output}, and all candidates in {options.output}.search/search.html"
     how = f" ({found.how})" if found.how else ""
     console.print(f"best for {options.goal}: {best.candidate.name}{how}{told}; {wrote}", markup=False, soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -84,23 +83,35 @@ class OfPlaces:
 
     def __init__(self, axis: int, unsure: str = "", *, of_classes: bool = False) -> None:
         self._axis, self._unsure, self._of_classes = axis, unsure, of_classes
-        self._counts: Counter[int] = Counter()
-        self._classes = 0
+        self._places = self._shares = np.zeros(0)  # by class: how many places, and the sum of its share of each sample
+        self._samples = 0
 
     def add(self, outputs: Arrays, labels: Array | None) -> None:
         """Take a batch."""
-        self._classes = next(iter(outputs.values())).shape[self._axis]
-        if labels is not None:
-            ids, counts = np.unique(labels, return_counts=True)
-            self._counts.update(dict(zip(ids.tolist(), counts.tolist(), strict=True)))
+        classes = next(iter(outputs.values())).shape[self._axis]
+        if not len(self._places):
+            self._places, self._shares = np.zeros(classes), np.zeros(classes)
+        if labels is None:
+            return
+        ids = np.asarray(labels).reshape(len(labels), -1)
+        samples, _ = inside = np.nonzero((ids >= 0) & (ids < classes))
+        flat = samples * classes + ids[inside].astype(np.int64)
+        counts = np.bincount(flat, minlength=len(ids) * classes).reshape(len(ids), classes)
+        known = counts.sum(axis=1, keepdims=True)
+        self._samples += len(ids)
+        self._places = self._places + counts.sum(axis=0)
+        # As the metric has it: a sample of which nothing is known counts as right.
+        self._shares = self._shares + np.where(known == 0, 1.0, counts / np.maximum(known, 1)).sum(axis=0)
 
     def doubt(self, low: float | None, told: str) -> str | None:
         """See `Chance`."""
-        inside = [count for label, count in self._counts.items() if 0 <= label < self._classes]
-        if not inside:
-            return f"No place's label is a class of the model: its classes go from 0 to {self._classes - 1}."
-        rate = max(inside) / sum(inside)  # of the one class, right over right and wrong, too
-        return self._unsure or _doubt(low, told, rate / len(inside) if self._of_classes else rate)
+        if not self._places.any():
+            return f"No place's label is a class of the model: its classes go from 0 to {len(self._places) - 1}."
+        if self._of_classes:  # of the one class, right over right and wrong, too
+            rate = float(self._places.max() / self._places.sum() / np.count_nonzero(self._places))
+        else:
+            rate = float(self._shares.max() / self._samples)
+        return self._unsure or _doubt(low, told, rate)
 
 
 def _doubt(low: float | None, told: str, rate: float) -> str | None:

@@ -12,10 +12,12 @@ import numpy as np
 from compress.artifact import TensorSpec
 from compress.data.dataset import Dataset
 from compress.evaluate.intervals import CONFIDENCE
-from compress.evaluate.metrics import BY_LABELS, METRICS, Metric, comparable, cosine_similarity, not_finite
+from compress.evaluate.metrics import BY_LABELS, METRICS, Metric, cosine_similarity, not_finite
 from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds
 from compress.evaluate.scoring import Answers, Scores, batch_for, for_each
+from compress.evaluate.vectors import comparable
 from compress.model import Arrays
+from compress.model.apart import by_scale
 from compress.runtime.backends import Backend
 
 __all__ = ["Comparison", "batch_difference", "compare", "cosine_similarity", "max_abs_error"]
@@ -38,6 +40,7 @@ class Comparison:
         not_numbers: samples whose judged outputs hold NaN; they have the worst score.
         not_finite: samples for which any output holds NaN or infinity.
         doubts: of the reference: why a difference to it would mean nothing, in sentences.
+        constant: of the reference: points that the best answer that is always the same loses, see `Metric.constant`.
     """
 
     samples: int
@@ -50,6 +53,7 @@ class Comparison:
     not_numbers: int = 0
     not_finite: int = 0
     doubts: tuple[str, ...] = ()
+    constant: float | None = None
 
 
 def max_abs_error(a: Arrays, b: Arrays) -> float:
@@ -79,18 +83,24 @@ def batch_difference(model: Backend, inputs: Arrays, *, alone: int | None = None
 
     Returns:
         The largest absolute difference between the outputs for all samples at once and for one alone, as a share of
-        the largest output; infinite where outputs are no numbers.
+        the largest output, or, of values far above the rest, such as a mask's fills, of the value itself; infinite
+        where outputs are no numbers.
     """
     together = model.infer(inputs)
     count = len(next(iter(inputs.values())))
     count = count if alone is None else min(alone, count)
-    finite = (np.abs(values[np.isfinite(values)]) for values in together.values())
-    largest = max((float(values.max(initial=0)) for values in finite), default=0.0)
+    rest = {name: by_scale(values)[0] for name, values in together.items()}
+    finite = (np.abs(values[rest[name] & np.isfinite(values)]) for name, values in together.items())
+    largest = max((float(values.max(initial=0)) for values in finite), default=0.0) or 1.0
+    scales = {name: np.where(rest[name], largest, np.abs(values)) for name, values in together.items()}
     worst = 0.0
     for at in range(count):
-        single = model.infer({name: values[at : at + 1] for name, values in inputs.items()})
-        worst = max(worst, max_abs_error(single, {name: values[at : at + 1] for name, values in together.items()}))
-    return worst / largest if largest else worst
+        one = slice(at, at + 1)
+        single = model.infer({name: values[one] for name, values in inputs.items()})
+        expected = {name: values[one] / scales[name][one] for name, values in together.items()}
+        got = {name: values / scales[name][one] for name, values in single.items()}
+        worst = max(worst, max_abs_error(got, expected))
+    return worst
 
 
 class _Tally:
@@ -145,8 +155,10 @@ def compare(
         done += len(next(iter(inputs.values())))
         progress(done, len(data))
     found = {name: _comparison(tally, len(data)) for name, tally in tallies.items()}
-    doubts = answers.doubts(found[reference].scores, confidence, found[reference].value)
-    return found | {reference: dataclasses.replace(found[reference], doubts=doubts)}
+    first = found[reference]
+    doubts = answers.doubts(first.scores, confidence, first.value)
+    constant = metric.loss(first.value, answers.constant)
+    return found | {reference: dataclasses.replace(first, doubts=doubts, constant=constant)}
 
 
 def _wanted(inputs: Arrays, expected: Arrays, data: Dataset, metric: Metric) -> dict[str, Metric]:

@@ -14,20 +14,26 @@ __all__ = ["Gain", "apart", "drop_told", "gains_of", "signed", "speed", "times",
 MOST_DECIMALS = 6
 
 
-def signed(points: float) -> str:
-    """A change of a metric, or what it has dropped by; 0 has a + whatever it was rounded from."""
-    return f"{round(points, 2) + 0.0:+.2f}"
+def signed(points: float, metric: str | None = None) -> str:
+    """A change of a metric, or what it has dropped by; 0 has a + whatever it was rounded from.
+
+    Args:
+        points: to two decimals; a squared error is in the outputs' own unit, of which any may be small.
+        metric: whose.
+    """
+    return f"{points + 0.0:+.4g}" if metric == "mse" else f"{round(points, 2) + 0.0:+.2f}"
 
 
-def within(low: float | None, high: float | None) -> str:
+def within(low: float | None, high: float | None, metric: str | None = None) -> str:
     """The ends of an interval of such figures; empty where there is none."""
-    return "" if low is None or high is None else f"{signed(low)} to {signed(high)}"
+    return "" if low is None or high is None else f"{signed(low, metric)} to {signed(high, metric)}"
 
 
-def drop_told(drop: float, low: float | None = None, high: float | None = None) -> str:
+def drop_told(drop: float, low: float | None = None, high: float | None = None, metric: str | None = None) -> str:
     """What a metric has dropped by, above 0 for a loss, wherever it stands in words: its sign says nothing alone."""
-    between = within(low, high)
-    return f"drop {signed(drop)} points" + (f" ({between})" if between else "")
+    between = within(low, high, metric)
+    points = "" if metric == "mse" else " points"
+    return f"drop {signed(drop, metric)}{points}" + (f" ({between})" if between else "")
 
 
 def times(value: float) -> str:

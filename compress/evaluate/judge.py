@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,9 +12,11 @@ import numpy as np
 from compress.data.dataset import Dataset
 from compress.data.spread import spread_over
 from compress.evaluate.intervals import CONFIDENCE, difference_interval, percent
-from compress.evaluate.metrics import Metric, comparable, refuse_other_shapes
+from compress.evaluate.metrics import Metric, refuse_other_shapes
 from compress.evaluate.scoring import Answers, Scores, batch_for, for_each
+from compress.evaluate.vectors import comparable
 from compress.model import Arrays
+from compress.model.apart import by_scale
 from compress.runtime.backends import Backend
 
 __all__ = ["Budget", "Drop", "Judge", "spread"]
@@ -28,13 +31,30 @@ class Budget:
     Attributes:
         points: of the metric, at most.
         confidence: of the interval whose upper end has to keep it; None holds the estimate itself against it.
+        constant: points that the best answer that is always the same loses on these samples: what loses as many keeps
+            nothing.
     """
 
     points: float
     confidence: float | None = CONFIDENCE
+    constant: float = math.inf
+
+    def beside(self, constant: float | None) -> Self:
+        """The same, where the best answer that is always the same loses so much; None where that is not known."""
+        return dataclasses.replace(self, constant=math.inf if constant is None else constant)
 
     def counted(self, drop: float | None, high: float | None) -> float:
-        """What is held against the limit: the interval's upper end, or the drop; infinite where it is not known."""
+        """What is held against the limit: the interval's upper end, or the drop; infinite where nothing is kept."""
+        return math.inf if self.lost_all(drop) else self._held(drop, high)
+
+    def lost_all(self, drop: float | None) -> bool:
+        """Whether the model is no better than the best answer that is always the same.
+
+        By the estimate: no such answer is better on the very samples that the best was chosen on, however few.
+        """
+        return drop is not None and drop >= self.constant
+
+    def _held(self, drop: float | None, high: float | None) -> float:
         held = drop if self.confidence is None else high
         if held is None or drop is None or math.isnan(held) or math.isnan(drop):
             return math.inf
@@ -48,11 +68,14 @@ class Budget:
         """What is inside or beyond, for a message."""
         if drop is None:
             return "unknown"
-        if self.confidence is None:
-            return f"{drop:.4g} points"
-        if high is None:
-            return f"{drop:.4g} points, without an interval"
-        return f"{drop:.4g} points, and may be {self.counted(drop, high):.4g} at {percent(self.confidence)} confidence"
+        words = f"{drop:.4g} points"
+        if self.confidence is not None and high is None:
+            words += ", without an interval"
+        elif self.confidence is not None:
+            words += f", and may be {self._held(drop, high):.4g} at {percent(self.confidence)} confidence"
+        if self.lost_all(drop):
+            words += f", where an answer that is always the same loses {self.constant:.4g}"
+        return words
 
 
 @dataclass(frozen=True)
@@ -64,7 +87,7 @@ class Drop:
         points: the loss, in points for shares; below 0 for a gain; infinite where the model's answers are no numbers.
         low, high: its confidence interval, paired by sample; None where the metric is no mean of scores, or the samples
             don't tell.
-        counted: what a budget is held against.
+        counted: what a budget is held against; infinite where none counts as kept.
     """
 
     before: float
@@ -89,6 +112,10 @@ class Judge:
         data: to judge on.
         metric: what is judged by.
         confidence: of the intervals; None takes estimates as they are for what a budget is held against.
+
+    Attributes:
+        doubts: why a drop would mean nothing, in sentences.
+        constant: points that the best answer that is always the same loses; None where labels tell what is right.
     """
 
     def __init__(
@@ -105,6 +132,7 @@ class Judge:
         self._original = scores.result()
         single = self._original if self._original.shape == (len(data),) else None
         self.doubts = answers.doubts(single, confidence or CONFIDENCE, self.original)
+        self.constant = metric.loss(self.original, answers.constant)
 
     @classmethod
     def of_part(
@@ -142,11 +170,15 @@ class Judge:
                 scores, self._original, confidence=self._confidence or CONFIDENCE, bounds=self._metric.bounds
             ).times(self._metric.points)
             low, high = (end if math.isfinite(end) else None for end in (found.low, found.high))
-        counted = math.inf if self.doubts else Budget(0.0, self._confidence).counted(points, high)
+        held = Budget(0.0, self._confidence).beside(self.constant)
+        counted = math.inf if self.doubts else held.counted(points, high)
         return Drop(before, after, points, low, high, counted)
 
     def squared_error(self, model: Backend) -> float:
-        """Mean over samples of the squared difference to the original's outputs, each output in its own scale."""
+        """Mean over samples of the squared difference to the original's outputs, each output in its own scale.
+
+        Values of an output that are far above the rest, as a mask's fills are, have a scale of their own, too.
+        """
         return float(self.squared_errors(model).mean())
 
     def squared_errors(self, model: Backend) -> np.ndarray[Any, Any]:
@@ -154,8 +186,8 @@ class Judge:
 
         An output that has no row for each sample counts for all samples of its batch.
         """
-        apart: dict[str, list[np.ndarray[Any, Any]]] = {}
-        sizes: dict[str, list[np.ndarray[Any, Any]]] = {}
+        total, seen = np.zeros(len(self._data)), 0
+        found: dict[tuple[str, int], tuple[np.ndarray[Any, Any], list[float]]] = {}
         for number, (inputs, _) in enumerate(self._data.batches(self._size)):
             samples = len(next(iter(inputs.values())))
             outputs = for_each(model.infer(inputs), inputs)
@@ -166,11 +198,13 @@ class Judge:
                 with np.errstate(invalid="ignore"):
                     squares = np.where((want == got) | (np.isnan(want) & np.isnan(got)), 0.0, np.square(got - want))
                 finite = np.square(np.where(np.isfinite(want), want, 0.0))
-                apart.setdefault(name, []).append(_by_sample(squares, samples))
-                sizes.setdefault(name, []).append(_by_sample(finite, samples))
-        total = np.zeros(len(self._data))
-        for name, parts in apart.items():
-            total += np.concatenate(parts) / (float(np.concatenate(sizes[name]).mean()) or 1.0)
+                for part, at in enumerate(by_scale(want)):
+                    errors, sizes = found.setdefault((name, part), (np.zeros_like(total), []))
+                    errors[seen : seen + samples] = _by_sample(np.where(at, squares, 0.0), samples)
+                    sizes += _by_sample(np.where(at, finite, 0.0), samples).tolist()
+            seen += samples
+        for errors, sizes in found.values():
+            total += errors / (sum(sizes) / len(total) or 1.0)
         return total
 
 

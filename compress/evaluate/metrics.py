@@ -12,6 +12,7 @@ import numpy as np
 
 from compress.errors import StageError
 from compress.evaluate.chance import Chance, OfNumbers, OfPlaces, OfSets
+from compress.evaluate.constant import Constant, OfAnswers, OfDirections, OfMeans, prefers
 from compress.evaluate.intervals import Bounds
 from compress.evaluate.label_metrics import (
     IntersectionOverUnion,
@@ -22,6 +23,7 @@ from compress.evaluate.label_metrics import (
     r2_of,
 )
 from compress.evaluate.users_metric import Accumulator
+from compress.evaluate.vectors import comparable, cosine_similarity, rows
 from compress.model import Arrays
 from compress.model.apart import without_fills
 
@@ -32,7 +34,6 @@ __all__ = [
     "PLACES",
     "SETS",
     "Metric",
-    "comparable",
     "cosine_similarity",
     "not_finite",
     "refuse_other_shapes",
@@ -41,6 +42,7 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 BATCH = 64
+ROUNDING = 1e-6  # of a mean over samples that is had in two ways
 SETS, PLACES = ("binary_accuracy", "f1_samples"), ("pixel_accuracy", "miou")
 BY_LABELS = (*SETS, *PLACES, "r2")
 
@@ -64,6 +66,7 @@ class Metric:
         output: the one that is judged; None is all of them.
         code: hash of the user's, if it is one of theirs.
         chance: makes what tells an original from one that knows nothing, beside classes, where that is known otherwise.
+        constant: makes what tells, beside the original's outputs, how good an answer that is always the same can be.
         labels: of a sample, for those that are each there or not.
         threshold: of an output, above which such a label is given.
     """
@@ -80,6 +83,7 @@ class Metric:
     output: str | None = None
     code: str = ""
     chance: Callable[[], Chance] | None = None
+    constant: Callable[[], Constant] | None = None
     labels: int = 1
     threshold: float | None = None
 
@@ -115,6 +119,11 @@ class Metric:
         """How much worse `after` is, in points for shares; below 0 when it is better."""
         return self.points * (after - before) + 0.0  # never -0
 
+    def loss(self, before: float, constant: float | None) -> float | None:
+        """The drop to the best answer that is always the same, less rounding; None where none is known."""
+        points = math.nan if constant is None else (1 - ROUNDING) * self.drop(before, constant)
+        return points if math.isfinite(points) else None
+
     def of(self, output: str | None) -> Self:
         """The metric of this output alone."""
         return self if output is None else dataclasses.replace(self, output=output)
@@ -147,15 +156,6 @@ def refuse_other_shapes(expected: Arrays, outputs: Arrays, what: str, of: str) -
             )
 
 
-def comparable(expected: Array, got: Array) -> tuple[Array, Array]:
-    """Both in float64: complex numbers as their parts [..., 2]; of texts, which are the same or not, 1 and whether."""
-    if any(values.dtype.kind not in "fiubc" for values in (expected, got)):
-        return np.ones(np.shape(expected)), np.asarray(expected == got, np.float64)
-    if any(values.dtype.kind == "c" for values in (expected, got)):
-        expected, got = (np.stack([values.real, values.imag], axis=-1) for values in (expected, got))
-    return np.asarray(expected, np.float64), np.asarray(got, np.float64)
-
-
 def without_nan(outputs: Arrays) -> Array:
     """Which samples [n] have only numbers, or texts, in every output; infinite ones are for masks."""
     found = [
@@ -170,52 +170,21 @@ def without_nan(outputs: Arrays) -> Array:
 def not_finite(outputs: Arrays) -> int:
     """How many samples have NaN or infinity in an output: as vectors, no other is like them, not even themselves."""
     found = [
-        np.asarray(~np.isfinite(_rows(values)).all(axis=1)) for values in outputs.values() if values.dtype.kind in "fc"
+        np.asarray(~np.isfinite(rows(values)).all(axis=1)) for values in outputs.values() if values.dtype.kind in "fc"
     ]
     lengths = {each.size for each in found}
     return int(np.logical_or.reduce(found).sum()) if len(lengths) == 1 else sum(int(each.sum()) for each in found)
-
-
-def cosine_similarity(a: Array, b: Array) -> Array:
-    """Per sample (first dimension), in float64.
-
-    What a mask fills with a huge value in both says nothing, and is left out. Two zero vectors are alike (1), one zero
-    vector is not (0); vectors with NaN or infinity in them are as unlike as vectors can be (-1).
-    """
-    x, y = without_fills(*map(_rows, comparable(a, b)))
-    finite = np.asarray(np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1))
-    x, y = (_scaled(np.where(finite[:, None], v, 0.0)) for v in (x, y))
-    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    both_zero = ~x.any(axis=1) & ~y.any(axis=1)
-    found = np.where(both_zero, 1.0, (x * y).sum(axis=1) / np.where(norms == 0, 1.0, norms))
-    return np.asarray(np.where(finite, found, -1.0))
-
-
-def _rows(values: Array) -> Array:
-    """A vector for each sample; a number without dimensions is one sample, and there may be none."""
-    return values.reshape(len(values), math.prod(values.shape[1:])) if values.ndim else values.reshape(1, 1)
-
-
-def _scaled(vectors: Array) -> Array:
-    """With 1 as the largest element, so that no square overflows or vanishes."""
-    largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0)
-    return np.asarray(vectors / np.where(largest == 0, 1.0, largest))
 
 
 def _first(outputs: Arrays) -> Array:
     return next(iter(outputs.values()))
 
 
-def _prefers(logits: Array) -> Array:
-    """Which samples [n] have an answer: all are numbers, and not all the same."""
-    return np.asarray(~np.isnan(logits).any(axis=1) & (logits != logits[:, :1]).any(axis=1))
-
-
 def _top(k: int) -> Callable[[Arrays, Arrays, Array | None], Array]:
     def per_sample(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  # noqa: ARG001
         logits = _first(outputs)
         best = np.argsort(-logits, axis=1, kind="stable")[:, :k]
-        return np.asarray((best == np.asarray(labels)[:, None]).any(1) & _prefers(logits), np.float64)
+        return np.asarray((best == np.asarray(labels)[:, None]).any(1) & prefers(logits), np.float64)
 
     return per_sample
 
@@ -225,7 +194,7 @@ def _agreement(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array
     mine, theirs = outputs[name], expected[name]
     if theirs.dtype.kind != "f":  # the answers themselves
         return np.asarray((mine == theirs).reshape(len(theirs), -1).all(axis=1), np.float64)
-    return np.asarray((mine.argmax(1) == theirs.argmax(1)) & _prefers(mine) & _prefers(theirs), np.float64)
+    return np.asarray((mine.argmax(1) == theirs.argmax(1)) & prefers(mine) & prefers(theirs), np.float64)
 
 
 def _cosine(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  # noqa: ARG001
@@ -263,8 +232,8 @@ METRICS = {
             chance=lambda: OfPlaces(1, of_classes=True),
         ),
         Metric("r2", r2_of(np.ones(1)), needs_labels=True, chance=OfNumbers),
-        Metric("agreement", _agreement, compares=True, bounds=(0.0, 1.0)),
-        Metric("cosine", _cosine, compares=True, bounds=(-1.0, 1.0)),
-        Metric("mse", _mse, higher_is_better=False, compares=True, scale=1.0),
+        Metric("agreement", _agreement, compares=True, bounds=(0.0, 1.0), constant=OfAnswers),
+        Metric("cosine", _cosine, compares=True, bounds=(-1.0, 1.0), constant=OfDirections),
+        Metric("mse", _mse, higher_is_better=False, compares=True, scale=1.0, constant=OfMeans),
     )
 }

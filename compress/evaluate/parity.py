@@ -101,7 +101,7 @@ def difference(expected: Array, got: Array, tolerance: float = TOLERANCE) -> Dif
     if not np.isfinite(worst) or not known.any():  # what gives no number on either side proves nothing
         return Difference(np.inf, np.inf, 0.0, tolerance)
     x, y = np.where(known, x, 0.0), np.where(known, y, 0.0)
-    filled = without_fills(x, y)
+    filled = without_fills(x, y, alone=True)
     if not filled[0].any():
         left = float(np.abs(filled[1] - filled[0]).max())
         return Difference(

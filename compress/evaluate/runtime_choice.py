@@ -11,6 +11,7 @@ import numpy as np
 
 from compress.artifact import RUNTIME_NAMES, Runtime
 from compress.model import Arrays
+from compress.model.apart import by_scale
 from compress.runtime.backends import Backend
 from compress.runtime.latency import Ratio
 
@@ -152,7 +153,8 @@ def _turned(chosen: Runtime, batched: Ratio | None) -> str:
 def distances(models: Mapping[str, Backend], reference: str, batches: Sequence[Arrays]) -> dict[str, float]:
     """How far each model's outputs are from the reference's: RMS of the difference over RMS of the reference.
 
-    Of several outputs the largest counts; of integers, the share that differ. NaN where the reference has none, and
+    Of several outputs the largest counts, and of values far above the rest and that rest, as of a mask's fills and
+    scores; of integers, the share that differ. NaN where the reference has none, and
     an output that is missing or of another shape, are infinitely far.
 
     Args:
@@ -160,31 +162,33 @@ def distances(models: Mapping[str, Backend], reference: str, batches: Sequence[A
         reference: its name.
         batches: inputs.
     """
-    sums: dict[str, dict[str, list[float]]] = {name: {} for name in models if name != reference}
+    sums: dict[str, dict[tuple[str, int], list[float]]] = {name: {} for name in models if name != reference}
     for inputs in batches:
         expected = models[reference].infer(inputs)
         for name, by_output in sums.items():
             got = models[name].infer(inputs)
             for output, want in expected.items():
-                error, size = _squares(want, got.get(output))
-                held = by_output.setdefault(output, [0.0, 0.0])
-                held[0] += error
-                held[1] += size
+                for part, (error, size) in enumerate(_squares(want, got.get(output))):
+                    held = by_output.setdefault((output, part), [0.0, 0.0])
+                    held[0] += error
+                    held[1] += size
     return {
         name: max((_share(error, size) for error, size in by_output.values()), default=0.0)
         for name, by_output in sums.items()
     }
 
 
-def _squares(want: np.ndarray[Any, Any], got: np.ndarray[Any, Any] | None) -> tuple[float, float]:
+def _squares(want: np.ndarray[Any, Any], got: np.ndarray[Any, Any] | None) -> list[tuple[float, float]]:
+    """Sums of the differences' squares and of those expected; of what is far above the rest, such as fills, apart."""
     if got is None or got.shape != want.shape:
-        return math.inf, 1.0
+        return [(math.inf, 1.0)]
     if want.dtype.kind != "f":
-        return float((want != got).sum()), float(want.size)
+        return [(float((want != got).sum()), float(want.size))]
     x, y = want.astype(np.float64), got.astype(np.float64)
     with np.errstate(invalid="ignore"):
         error = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.square(x - y))
-    return float(np.nan_to_num(error, nan=np.inf).sum()), float(np.square(x[np.isfinite(x)]).sum())
+    error, sizes = np.nan_to_num(error, nan=np.inf), np.square(np.where(np.isfinite(x), x, 0.0))
+    return [(float(error[part].sum()), float(sizes[part].sum())) for part in by_scale(x)]
 
 
 def _share(error: float, size: float) -> float:

@@ -156,12 +156,17 @@ class Answers:
         self._metric = metric
         self._first: Arrays | None = None
         self._vary = False
-        self._answers: Counter[int] = Counter()
         self._labels: Counter[int] = Counter()
         self._classes = 0
         self._outside = 0
         self._samples = 0
         self._chance = None if metric.chance is None else metric.chance()
+        self._constant = None if metric.constant is None else metric.constant()
+
+    @property
+    def constant(self) -> float | None:
+        """The metric of the best answer that is always the same; None where labels tell it, or there is no one such."""
+        return None if self._constant is None else self._constant.score()
 
     def add(self, outputs: Arrays, labels: Array | None) -> None:
         """Take a batch of the original's outputs."""
@@ -172,11 +177,12 @@ class Answers:
         self._vary = self._vary or any(bool((values != self._first[name]).any()) for name, values in judged.items())
         if self._chance is not None:
             self._chance.add(judged, labels)
+        if self._constant is not None:
+            self._constant.add(judged)
         if not self._metric.classifies:
             return
         scores = next(iter(judged.values()))
         if scores.ndim == 2 and scores.dtype.kind == "f":
-            self._answers.update(scores.argmax(1).tolist())
             self._classes = scores.shape[1]
         if self._metric.needs_labels and labels is not None:
             self._labels.update(labels.tolist())
@@ -204,22 +210,24 @@ class Answers:
                 told = f"its {self._metric.name} is {figure:.1%}"
             found = self._chance.doubt(figure if held is None else held.low, told)
             return () if found is None else (found,)
-        known = self._labels if self._metric.needs_labels else self._answers
         if self._outside:
             found = f"{self._outside} of {counted(self._samples, 'labels')} are no class of the model"
-            ends = f"they go from {min(known)} to {max(known)}, its classes from 0 to {self._classes - 1}"
+            ends = f"they go from {min(self._labels)} to {max(self._labels)}, its classes from 0 to {self._classes - 1}"
             return (f"{found}: {ends}.",)
-        if not known or scores is None:
+        if scores is None or not self._metric.classifies:
             return ()
-        guesses = 5 if self._metric.name == "top5" else 1
-        chance = sum(count for _, count in known.most_common(guesses)) / self._samples
         held = share_interval(round(float(scores.sum())), self._samples, confidence)
-        if held.low > max(chance, min(1.0, guesses / max(self._classes, 1))):
-            return ()
         if not self._metric.needs_labels:
+            same = self.constant or 0.0
+            if held.low > max(same, 1 / self._classes if self._classes else 0.0):
+                return ()
             of = counted(self._samples, "evaluation samples")
-            one = f"The original gives one and the same answer for {chance:.1%} of the {of}"
+            one = f"The original gives one and the same answer for {same:.1%} of the {of}"
             return (f"{one}: a model that always gives it would agree as well.",)
+        guesses = 5 if self._metric.name == "top5" else 1
+        chance = sum(count for _, count in self._labels.most_common(guesses)) / self._samples
+        if not self._labels or held.low > max(chance, min(1.0, guesses / max(self._classes, 1))):
+            return ()
         value = self._told(held, confidence)
         rate = f"whoever always gives the most frequent label{'s' if guesses > 1 else ''} has {chance:.1%}"
         return (f"The original is no better than chance on the evaluation data: {value}, and {rate}.",)

@@ -145,6 +145,7 @@ class SearchResult:
         confidence: of the interval whose upper end has to keep the largest drop; None for the estimate itself.
         proof: of the winner, once it is exported.
         runtime: that candidates were timed on.
+        constant: points that the best answer that is always the same loses: what loses as many is not inside.
     """
 
     goal: Goal
@@ -156,6 +157,12 @@ class SearchResult:
     confidence: float | None = None
     proof: Proof | None = field(default=None, compare=False)
     runtime: Runtime = "onnxruntime"
+    constant: float | None = None
+
+    @property
+    def budget(self) -> Budget:
+        """What a candidate may lose."""
+        return Budget(self.max_drop, self.confidence).beside(self.constant)
 
     @property
     def measured(self) -> tuple[Trial, ...]:
@@ -167,7 +174,7 @@ class SearchResult:
 
         Not those like the cheapest: which one that is of some that are alike, and so whom it is like, is chance.
         """
-        budget = Budget(self.max_drop, self.confidence)
+        budget = self.budget
         inside = [trial for trial in self.measured if budget.keeps(trial.drop, trial.drop_high)]
         tied = [trial for trial in inside if not any(self._beats(other, trial) for other in inside)]
         # Medians of ratios can go round in a circle, where each is beaten by one.
@@ -223,22 +230,25 @@ class SearchResult:
     @property
     def nearest(self) -> Trial | None:
         """The one whose drop, as the budget counts it, is least, for when none is inside."""
-        budget = Budget(self.max_drop, self.confidence)
+        budget = self.budget
         known = [trial for trial in self.trials if trial.drop is not None]
         return min(known, key=lambda trial: (budget.counted(trial.drop, trial.drop_high), trial.drop), default=None)
 
     @property
     def missed(self) -> str:
         """Why none is inside, in one sentence without its end: no more than is known of each."""
-        budget, limit = Budget(self.max_drop, self.confidence), counted(self.max_drop, "points")
+        budget, limit = self.budget, counted(self.max_drop, "points")
         beyond = [t for t in self.trials if t.drop is not None and t.drop > self.max_drop]
-        unsure = [t for t in self.measured if t.drop is not None and t.drop <= self.max_drop]
+        inside = [t for t in self.measured if t.drop is not None and t.drop <= self.max_drop]
+        nothing = [t for t in inside if budget.lost_all(t.drop)]
+        unsure = [t for t in inside if t not in nothing]
         failed = [t for t in self.trials if t.status == "failed"]
-        untried = len(self.trials) - len(beyond) - len(unsure) - len(failed)
+        untried = len(self.trials) - len(beyond) - len(inside) - len(failed)
         told = [
             f"{count:,} {words}"
             for count, words in (
                 (len(beyond), f"lost more than {limit} of {self.metric}"),
+                (len(nothing), "no better than an answer that is always the same"),
                 (len(unsure), f"may have lost more than {limit} of {self.metric}, by the interval"),
                 (len(failed), "failed"),
                 (untried, "not tried"),
@@ -293,6 +303,7 @@ class SearchResult:
             "samples": self.samples,
             "confidence": self.confidence,
             "runtime": self.runtime,
+            "constant": self.constant,
             "proof": None if self.proof is None else dataclasses.asdict(self.proof),
             "unpaid": list(self.unpaid),
             "trials": [row(trial) for trial in self.trials],

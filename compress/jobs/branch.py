@@ -138,7 +138,7 @@ def made(setting: Setting, group: Sequence[Candidate], watcher: Watcher) -> list
             continue
         final = outcomes[-1].given.model
         assert isinstance(final, OnnxModel)  # noqa: S101  recipes end in ONNX stages
-        trial = _screened(candidate, final, judge, options)
+        trial = _screened(candidate, final, judge, options, evaluation.metric.name)
         trials.append(dataclasses.replace(trial, path=_kept(final.path, stages, setting)))
     return trials
 
@@ -164,7 +164,7 @@ def _sharing(stage: Stage) -> Stage:
     return stage
 
 
-def _screened(candidate: Candidate, model: OnnxModel, judge: Judge, options: OptimizeOptions) -> Trial:
+def _screened(candidate: Candidate, model: OnnxModel, judge: Judge, options: OptimizeOptions, metric: str) -> Trial:
     """Out when even the lower end of its drop's interval, on a part of the data, is beyond the limit."""
     kept = Trial(candidate, "measured", size_bytes=size_of(model.path), path=model.path)
     if candidate.prune == 0 and candidate.int8 == "none":
@@ -172,8 +172,8 @@ def _screened(candidate: Candidate, model: OnnxModel, judge: Judge, options: Opt
     drop = judge.drop(open_model(model, threads=cores()))
     if drop.low is None or drop.high is None or drop.low <= options.max_drop:
         return kept
-    why = f"out early: {drop_told(drop.points)} on {counted(len(judge), 'samples')}, at least {signed(drop.low)}"
-    why += f" at {percent(options.confidence)} confidence"
+    why = f"out early: {drop_told(drop.points, metric=metric)} on {counted(len(judge), 'samples')}, at least "
+    why += f"{signed(drop.low, metric)} at {percent(options.confidence)} confidence"
     return dataclasses.replace(
         kept, status="eliminated", why=why, drop=drop.points, drop_low=drop.low, drop_high=drop.high
     )

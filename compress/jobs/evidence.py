@@ -287,6 +287,7 @@ def missed_budgets(options: ExportOptions, rows: Sequence[StageReport], budget: 
         )
         if limit is not None and value is not None and value > limit
     ]
+    budget = None if budget is None else budget.beside(last.drop_constant)
     if budget is not None and not budget.keeps(last.drop, last.drop_high):
         missed.append(f"the drop is {budget.words(last.drop, last.drop_high)}, the limit is {budget.points:g}")
     return missed

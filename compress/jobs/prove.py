@@ -249,6 +249,7 @@ def judged_fields(name: str, before: str, found: Found, judged: Evaluation) -> d
     if not first.doubts:
         fields |= {
             "drop": metric.drop(first.value, here.value),
+            "drop_constant": first.constant,
             "stage_drop": metric.drop(found.compared[before].value, here.value),
         }
         if here.scores is not None and first.scores is not None:

@@ -139,6 +139,7 @@ def _measured(
         max_drop=options.max_drop,
         metric=evaluation.metric.name,
         original=judge.original,
+        constant=judge.constant,
         samples=len(data),
         trials=tuple(left.get(trial.candidate.name, trial) for trial in trials),
         confidence=budget.confidence,

@@ -126,7 +126,8 @@ def chosen(
     (call,) = batches_of(rows[last].signature, (1,))
     at = f"at batch {call} with {counted(options.threads, 'threads')}"
     keeps = (True, True)
-    if budget is not None:
+    if budget is not None and found.judged is not None:
+        budget = budget.beside(found.compared["original"].constant)
         keeps = (
             budget.keeps(figures[0].drop, figures[0].drop_high),
             budget.keeps(figures[1].drop, figures[1].drop_high),
@@ -223,8 +224,9 @@ def _worse(found: Found, last: str, other: str) -> bool:
     """Whether the file loses more on OpenVINO, beyond doubt and by what is worth a word."""
     if found.judged is None or (loss := loss_between(found, other, last)) is None:
         return False
-    metric = found.judged.metric.name
-    return telling(Measured(metric=metric, drop=loss), Measured(value=found.compared["original"].value))
+    first = found.compared["original"]
+    lost = Measured(metric=found.judged.metric.name, drop=loss, drop_constant=first.constant)
+    return telling(lost, Measured(value=first.value))
 
 
 def served(

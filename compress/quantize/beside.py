@@ -11,6 +11,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from compress.data.dataset import Dataset
+from compress.model.apart import without_fills
 from compress.quantize.calibrate import batch_for
 from compress.quantize.graph import observe
 from compress.stage import Progress
@@ -117,6 +118,7 @@ class _Seen:
         if not was.size:
             return True
         self.any = True
+        was, now = without_fills(was, now)  # a mask's, which would be all of the signal
         wide = was[there].astype(np.float64)
         self.signal += float(np.square(wide).sum())
         self.noise += float(np.square(now[there] - wide).sum())

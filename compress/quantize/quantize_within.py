@@ -13,9 +13,9 @@ import onnx
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import BudgetError
-from compress.evaluate.gains import drop_told, signed
+from compress.evaluate.gains import drop_told
 from compress.evaluate.intervals import CONFIDENCE
-from compress.evaluate.judge import Drop, Judge
+from compress.evaluate.judge import Budget, Drop, Judge
 from compress.evaluate.metrics import Metric
 from compress.model import Model, OnnxModel, TorchModel
 from compress.onnx_export.file import save
@@ -125,9 +125,10 @@ class QuantizeWithin:
                 return left_in_float(model, path, choice, gain)
         given = self.quantize.given(model, path, progress, exclude={*back, *slow})
         costs = node_costs(original, back)
-        did = f"{given.did}; {drop_told(drop.points)} of {self.metric.name}, at most {self.max_drop:g}"
+        metric = self.metric.name
+        did = f"{given.did}; {drop_told(drop.points, metric=metric)} of {metric}, at most {self.max_drop:g}"
         if back:
-            did += f"; {len(back)} put back to float ({drop_told(whole.points)} before)"
+            did += f"; {len(back)} put back to float ({drop_told(whole.points, metric=metric)} before)"
         if gain is not None:
             did += f"; {len(slow)} left in float for speed, {gain.value:.2f} times as fast as in float"
         details = {
@@ -169,23 +170,27 @@ class QuantizeWithin:
         def drop(count: int) -> Drop:
             if count not in known:
                 known[count] = judge.drop(tried(ranked[:count]))
-                progress(count, len(ranked), f"{counted(count, 'nodes')} in float: {drop_told(known[count].points)}")
+                told = drop_told(known[count].points, metric=self.metric.name)
+                progress(count, len(ranked), f"{counted(count, 'nodes')} in float: {told}")
             return known[count]
 
         low, high = 0, min(1, len(ranked))
         while high < len(ranked) and not self._kept(drop(high)):
             low, high = high, min(2 * high, len(ranked))
         if not self._kept(drop(high)):
-            best = min(known.values(), key=lambda found: found.counted)
+            best = min(known.values(), key=lambda found: (found.counted, found.points))
             floats = judge.drop(OnnxBackend(model, cores()))
             what, mend = "INT8", "allow more, try another --calibrator or --int8 qat, or prune less"
             if not self._kept(floats):
                 what, mend = "the model, before INT8,", "allow more, prune less, or recover longer (--epochs)"
+            budget = Budget(self.max_drop, self.confidence).beside(judge.constant)
+            nothing = any(budget.lost_all(found.points) for found in known.values())
+            nearest, before = (budget.words(each.points, each.high) for each in (best, floats))
+            same = f"; an answer that is always the same loses {budget.constant:.4g}" if nothing else ""
             raise BudgetError(
                 f"{what} can't stay inside {counted(self.max_drop, 'points')}",
-                why=f"the nearest has a {drop_told(best.points)}, the float model before it {signed(floats.points)}; "
-                f"counted with their intervals {signed(best.counted)} and {signed(floats.counted)} "
-                f"({counted(len(judge), 'samples')})",
+                why=f"the drop of the nearest is {nearest}; that of the float model before it is {before} "
+                f"({counted(len(judge), 'samples')}{same})",
                 mend=mend,
             )
         while high - low > 1:

@@ -273,8 +273,8 @@ def _drop(m: Measured) -> str:
     if m.drop is None:
         return "–"
     if m.drop_low is None or m.drop == m.drop_low == m.drop_high:
-        return signed(m.drop)
-    return f"{signed(m.drop)} ({within(m.drop_low, m.drop_high)})"
+        return signed(m.drop, m.metric)
+    return f"{signed(m.drop, m.metric)} ({within(m.drop_low, m.drop_high, m.metric)})"
 
 
 def _change(original: Measured, last: Measured, sure: str) -> Gain | None:
@@ -287,14 +287,16 @@ def _change(original: Measured, last: Measured, sure: str) -> Gain | None:
     sign = -1 if falls == (last.drop > 0) else 1  # of a metric that is better when it is lower, a drop is a rise
     if last.drop_low is not None and last.drop_high is not None:
         low, high = sorted((sign * last.drop_low, sign * last.drop_high))
-        interval = f"({signed(low)} to {signed(high)} at {sure})"
-    if round(last.drop, 2) == 0:
+        interval = f"({within(low, high, last.metric)} at {sure})"
+    if float(signed(last.drop, last.metric)) == 0:
         return Gain("±0", f"no change in {last.metric}", interval, "neither")
     lost = last.drop_low is not None and last.drop_low > 0 and telling(last, original)
     won = last.drop_high is not None and last.drop_high < 0
     chance = "" if lost or won or not interval or not last.drop_low or last.drop_low > 0 else ": may be chance"
     words = f"{points}change in {last.metric}{chance}"
-    return Gain(signed(sign * last.drop), words, interval, "loss" if lost else "gain" if won else "neither")
+    return Gain(
+        signed(sign * last.drop, last.metric), words, interval, "loss" if lost else "gain" if won else "neither"
+    )
 
 
 def _paired(cells: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from compress.artifact import Measured, StageReport
 from compress.console.wording import Note
-from compress.evaluate.gains import apart, signed, speed
+from compress.evaluate.gains import apart, speed, within
 from compress.evaluate.intervals import CONFIDENCE, percent
 from compress.runtime.latency import ALIKE
 
@@ -25,6 +25,8 @@ def telling(now: Measured, original: Measured) -> bool:
         return False
     if now.metric in IN_POINTS:
         return now.drop >= LEAST_POINTS
+    if now.metric == "mse" and now.drop_constant:  # the outputs' variance: the unit that they have
+        return now.drop >= LEAST_SHARE * now.drop_constant
     scale = 1 if now.metric == "mse" else 100
     return now.drop >= scale * (LEAST_SHARE * abs(original.value or 0.0) or LEAST)
 
@@ -84,17 +86,26 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
         went = "rose" if last.value > original.value else "fell"
         unit = "" if last.metric == "mse" else " points"
         before, after = apart(original.value, last.value, 4)
+        if last.metric == "mse":
+            before, after = f"{original.value:.4g}", f"{last.value:.4g}"
         loss = f"{last.drop:.2f}" if last.metric in IN_POINTS else f"{last.drop:.3g}"
         fell = f"{last.metric} {went} by {loss}{unit}, from {before} to {after}"
         if last.drop_low is None:
             found.append(f"{fell}, without an interval that would say how sure this is: the stage table shows where.")
         elif last.drop_low > 0:
             found.append(f"{fell}: the stage table shows where.")
-        elif last.drop_high is not None and last.drop_high > 1:
+        elif last.drop_high is not None and (last.drop_high > 1 or last.metric == "mse"):
             found.append(
                 f"{fell}, which may be chance: at {percent(confidence)} confidence the drop is between "
-                f"{signed(last.drop_low)} and {signed(last.drop_high)}{unit}. More evaluation samples would tell."
+                f"{within(last.drop_low, last.drop_high, last.metric).replace(' to ', ' and ')}{unit}. "
+                "More evaluation samples would tell."
             )
+    if last.drop is not None and last.drop_constant is not None and last.drop >= last.drop_constant:
+        unit = "" if last.metric == "mse" else " points"
+        found.append(
+            f"The result keeps nothing of {last.metric}: its drop is {last.drop:.4g}{unit}, and the best answer that "
+            f"is always the same loses {last.drop_constant:.4g}. No budget counts as kept."
+        )
     if last.batch_difference is not None and last.batch_difference > BATCH_DIFFERENCE:
         found.append(_of_its_batch(original, last, dynamic="dynamic" in str(rows[-1].options.get("mode"))))
     if last.metric is None:

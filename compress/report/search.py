@@ -67,12 +67,12 @@ def _rows(result: SearchResult) -> list[tuple[str, ...]]:
     for trial in result.trials:
         starred = ("★" if trial in front else "") + (" tied" if trial in tied else "")
         word = trial.why if trial.status != "measured" else "best" if trial is best else starred.strip()
-        interval = within(trial.drop_low, trial.drop_high) or "–"
+        interval = within(trial.drop_low, trial.drop_high, result.metric) or "–"
         rows.append(
             (
                 trial.candidate.name,
-                shown(trial.value, "{:.4f}"),
-                "–" if trial.drop is None else signed(trial.drop),
+                shown(trial.value, "{:.4g}" if result.metric == "mse" else "{:.4f}"),
+                "–" if trial.drop is None else signed(trial.drop, result.metric),
                 interval,
                 "–" if trial.size_bytes is None else bytes_text(trial.size_bytes),
                 shown(trial.latency_p50_ms, "{:.3f} ms"),

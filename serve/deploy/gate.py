@@ -52,6 +52,9 @@ def judge(repository: Path, model: str, max_drop: float) -> Judged:
         return Judged(model, version, kept=False, words=words)
     shown += f" (with 95% confidence it lost at most {max(told.drop_high, 0.0):.2f})"
     kept = told.drop <= max_drop and told.drop_high <= max_drop  # a NaN keeps nothing
+    if told.drop_constant is not None and not told.drop < told.drop_constant:
+        words = f"{shown}, and an answer that is always the same loses {told.drop_constant:.2f}"
+        return Judged(model, version, kept=False, words=words)
     return Judged(model, version, kept, f"{shown}; {max_drop:g} may be lost")
 
 

@@ -34,6 +34,7 @@ class Provenance:
         stages: what compression did, in order; empty for hooks, too.
         metric: what it was judged by; None where it was not measured.
         drop: points of it that were lost; drop_high: at most, with 95% confidence.
+        drop_constant: what the best answer that is always the same would lose, where that is known.
     """
 
     files: dict[str, str]
@@ -42,6 +43,7 @@ class Provenance:
     metric: str | None = None
     drop: float | None = None
     drop_high: float | None = None
+    drop_constant: float | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
 
 
@@ -59,7 +61,9 @@ def provenance_of(folder: Path, artifact: Artifact | None) -> Provenance:
         return Provenance(files)
     last = artifact.stages[-1].measured
     stages = tuple(stage.stage for stage in artifact.stages)
-    return Provenance(files, artifact.toolkit_version, stages, last.metric, last.drop, last.drop_high)
+    return Provenance(
+        files, artifact.toolkit_version, stages, last.metric, last.drop, last.drop_high, last.drop_constant
+    )
 
 
 def write_provenance(folder: Path, artifact: Artifact | None) -> None:
@@ -97,7 +101,7 @@ def _checked(told: Provenance) -> Provenance:
             raise ValueError("its files are no checksums of files in its folder")
     if not all(type(word) is str for word in (told.toolkit_version, *told.stages, told.metric or "")):
         raise TypeError("its words are no texts")
-    for number in (told.drop, told.drop_high):
+    for number in (told.drop, told.drop_high, told.drop_constant):
         if number is not None and (type(number) not in (int, float) or not abs(number) <= sys.float_info.max):
             raise TypeError("its points are no numbers")
     return told

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from compress.model import TorchModel, call
+from compress.model.apart import fills_of
 from compress.model.inputs import run_on
 from compress.prune.layer_kinds import BATCH_NORM
 from compress.prune.repair.samples import Samples
@@ -23,7 +24,10 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Apart:
-    """Squared differences of outputs, by the original's spread over samples: 0 is the same, 1 as bad as its mean."""
+    """Squared differences of outputs, by the original's spread over samples: 0 is the same, 1 as bad as its mean.
+
+    A mask's fills are no part of that spread.
+    """
 
     mean: float
     worst: float
@@ -57,7 +61,8 @@ class Judge:
                     "what the original gives for the calibration data is not finite: NaN, infinite or too large"
                 )
                 return
-            spread, size = (float(t.square().sum(1).mean()) for t in (answers - answers.mean(0), answers))
+            told = answers.masked_fill(torch.from_numpy(fills_of(answers.numpy())), 0)
+            spread, size = (float(t.square().sum(1).mean()) for t in (told - told.mean(0), told))
             self._spread.append(spread if spread > ROUNDING * size else 0.0)
         if self._wanted[0] and not any(self._spread):
             self.untold = "the outputs never vary on the calibration samples that judge"

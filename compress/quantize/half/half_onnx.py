@@ -163,7 +163,7 @@ class HalfOnnx:
         free = [node.name for node in graph.graph.node if node.name not in kept]
         parity = repaired(free, measure, self._tolerance(graph), self.precision.upper())
         if not np.isfinite(parity.error):
-            bad = next(name for name, values in got.items() if not np.isfinite(values.astype(np.float64)).all())
+            bad = next(name for name in expected if not np.isfinite(error_of({name: expected[name]}, got)))
             raise StageError(
                 "half precision gives values that are no numbers",
                 why=f"the output {bad!r} is NaN or infinite for a calibration sample",

@@ -22,6 +22,7 @@ from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError, first_line
 from compress.model import Model, OnnxModel, Ranges, TorchModel, call
+from compress.model.apart import without_fills
 from compress.model.frozen import freeze
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import exported
@@ -248,12 +249,12 @@ class TrainQuantized:
             mine = simulation.module(*(torch.from_numpy(inputs[spec.name]) for spec in model.signature.inputs))
         off = {}
         for spec, tensor in zip(model.signature.outputs, mine.values(), strict=True):
-            want = tensor.numpy()
-            if want.dtype.kind != "f":
+            if not tensor.is_floating_point():
                 continue
+            want, have = without_fills(tensor.numpy(), got[spec.name])
             fake = simulation.activations.get(spec.name)
             level = float(np.abs(want).max(initial=1e-12)) / 127 if fake is None else float(fake.scale().detach())
-            apart_by = np.abs(got[spec.name] - want) / level
+            apart_by = np.abs(have - want) / level
             off[spec.name] = {"largest": float(apart_by.max()), "rms": float(np.sqrt(np.square(apart_by).mean()))}
         return dataclasses.replace(model, ranges=ranges), off
 

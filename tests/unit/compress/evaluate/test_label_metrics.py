@@ -19,6 +19,7 @@ from compress.evaluate.evaluation import judged
 from compress.evaluate.judge import Judge
 from compress.evaluate.label_metrics import IntersectionOverUnion, constant_accuracy, constant_f1, pixel_accuracy_of
 from compress.evaluate.metric_choice import find_metric
+from compress.evaluate.metrics import METRICS as BUILT_IN
 from compress.evaluate.scoring import Scores
 from compress.model import Arrays, TorchModel
 from compress.signature import Signature
@@ -241,6 +242,27 @@ def test_a_map_whose_answer_is_the_usual_class_is_no_better_than_chance() -> Non
     assert "no better than chance" in " ".join(Judge(Background(), given, metric).doubts)
     outside = data(np.zeros((60, 2)), ids + 5)
     assert "is a class of the model" in " ".join(Judge(Background(), outside, metric).doubts)
+
+
+@pytest.mark.parametrize("name", ["pixel_accuracy", "miou"])
+def test_the_best_of_one_class_for_all_places_is_had_by_the_metric_itself(name: str) -> None:
+    """Also where samples have few places that are known, each of which counts for more."""
+    ids = RNG.choice([0, 1, 2], (40, 6, 6), p=[0.2, 0.3, 0.5]).astype(np.int64)
+    ids[:20, 1:] = 255
+    ids[:20, 0] = RNG.choice([0, 1], (20, 6), p=[0.1, 0.9])
+    ids[3] = 255
+    rates = []
+    for label in range(3):
+        given = np.zeros((40, 3, 6, 6), np.float32)
+        given[:, label] = 1
+        scores = Scores(BUILT_IN[name])
+        scores.add({"y": given}, {}, ids)
+        rates.append(float(scores.result().mean()))
+    chance = BUILT_IN[name].chance()  # type: ignore[misc]
+    for part in (slice(0, 25), slice(25, 40)):
+        chance.add({"y": given[part]}, ids[part])
+    assert chance.doubt(max(rates) - 1e-9, "") is not None
+    assert chance.doubt(max(rates) + 1e-9, "") is None
 
 
 def test_places_without_an_answer_are_wrong() -> None:

@@ -255,6 +255,33 @@ def test_an_output_that_never_varies_leaves_the_judging_to_the_others(tmp_path: 
     assert 0 < found.details["error_repaired"]["mean"] < found.details["error_pruned"]["mean"] < 10
 
 
+class Masks(nn.Module):
+    """Scores, of which those are masked whose input is negative."""
+
+    def __init__(self, fill: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.fill = nn.Linear(8, 32), nn.Linear(32, 8), fill
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.b(self.a(x).relu())
+        return y if self.fill == 0 else y.masked_fill(x < 0, self.fill)
+
+
+@pytest.mark.parametrize("fill", [-1e9, -3.4e38, -1e4])
+def test_a_masks_fills_are_no_spread_that_an_error_is_a_share_of(fill: float) -> None:
+    far = []
+    for each in (0.0, fill):
+        model = wrapped(Masks(each).eval(), "x:float32[batch,8]")
+        judge = Judge(model, Samples(data_for(model), model.module, model.signature))
+        other: Any = copy.deepcopy(model.module)
+        with torch.no_grad():
+            other.b.weight.mul_(-1)
+        far.append(judge.apart(other).mean)
+        assert not judge.untold
+    assert far[1] == pytest.approx(far[0], rel=0.9)
+
+
 def test_fewer_rows_than_columns_are_warned_of_with_what_it_costs(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(16, 128), nn.ReLU(), nn.Linear(128, 4))
     model = wrapped(module, "x:float32[batch,16]")

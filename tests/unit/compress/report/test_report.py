@@ -92,8 +92,8 @@ def test_int8_that_a_stage_has_left_out_is_not_blamed() -> None:
     [
         ("top1", 0.906, -0.6, "+0.60 points of change in top1 (-0.20 to +1.40 at 95%): may be chance"),
         ("top1", 0.894, 0.6, "-0.60 points of change in top1"),
-        ("mse", 1.5, 0.6, "+0.60 change in mse"),
-        ("mse", 0.3, -0.6, "-0.60 change in mse"),
+        ("mse", 1.5, 0.6, "+0.6 change in mse"),
+        ("mse", 0.3, -0.6, "-0.6 change in mse"),
     ],
 )
 def test_a_change_has_the_metric_s_own_sign_and_is_called_one(metric: str, now: float, drop: float, told: str) -> None:

@@ -619,6 +619,8 @@ def test_the_gate_refuses_what_nobody_measured(tmp_path: Path) -> None:
     ("measured", "kept"),
     [
         ({"drop": 0.4, "drop_high": 0.7}, True),
+        ({"drop": 0.4, "drop_high": 0.7, "drop_constant": 0.5}, True),
+        ({"drop": 0.4, "drop_high": 0.7, "drop_constant": 0.4}, False),
         ({"drop": 0.4}, False),
         ({"drop": 0.4, "drop_high": 1.2}, False),
         ({"drop": 1.2, "drop_high": 0.7}, False),
