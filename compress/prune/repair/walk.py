@@ -143,8 +143,9 @@ class Walk:
         """Whether a node changes its first input."""
         if node.op == "call_module":
             return bool(getattr(self.graph.get_submodule(str(node.target)), "inplace", False))
-        if node.op == "call_method":
-            return str(node.target).endswith("_") and not str(node.target).endswith("__")
+        called = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+        if called.endswith("_") and not called.endswith("__"):
+            return True
         return node.op == "call_function" and (node.target in IN_PLACE or bool(node.kwargs.get("inplace")))
 
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -68,6 +67,7 @@ BLOCKS = {
     "convnext": ["filter to scale"],
     "inverted": ["a"],
     "bert": ["attention", "wide to narrow"],
+    "gqa": ["attention", "wide to narrow"],
     "fused_qkv": ["qkv to out", "wide to narrow"],
     "encoder": ["layer.self_attn", "layer"],
     "vit": [
@@ -190,9 +190,7 @@ def test_what_the_outputs_need_least_goes_first(repair: bool, tmp_path: Path) ->
     )  # fmt: skip
     gone = 1 - torch_macs(given.model.module, model.signature) / torch_macs(model.module, model.signature)
     assert given.details["macs_removed"] == pytest.approx(gone) == given.model.macs_gone
-    assert [each["macs"] for each in given.details["blocks"].values()] == pytest.approx(
-        [gone - sum(list(map(float, [given.details["blocks"]["steps.3"]["macs"]]))), given.details["blocks"]["steps.3"]["macs"]]
-    ) or list(given.details["blocks"])[0] == "steps.3"  # fmt: skip
+    assert sum(each["macs"] for each in given.details["blocks"].values()) == pytest.approx(gone)
     assert "steps.4" in " ".join(given.details["left_alone"])
     assert json.loads(json.dumps(dict(stage.options))) == dict(stage.options)
 
@@ -249,7 +247,7 @@ def test_auto_drops_what_keeps_the_budget_better_than_channels(tmp_path: Path) -
     model = faint(residuals(Basic, Basic, Basic, Basic), 1, 2)
     data = data_for(model, 128)
     given = DropBlocks("auto", data, prune=PruneChannels(0.4, round_to=1)).run(model, tmp_path, quiet)
-    assert set(given.details["blocks"]) == {"steps.1", "steps.2"} or list(given.details["blocks"]) in (["steps.1"], ["steps.2"])
+    assert {"steps.1", "steps.2"} >= set(given.details["blocks"]) != set()
     errors = [each["error"] for each in given.details["tried"]]
     kept = len(given.details["blocks"])
     assert errors[: kept + 1] == sorted(errors[: kept + 1], reverse=True), "each that went brought it nearer"
@@ -258,7 +256,7 @@ def test_auto_drops_what_keeps_the_budget_better_than_channels(tmp_path: Path) -
 
 def test_auto_drops_nothing_where_channels_cost_less(tmp_path: Path) -> None:
     """Half of the channels are silent, and every block is needed."""
-    model = residuals(Basic, Basic)
+    model = residuals(Basic, Basic, Basic)
     with torch.no_grad():
         for step in model.module.steps:  # type: ignore[union-attr]
             step.a[0].weight[4:], step.a[1].bias[4:], step.a[1].running_mean[4:] = 0.0, 0.0, 0.0  # type: ignore[index,operator,union-attr]
@@ -319,4 +317,4 @@ def test_numbers_are_the_same_by_the_bit_or_the_proof_fails() -> None:
     ends = {blocks[0].end: blocks[0].shortcut}
     other = without(graph, {blocks[1].end: blocks[1].shortcut})
     assert "adds zeros" in BlockProof(graph, model.signature, None).difference(ends, other)
-    assert np.isfinite(answers(other, model)).all()
+    assert bool(answers(other, model).isfinite().all())
