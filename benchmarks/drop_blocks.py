@@ -75,7 +75,7 @@ class Inverted(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.inside(x)
+        return x + self.inside(x)  # type: ignore[no-any-return]
 
 
 class Encoder(nn.Module):
@@ -90,7 +90,7 @@ class Encoder(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.one(x)
         x = x + self.attention(y, y, y, need_weights=False)[0]
-        return x + self.narrow(F.gelu(self.wide(self.two(x))))
+        return x + self.narrow(F.gelu(self.wide(self.two(x))))  # type: ignore[no-any-return]
 
 
 class OfImages(nn.Module):
@@ -222,7 +222,8 @@ def measured(models: dict[tuple[int, str], TorchModel]) -> dict[tuple[int, str],
         opened, signature = {}, next(iter(models.values())).signature
         for at, (key, model) in enumerate(models.items()):
             given: Any = model
-            for step, stage in enumerate((OnnxFromTorch(), FoldOnnx(unfuse=True))):
+            tail: tuple[Any, ...] = (OnnxFromTorch(), FoldOnnx(unfuse=True))
+            for step, stage in enumerate(tail):
                 folder = Path(name) / f"{at}-{step}"
                 folder.mkdir()
                 given = stage.run(given, folder, quiet).model

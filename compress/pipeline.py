@@ -400,7 +400,7 @@ def _lost_blocks(told: Any) -> dict[int, int]:
     """What sums of a graph have become; raises TypeError or ValueError where it is no list of pairs of numbers."""
     found = {}
     for end, shortcut in told:
-        if not (type(end) is type(shortcut) is int and 0 <= shortcut and 0 <= end):
+        if not (type(end) is type(shortcut) is int and shortcut >= 0 and end >= 0):
             raise TypeError("which blocks it lost is told otherwise")
         found[end] = shortcut
     return found

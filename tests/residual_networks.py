@@ -145,7 +145,7 @@ class ReadElsewhere(Step):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.a(x)
-        return (x + y) * torch.sigmoid(y)
+        return (x + y) * torch.sigmoid(y)  # type: ignore[no-any-return]
 
 
 class OneForAll(Step):
@@ -158,7 +158,7 @@ class OneForAll(Step):
         self.a = nn.Conv2d(width, width, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.a(x.mean((2, 3), keepdim=True))
+        return x + self.a(x.mean((2, 3), keepdim=True))  # type: ignore[no-any-return]
 
 
 class Spoils(Step):
@@ -171,7 +171,7 @@ class Spoils(Step):
         self.a = nn.Conv2d(width, width, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.a(F.relu_(x))
+        return x + self.a(F.relu_(x))  # type: ignore[no-any-return]
 
 
 class Attention(Step):

@@ -37,8 +37,7 @@ def refuse_together(options: ExportOptions, *, judged: bool) -> None:
             and not (static or options.int4 or options.smooth or options.precision != "fp32")
             and not (repairs(options) or options.drop_blocks is not None),
             "calibration data is given, but nothing to calibrate",
-            "only static INT8, QAT, smoothing, half precision, 4-bit weights, --drop-blocks and the repair after pruning "
-            "look at it",
+            "only static INT8, QAT, smoothing, half precision, 4-bit weights, --drop-blocks and the repair look at it",
             "add --int8 static or --prune 0.5, or leave --calibration out",
         ),
         (

@@ -14,7 +14,7 @@ from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
 from compress.formats.native.graph import GraphError
 from compress.model import Model, TorchModel
-from compress.prune.blocks.choose_blocks import Chooser, Went, alive, ends_of
+from compress.prune.blocks.choose_blocks import Chooser, Went, ends_of
 from compress.prune.blocks.find_blocks import Block, blocks_of, shapes_of
 from compress.prune.blocks.prove_blocks import BlockProof
 from compress.prune.blocks.weigh_blocks import weighed
@@ -163,8 +163,8 @@ class DropBlocks:
     def _fixed(self, chooser: Chooser, blocks: Sequence[Block], left_alone: Mapping[str, str]) -> list[Went]:
         gone: list[Went] = []
         while len(gone) != self.count:
-            left = alive(blocks, [went.block for went in gone])
-            if not left:  # blocks in blocks
+            left = chooser.left(blocks, [went.block for went in gone])
+            if not left:  # blocks in blocks, or an input that the others alone read
                 assert isinstance(self.count, int)  # noqa: S101  "auto" goes another way
                 raise _too_many(self.count, [went.block.name for went in gone], left_alone)
             gone.append(chooser.next(left, gone, by_macs=False))

@@ -20,14 +20,14 @@ from compress.evaluate.judge import spread
 from compress.model import Lost, TorchModel
 from compress.model.frozen import freeze, frozen_names
 from compress.prune.blocks.find_blocks import Block
-from compress.prune.blocks.without_blocks import Ends, without
+from compress.prune.blocks.without_blocks import Ends, unread_inputs, without
 from compress.prune.repair.judge import Judge, statistics_again
 from compress.prune.repair.repaired import repaired
 from compress.prune.repair.samples import Samples
 from compress.runtime.measure import torch_macs
 from compress.stage import Progress
 
-__all__ = ["Chooser", "Went", "alive", "ends_of"]
+__all__ = ["Chooser", "Went", "ends_of"]
 
 JUDGED = 256  # calibration samples, at most, that choose; the repair behind the choice has all
 # Of the blocks that are left, so many are judged with the repair: those that cost least without it.
@@ -106,6 +106,11 @@ class Chooser:
         best = min(nearest, key=lambda block: cost(block, lost[block]))
         return Went(best, lost[best], saved[best])
 
+    def left(self, blocks: Sequence[Block], gone: Sequence[Block]) -> list[Block]:
+        """Blocks that are still there once others have gone, and can go, too, without an input that nothing reads."""
+        alive = (block for block in blocks if block not in gone and not any(block.end in one.inside for one in gone))
+        return [block for block in alive if not unread_inputs(self._graph, ends_of([*gone, block]))]
+
     def share(self, blocks: Sequence[Block]) -> float:
         """Of the multiply-accumulates that go with blocks."""
         return 1 - torch_macs(without(self._graph, ends_of(blocks)), self.model.signature) / self.macs
@@ -147,11 +152,6 @@ class Chooser:
     def _tell(self, note: str) -> None:
         self._told += 1
         self.progress(self._told, self._told + 1, note)
-
-
-def alive(blocks: Sequence[Block], gone: Sequence[Block]) -> list[Block]:
-    """Blocks that are still there once others have gone."""
-    return [block for block in blocks if block not in gone and not any(block.end in other.inside for other in gone)]
 
 
 def ends_of(blocks: Sequence[Block]) -> Ends:

@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
+from compress.prune.blocks.without_blocks import unread_inputs
 from compress.prune.layer_kinds import PRUNABLE
 from compress.prune.repair.sites import PASSING, added
 from compress.prune.repair.walk import Walk
@@ -67,9 +68,11 @@ def blocks_of(walk: Walk, shapes: Shapes) -> tuple[list[Block], dict[str, str]]:
                 block = Block("", walk.number[node], walk.number[shortcut], inside)
                 found.append((block, _kept_by(walk, block, branch, shapes)))
     ends = {block.end for block, _ in found}
-    for node in walk.nodes:  # named, since what is looked for there are blocks
-        if walk.number[node] not in ends and (inside := _two_sided(walk, node)):
-            found.append((Block("", walk.number[node], -1, inside), NO_SHORTCUT))
+    found += [  # named, since blocks are what is looked for there
+        (Block("", number, -1, inside), NO_SHORTCUT)
+        for number, node in enumerate(walk.nodes)
+        if number not in ends and (inside := _two_sided(walk, node))
+    ]
     names = _names(walk, [block for block, _ in found])
     named = [Block(names[at], block.end, block.shortcut, block.inside) for at, (block, _) in enumerate(found)]
     can = [block for block, (_, why) in zip(named, found, strict=True) if not why]
@@ -79,10 +82,8 @@ def blocks_of(walk: Walk, shapes: Shapes) -> tuple[list[Block], dict[str, str]]:
 def _inside(walk: Walk, branch: fx.Node, shortcut: fx.Node, told: Shapes) -> frozenset[int]:
     """Numbers of the nodes from behind what the branch is computed from to the sum; none if it is no branch.
 
-    It is computed from the last value that the sum carries on without it. Sizes that are read of a value are none of it.
+    It is computed from the last value that the sum carries on without it. Sizes that are read of a value say nothing.
     """
-    if branch in _behind(walk, shortcut, told) and shortcut in _behind(walk, branch, told):
-        return frozenset()
     for start in sorted(_carried(walk, shortcut), key=lambda node: -walk.number[node]):
         behind = _behind(walk, start, told)
         if start is branch or branch not in behind:
@@ -117,9 +118,8 @@ def _carried(walk: Walk, node: fx.Node) -> set[fx.Node]:
         if one in found:
             continue
         found.add(one)
-        if any(added(one, each) is not None for each in one.all_input_nodes):
-            stack += one.all_input_nodes
-        elif one.op == "call_module" and isinstance(walk.graph.get_submodule(str(one.target)), PASSING):
+        passes = one.op == "call_module" and isinstance(walk.graph.get_submodule(str(one.target)), PASSING)
+        if passes or any(added(one, each) is not None for each in one.all_input_nodes):
             stack += one.all_input_nodes
     return found
 
@@ -151,10 +151,8 @@ def _kept_by(walk: Walk, block: Block, branch: fx.Node, shapes: Shapes) -> str:
         given = node.all_input_nodes
         if given and walk.in_place(node) and walk.number[given[0]] not in block.inside:
             return IN_PLACE
-    for node in walk.nodes:
-        if node.op == "placeholder" and node.users and {walk.number[user] for user in node.users} <= block.inside:
-            return ONLY_READER.format(node.target)
-    return ""
+    unread = unread_inputs(walk.graph, {block.end: block.shortcut})
+    return ONLY_READER.format(unread[0]) if unread else ""
 
 
 def _two_sided(walk: Walk, node: fx.Node) -> frozenset[int]:

@@ -65,6 +65,6 @@ def _same(wanted: Sequence[torch.Tensor], have: Sequence[torch.Tensor]) -> bool:
     return len(wanted) == len(have) and all(
         one.shape == other.shape
         and one.dtype == other.dtype
-        and bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124
+        and bool(((one == other) | ((one != one) & (other != other))).all())
         for one, other in zip(wanted, have, strict=True)
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import BudgetError, StageError
-from compress.prune.blocks.choose_blocks import Chooser, Went, alive
+from compress.model import TorchModel
+from compress.prune.blocks.choose_blocks import Chooser, Went
 from compress.prune.blocks.find_blocks import Block
 from compress.prune.choose_channels import TOLERANCE
 from compress.prune.prune_channels import PruneChannels
@@ -23,9 +24,9 @@ def weighed(
 ) -> tuple[list[Went], list[dict[str, Any]]]:
     """The blocks that go, and each network that was compared.
 
-    The block that costs least for each multiply-accumulate goes first. With it and without it, channels are pruned until
-    the budget is kept, and the network is repaired: the block goes if its outputs are nearer so, else no further one is
-    looked at. Where channels alone don't keep the budget, blocks go until they do.
+    The block that costs least for each multiply-accumulate goes first. With it and without it, channels are pruned
+    until the budget is kept, and the network is repaired: the block goes if its outputs are nearer so, else no further
+    one is looked at. Where channels alone don't keep the budget, blocks go until they do.
 
     Args:
         chooser: which judges.
@@ -38,7 +39,7 @@ def weighed(
     tried = [_row([], best)]
     while True:
         before = [went.block for went in gone]
-        left = [block for block in alive(blocks, before) if chooser.share([*before, block]) <= most]
+        left = [block for block in chooser.left(blocks, before) if chooser.share([*before, block]) <= most]
         if not left:
             break
         went = chooser.next(left, gone, by_macs=True)
@@ -61,6 +62,7 @@ def _within(chooser: Chooser, blocks: Sequence[Block], prune: PruneChannels | Pr
             pruned = prune.run(model, folder, chooser.tell_of_pruning).model
         except (BudgetError, StageError):
             return math.inf
+        assert isinstance(pruned, TorchModel)  # noqa: S101  both prune these
         return chooser.mended(pruned)[1]
 
 

@@ -12,7 +12,7 @@ from torch import fx, nn
 from compress.errors import StageError
 from compress.prune.repair.sites import added, carried_on
 
-__all__ = ["Ends", "in_the_same_steps", "silenced", "without"]
+__all__ = ["Ends", "in_the_same_steps", "silenced", "unread_inputs", "without"]
 
 Ends = Mapping[int, int]
 """Of each branch, the number of its sum, and of what the sum is without it."""
@@ -34,7 +34,8 @@ def without(graph: fx.GraphModule, ends: Ends) -> fx.GraphModule:
     for end in ends:
         nodes[end].replace_all_uses_with(nodes[_left(end, ends)])
     for number in sorted(dead, reverse=True):
-        own.erase_node(nodes[number])
+        if nodes[number].op != "placeholder":
+            own.erase_node(nodes[number])
     return fx.GraphModule(graph, own).eval()
 
 
@@ -49,6 +50,13 @@ def silenced(graph: fx.GraphModule, ends: Ends) -> fx.GraphModule:
     return fx.GraphModule(graph, own).eval()
 
 
+def unread_inputs(graph: fx.GraphModule, ends: Ends) -> list[str]:
+    """Inputs that only these branches read: without them, an exported file would not take them."""
+    dead = _dead(graph, ends)
+    nodes = list(graph.graph.nodes)
+    return [str(nodes[at].target) for at in sorted(dead) if nodes[at].op == "placeholder"]
+
+
 def in_the_same_steps(graph: fx.GraphModule, ends: Ends, pruned: nn.Module) -> fx.GraphModule:
     """What `without` gives, but node by node as the whole, so that the two can be walked together.
 
@@ -60,6 +68,8 @@ def in_the_same_steps(graph: fx.GraphModule, ends: Ends, pruned: nn.Module) -> f
     own, nodes = _copied(graph)
     for number in _dead(graph, ends):
         node = nodes[number]
+        if node.op == "placeholder":
+            continue
         carries = number in ends
         given = nodes[ends[number]] if carries else None
         # What it was computed from stays with it: the order of the steps hangs on that.
@@ -86,17 +96,11 @@ def _dead(graph: fx.GraphModule, ends: Ends) -> set[int]:
     number = {node: at for at, node in enumerate(every)}
     dead = set(ends)
     for at in range(len(every) - 1, -1, -1):
-        node = every[at]
-        if at in dead or node.op in ("placeholder", "output") or not node.users:
-            continue
-        if all(number[user] in dead and not _keeps(number[user], at, ends) for user in node.users):
+        readers = [number[user] for user in every[at].users]
+        # A sum that lost its branch still carries the other side on.
+        if readers and all(one in dead and ends.get(one) != at for one in readers):
             dead.add(at)
     return dead
-
-
-def _keeps(end: int, given: int, ends: Ends) -> bool:
-    """Whether a sum still carries a value on."""
-    return end in ends and ends[end] == given
 
 
 def _copied(graph: fx.GraphModule) -> tuple[fx.Graph, list[fx.Node]]:

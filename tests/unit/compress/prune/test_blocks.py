@@ -155,6 +155,28 @@ class Positions(nn.Module):
         return self.head(x + self.table(places))  # type: ignore[no-any-return]
 
 
+class MaskedTwice(Masked):
+    """Of its second input two blocks know, through what both are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        seen = 1 - mask
+        x = x + self.a(x) * seen
+        return self.head(x + self.b(x) * seen)  # type: ignore[no-any-return]
+
+
+def test_an_input_that_only_blocks_read_keeps_one_of_them(tmp_path: Path) -> None:
+    model = wrapped(MaskedTwice(), "x:float32[batch,6]", "mask:float32[batch,6]")
+    assert [block.name for block in found(model)[1]] == ["a", "b"]
+    assert len(DropBlocks(1, data_for(model, 64)).run(model, tmp_path, quiet).details["blocks"]) == 1
+    with pytest.raises(StageError, match="can't drop 2 blocks") as caught:
+        DropBlocks(2, data_for(model, 64)).run(model, tmp_path, quiet)
+    assert caught.value.why.startswith("1 can go: ")
+
+
 def test_an_input_that_only_a_block_reads_keeps_it() -> None:
     _, blocks, left_alone = found(wrapped(Masked(), "x:float32[batch,6]", "mask:float32[batch,6]"))
     assert blocks == []
@@ -259,8 +281,8 @@ def test_auto_drops_nothing_where_channels_cost_less(tmp_path: Path) -> None:
     model = residuals(Basic, Basic, Basic)
     with torch.no_grad():
         for step in model.module.steps:  # type: ignore[union-attr]
-            step.a[0].weight[4:], step.a[1].bias[4:], step.a[1].running_mean[4:] = 0.0, 0.0, 0.0  # type: ignore[index,operator,union-attr]
-            step.b[1].weight.mul_(4)  # type: ignore[index,operator,union-attr]
+            step.a[0].weight[4:], step.a[1].bias[4:], step.a[1].running_mean[4:] = 0.0, 0.0, 0.0
+            step.b[1].weight.mul_(4)
     given = DropBlocks("auto", data_for(model, 128), prune=PruneChannels(0.4, round_to=1)).run(model, tmp_path, quiet)
     assert given.did.startswith("nothing: channels alone")
     assert given.model is model
@@ -299,7 +321,7 @@ def test_a_forward_that_can_not_be_traced_and_outputs_that_never_vary_are_told(t
         DropBlocks(1, data_for(model, 32)).run(model, tmp_path, quiet)
     model = residuals(Basic)
     data = data_for(model, 32)
-    data.inputs["x"][:] = 1.0  # type: ignore[index]
+    data.inputs["x"][:] = 1.0
     with pytest.raises(StageError, match="can't choose blocks"):
         DropBlocks(1, data).run(model, tmp_path, quiet)
 
