@@ -1,12 +1,13 @@
 """Blocks that go whole against channels, at the same multiply-accumulates: accuracy and latency, without training.
 
-    python benchmarks/drop_blocks.py [--seeds 3] [--networks resnet mobilenet transformer] [--blocks 2 4] [--recover 4]
+    python benchmarks/drop_blocks.py [--seeds 3] [--networks resnet mobilenet transformer] [--blocks 4 6] [--recover 4]
 
 scikit-learn's handwritten digits. Each seed trains a network of its own and draws 256 unlabelled images to calibrate
 on; accuracy is over the 500 images that neither has seen. `--drop-blocks N` comes first, with the repair; channels
 alone, and blocks and channels together (`--drop-blocks auto`), are then brought to the multiply-accumulates that it has
-left. `--recover` trains each for so many epochs more. Latency is of ONNX files in turns, one thread, batch 1, for the
-first seed. The last line of stdout is one JSON object.
+left. "error" is how far the outputs for these images are from the original's, by their spread. `--recover` trains each
+for so many epochs more. Latency is of ONNX files in turns, one thread, batch 1, for the first seed; there, channels and
+both are brought to the latency of the blocks, too. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from compress.data.dataset import Dataset
-from compress.errors import StageError
+from compress.errors import BudgetError, StageError
 from compress.model import OnnxModel, TorchModel, infer_signature, sample_inputs
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.options.training import TrainingOptions
 from compress.prune.drop_blocks import DropBlocks
 from compress.prune.prune_channels import PruneChannels
+from compress.prune.prune_to_budget import PruneToBudget
 from compress.prune.repair_channels import RepairChannels
 from compress.runtime.backends import OnnxBackend
 from compress.runtime.latency import latency
@@ -48,6 +50,7 @@ from compress.stage import Stage
 from compress.training.finetune import Finetune
 
 EPOCHS, BATCH, CALIBRATION, JUDGED = 16, 64, 256, 500
+TAIL: tuple[Stage, ...] = (OnnxFromTorch(), FoldOnnx(unfuse=True))
 
 
 def normed(i: int, o: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -131,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--blocks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--blocks", type=int, nargs="+", default=[4, 6])
     parser.add_argument("--recover", type=int, default=0, metavar="EPOCHS")
     arguments = parser.parse_args()
     found: list[dict[str, Any]] = []
@@ -193,11 +196,30 @@ def rows_of(network: str, counts: Sequence[int], seed: int, epochs: int) -> list
                 recovery = Finetune(train, model, TrainingOptions(epochs=epochs), seed)
                 models[key] = cast(TorchModel, recovery.run(each, Path(folder), quiet).model) if key[0] else each
     times = measured(models) if seed == 0 else {}
+    if times:
+        for count in counts:
+            prune = PruneChannels(0.5, "obs", round_to=4, calibration=calibration)
+            budget = PruneToBudget(prune, "latency_ms", times[count, "blocks"], TAIL)
+            for way, first in (
+                ("channels", []),
+                ("both", [DropBlocks("auto", calibration, prune=budget), repair]),
+            ):
+                start, key = time.process_time(), (count, f"{way}, obs, to the blocks' latency")
+                try:
+                    models[key], did = made([*first, budget, repair], model)
+                except (BudgetError, StageError) as err:
+                    print(network, count, way, err, file=sys.stderr)
+                    continue
+                seconds[key], dropped[key] = time.process_time() - start, list(did[0].get("blocks", {}))
+        times = measured(models)
     rows = []
     for key, each in models.items():
         with torch.no_grad():
-            right = each.module(torch.from_numpy(images[held])).argmax(1).numpy() == labels[held]
+            have, want = (one.module(torch.from_numpy(images[held])).double() for one in (each, model))
+        right = have.argmax(1).numpy() == labels[held]
+        error = (have - want).square().sum(1).mean() / (want - want.mean(0)).square().sum(1).mean()
         row: dict[str, Any] = {"as_blocks": key[0], "way": key[1], "accuracy": float(right.mean())}
+        row["error"] = float(error)
         row |= {"macs_removed": 1 - torch_macs(each.module, model.signature) / whole, "dropped": dropped.get(key, [])}
         rows.append(row | {"cpu_seconds": seconds.get(key, 0.0)} | ({"p50_ms": times[key]} if times else {}))
     return rows
@@ -222,8 +244,7 @@ def measured(models: dict[tuple[int, str], TorchModel]) -> dict[tuple[int, str],
         opened, signature = {}, next(iter(models.values())).signature
         for at, (key, model) in enumerate(models.items()):
             given: Any = model
-            tail: tuple[Any, ...] = (OnnxFromTorch(), FoldOnnx(unfuse=True))
-            for step, stage in enumerate(tail):
+            for step, stage in enumerate(TAIL):
                 folder = Path(name) / f"{at}-{step}"
                 folder.mkdir()
                 given = stage.run(given, folder, quiet).model
@@ -249,13 +270,14 @@ def trained(network: str, images: torch.Tensor, labels: torch.Tensor, seed: int)
 
 def show(figures: list[dict[str, Any]]) -> None:
     """As a table."""
-    table = Table("network", "as", "way", "MACs", "accuracy", "by seed", "blocks that went", "p50 ms", "CPU s")
+    table = Table("network", "as", "way", "MACs", "error", "accuracy", "by seed", "blocks that went", "p50 ms", "CPU s")
     for row in figures:
         table.add_row(
             row["network"],
             f"{row['as_blocks']} blocks" if row["as_blocks"] else "",
             row["way"],
             f"-{statistics.mean(row['macs_removed']):.1%}",
+            f"{statistics.mean(row['error']):.2%}",
             f"{statistics.mean(row['accuracy']):.2%}",
             " ".join(f"{each:.1%}" for each in row["accuracy"]),
             " ".join(str(len(each)) for each in row["dropped"]),
