@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from compress.errors import RecipeError, StageError
 from compress.model import TorchModel, call
+from compress.options.training import TrainingOptions
 from compress.prune.blocks.find_blocks import Block, blocks_of, shapes_of
 from compress.prune.blocks.prove_blocks import BlockProof
 from compress.prune.blocks.without_blocks import silenced, without
@@ -23,6 +24,7 @@ from compress.prune.prune_channels import PruneChannels
 from compress.prune.repair.walk import Walk
 from compress.prune.repair_channels import RepairChannels
 from compress.runtime.measure import torch_macs, torch_params
+from compress.training.finetune import Finetune
 from tests.families import FAMILIES, family
 from tests.residual_networks import (
     IMAGE_STEPS,
@@ -248,6 +250,18 @@ def test_a_linear_layer_behind_takes_up_a_linear_block_whole(tmp_path: Path) -> 
     dropped = DropBlocks(1, data).run(model, tmp_path, quiet).model
     given = RepairChannels(data, ridge=1e-9).run(dropped, tmp_path, quiet)  # type: ignore[arg-type]
     torch.testing.assert_close(answers(given.model.module, model), answers(model.module, model), rtol=1e-4, atol=1e-4)  # type: ignore[union-attr]
+
+
+def test_a_training_behind_it_is_taught_by_the_whole(tmp_path: Path) -> None:
+    model = residuals(Basic, Basic, TwoSided)
+    data = data_for(model, 64)
+    dropped = DropBlocks(1, data).run(model, tmp_path, quiet).model
+    asked = TrainingOptions(epochs=1, batch_size=16, feature_weight=0.5)
+    given = Finetune(data, model, asked).run(dropped, tmp_path, quiet).model  # type: ignore[arg-type]
+    assert isinstance(given, TorchModel)
+    before, after = (dict(each.module.named_parameters()) for each in (dropped, given))  # type: ignore[union-attr]
+    assert before.keys() == after.keys()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
 def test_channels_are_pruned_to_a_share_of_the_whole_model(tmp_path: Path) -> None:
