@@ -113,7 +113,8 @@ class Chooser:
 
     def share(self, blocks: Sequence[Block]) -> float:
         """Of the multiply-accumulates that go with blocks."""
-        return 1 - torch_macs(without(self._graph, ends_of(blocks)), self.model.signature) / self.macs
+        left = torch_macs(without(self._graph, ends_of(blocks)), self.model.signature)
+        return (self.macs - left) / max(1, self.macs)
 
     def mended(self, pruned: TorchModel) -> tuple[TorchModel, float]:
         """A network that has lost something, repaired where that is asked for, and how far from the whole it is."""

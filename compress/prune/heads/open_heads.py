@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from compress.formats.native.graph import GraphError, traced_of
@@ -19,13 +19,13 @@ from compress.model.drawn import drawn_inputs, indices_of
 from compress.prune.cut_layers import Place
 from compress.prune.follow_channels import ChannelGroup
 from compress.prune.heads.free_sizes import Edit, edits_of, free
-from compress.prune.heads.plain_layers import with_plain_layers
+from compress.prune.heads.plain_layers import MASKS, with_plain_layers
 from compress.prune.heads.spans import Block, Span, blocks_of, spans_of
 from compress.prune.repair.walk import Walk
 from compress.prune.unfused import unfused
 from compress.storage.shortages import raise_shortage
 
-__all__ = ["Opened", "opened", "plain_trace"]
+__all__ = ["Opened", "is_plain_trace", "opened", "plain_trace"]
 
 SAME = 1e-4  # of its size, which single precision keeps to when the order of sums changes
 
@@ -92,6 +92,11 @@ def plain_trace(model: TorchModel) -> tuple[fx.GraphModule, list[torch.Tensor]]:
         except Exception as err:  # torch's layers are called in ways that a trace can't follow
             raise_shortage(err)
     return traced_of(model.module, len(inputs)), inputs
+
+
+def is_plain_trace(module: nn.Module) -> bool:
+    """Whether a module is what `plain_trace` would make of it."""
+    return isinstance(module, fx.GraphModule) and not any(type(layer) in MASKS for layer in module.modules())
 
 
 def _group(span: Span, blocks: Sequence[Block]) -> ChannelGroup:

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from compress.model import Lost
-from compress.prune.heads.open_heads import plain_trace
+from compress.prune.heads.open_heads import is_plain_trace, plain_trace
 from compress.prune.repair.fit import Fitted, fit_layers
 from compress.prune.repair.judge import Apart, Judge, statistics_again
 from compress.prune.repair.samples import Samples
@@ -69,7 +69,9 @@ def repaired(
         StageError: the forwards can't be followed.
     """
     own = copy.deepcopy(module)
-    before = plain_trace(lost.before)[0] if lost.blocks else lost.before.module
+    before = lost.before.module
+    if lost.blocks and not is_plain_trace(before):  # as a run that goes on finds it
+        before = plain_trace(lost.before)[0]
     with tempfile.TemporaryDirectory(dir=folder) as held:
         fitted = fit_layers(
             before, own, lost.channels, samples, Path(held), progress, ridge=ridge, blocks=lost.blocks
