@@ -276,6 +276,9 @@ def _fill(stage: Stage, model: Model, folder: Path, beside: Path, progress: Prog
         data["ranges"] = dict(given.model.ranges)
     if isinstance(given.model, TorchModel) and given.model.lost is not None:
         data["lost"] = [[*place, sorted(gone)] for place, gone in given.model.lost.channels.items()]
+        data["lost_blocks"] = [list(ends) for ends in given.model.lost.blocks.items()]
+    if isinstance(given.model, TorchModel) and given.model.macs_gone:
+        data["macs_gone"] = given.model.macs_gone
     if isinstance(model, TorchModel):
         data["given"] = answers_of(model)
     data["sha256"] = _digest(data, beside)
@@ -336,7 +339,10 @@ def _take(stage: Stage, folder: Path, before: Model | None) -> Outcome | None:
                 model, ranges={name: (_number(low), _number(high)) for name, (low, high) in data["ranges"].items()}
             )
         if "lost" in data and isinstance(before, TorchModel):
-            model = dataclasses.replace(model, lost=Lost(before, _lost(data["lost"])))
+            blocks = _lost_blocks(data.get("lost_blocks", []))
+            model = dataclasses.replace(model, lost=Lost(before, _lost(data["lost"]), blocks))
+        if "macs_gone" in data:
+            model = dataclasses.replace(model, macs_gone=_number(data["macs_gone"]))
         if isinstance(before, TorchModel) and _answers_otherwise(before, data["given"]):
             raise _OtherModelError
         given = Given(model, did, details, told)
@@ -382,6 +388,16 @@ def _lost(told: Any) -> dict[tuple[str, str, int], frozenset[int]]:
         if not (type(name) is type(side) is str and type(axis) is int and numbers):
             raise TypeError("what it lost is told otherwise")
         found[name, side, axis] = frozenset(gone)
+    return found
+
+
+def _lost_blocks(told: Any) -> dict[int, int]:
+    """What sums of a graph have become; raises TypeError or ValueError where it is no list of pairs of numbers."""
+    found = {}
+    for end, shortcut in told:
+        if not (type(end) is type(shortcut) is int and shortcut >= 0 and end >= 0):
+            raise TypeError("which blocks it lost is told otherwise")
+        found[end] = shortcut
     return found
 
 

@@ -26,8 +26,8 @@ from compress.vetting.swap import replacing_folder
 __all__ = ["refuse_too_large", "write_artifact"]
 
 SMALLER = (
-    "prune_channels", "prune_to_budget", "quantize_onnx", "quantize_within", "quantize_faster", "quantize_int4",
-    "train_quantized", "half_onnx",
+    "drop_blocks", "prune_channels", "prune_to_budget", "quantize_onnx", "quantize_within", "quantize_faster",
+    "quantize_int4", "train_quantized", "half_onnx",
 )  # fmt: skip
 
 

@@ -29,9 +29,10 @@ from compress.options import (
     FinetuneOptions,
     SourceOptions,
 )
-from compress.options.asked import is_static, prunes, repairs
+from compress.options.asked import drops, is_static, prunes, repairs
 from compress.options.training import TrainingOptions
 from compress.options.user_code import is_code
+from compress.prune.drop_blocks import DropBlocks
 from compress.prune.prune_channels import PruneChannels
 from compress.prune.prune_to_budget import PruneToBudget
 from compress.prune.repair_channels import RepairChannels
@@ -174,7 +175,7 @@ def stages_for(
 
 def _in_torch(options: ExportOptions, model: TorchModel | OnnxModel) -> bool:
     """Whether anything is done to a network of torch: an ONNX file is taken back only to be pruned or trained."""
-    return isinstance(model, TorchModel) or prunes(options) or options.finetune is not None
+    return isinstance(model, TorchModel) or prunes(options) or drops(options) or options.finetune is not None
 
 
 def _engine(options: ExportOptions) -> list[Stage]:
@@ -216,13 +217,17 @@ def _pruning(
         shared=rounds > 1,
         calibration=calibration if options.importance == "obs" else None,
     )
+    pruning: PruneChannels | PruneToBudget | None = prune if pruned else None
+    if kind is not None and limit is not None:
+        pruning = PruneToBudget(prune, kind, limit, tuple(_whole(stage) for stage in precision), options.threads)
     stages: list[Stage] = []
+    if options.drop_blocks is not None and calibration is not None:
+        weighed = pruning if options.drop_blocks == "auto" else None
+        stages.append(DropBlocks(options.drop_blocks, calibration, repairs(options), weighed, samples))
+        stages += [RepairChannels(calibration)] if repairs(options) else []
     for _ in range(rounds):
-        if kind is not None and limit is not None:
-            tail = tuple(_whole(stage) for stage in precision)
-            stages.append(PruneToBudget(prune, kind, limit, tail, options.threads))
-        elif pruned:
-            stages.append(prune)
+        if pruning is not None:
+            stages.append(pruning)
         if pruned and repairs(options) and calibration is not None:
             stages.append(RepairChannels(calibration))
         if recovery is not None:

@@ -16,6 +16,8 @@ from compress.data.dataset import Dataset
 from compress.errors import StageError
 from compress.evaluate.judge import Judge, spread
 from compress.model import Model, OnnxModel, sample_inputs
+from compress.prune.blocks.choose_blocks import JUDGED as CHOSEN_BY
+from compress.prune.drop_blocks import DropBlocks
 from compress.prune.prune_to_budget import STEPS, PruneToBudget
 from compress.prune.repair_channels import RepairChannels
 from compress.quantize.faster import LONGER, ROUNDS, fastest, turns
@@ -107,6 +109,8 @@ def rehearse(stage: Stage, model: Model, folder: Path, kept: Path, progress: Pro
         return _budget(stage, model, folder, progress)
     if isinstance(stage, QuantizeWithin | QuantizeFaster):
         return _chosen(stage, model, folder, clock)
+    if isinstance(stage, DropBlocks):
+        return _blocks(stage, model, folder, clock)
     if isinstance(stage, RepairChannels):
         return _repair(stage, model, folder, clock)
     if stage.name == "engine_from_onnx":  # takes minutes, and says nothing on the way
@@ -160,6 +164,13 @@ def _repair(stage: RepairChannels, model: Any, folder: Path, clock: Clock) -> Tr
     few = spread(stage.calibration, min(CALIBRATED[1], len(stage.calibration)))
     given = dataclasses.replace(stage, calibration=few).run(model, folder, clock)
     return Tried(given, clock.spent * len(stage.calibration) / len(few))
+
+
+def _blocks(stage: DropBlocks, model: Any, folder: Path, clock: Clock) -> Tried:
+    """Chosen by some samples, which nearly all of the time is in proportion to."""
+    few = spread(stage.calibration, min(CALIBRATED[1], len(stage.calibration)))
+    given = dataclasses.replace(stage, calibration=few).run(model, folder, clock)
+    return Tried(given, clock.spent * min(CHOSEN_BY, len(stage.calibration)) / len(few))
 
 
 def _call_seconds(model: Model) -> float:

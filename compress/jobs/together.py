@@ -34,10 +34,29 @@ def refuse_together(options: ExportOptions, *, judged: bool) -> None:
         (len(given) > 1, "can't prune to two goals", " and ".join(given) + " are given", "leave one of them"),
         (
             options.calibration is not None
-            and not (static or options.int4 or options.smooth or options.precision != "fp32" or repairs(options)),
+            and not (static or options.int4 or options.smooth or options.precision != "fp32")
+            and not (repairs(options) or options.drop_blocks is not None),
             "calibration data is given, but nothing to calibrate",
-            "only static INT8, QAT, smoothing, half precision, 4-bit weights and the repair after pruning look at it",
+            "only static INT8, QAT, smoothing, half precision, 4-bit weights, --drop-blocks and the repair look at it",
             "add --int8 static or --prune 0.5, or leave --calibration out",
+        ),
+        (
+            options.drop_blocks is not None and options.calibration is None,
+            "can't choose blocks to drop",
+            "which of them the outputs need least is told by calibration data, and there is none",
+            "add --calibration calibration.npz (unlabelled inputs, some hundreds), or leave --drop-blocks out",
+        ),
+        (
+            options.drop_blocks == "auto" and not given,
+            "can't weigh blocks against channels",
+            "--drop-blocks auto drops what keeps a budget better than channels do, and there is no budget",
+            "add --prune 0.5, or say how many: --drop-blocks 1",
+        ),
+        (
+            options.drop_blocks is not None and options.rounds > 1,
+            "can't drop blocks in rounds",
+            "blocks go at once, before channels do",
+            "leave --rounds or --drop-blocks out",
         ),
         (
             bool(options.repair) and bool(given) and options.calibration is None,

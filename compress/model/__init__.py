@@ -52,7 +52,9 @@ class TorchModel:
             training under 8 bits has found them.
         assumed: of the file that it was loaded from: which weights were taken, what was taken off their names or left
             out, in words; "" for nothing.
-        lost: what it was before it lost channels; None where the stage before did not prune it.
+        lost: what it was before it lost channels or blocks; None where the stage before did not prune it.
+        macs_gone: share of the multiply-accumulates that went with whole blocks before it: a pruning by a fraction of
+            them counts it.
         processor: what makes its inputs, of a Hugging Face folder.
         factory: 'package.module:name', what made the module, where a user named it.
     """
@@ -63,22 +65,26 @@ class TorchModel:
     ranges: Ranges = field(default_factory=dict, compare=False)
     assumed: str = field(default="", compare=False)
     lost: Lost | None = field(default=None, compare=False)
+    macs_gone: float = field(default=0.0, compare=False)
     processor: Processor | None = field(default=None, compare=False)
     factory: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
 class Lost:
-    """Channels that a model has just lost.
+    """Channels or blocks that a model has just lost.
 
     Attributes:
         before: the model with all of them.
         channels: numbers of those that went, by the layer's name there, its side ("in", "out", or "parameter" of one
             outside torch's layers) and the axis of such a parameter.
+        blocks: of branches that went whole, the number of the sum that each ended in, in the trace of the model before
+            (`plain_trace`), and the number of what that sum is now.
     """
 
     before: TorchModel
     channels: Mapping[tuple[str, str, int], frozenset[int]]
+    blocks: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,10 @@ class ExportOptions(CompressOptions, EngineOptions):
     target_params: Annotated[int | None, Parameter(group=_PRUNE)] = None
     """Instead of --prune: remove what it takes until no more weights are left."""
 
+    drop_blocks: Annotated[int | Literal["auto"] | None, Parameter(group=_PRUNE)] = None
+    """Residual blocks to drop whole, the ones without which --calibration data hurts least, before channels are pruned.
+    auto: as many as keep the budget (--prune or --target-…) better than channels alone."""
+
     rounds: Annotated[int, Parameter(group=_PRUNE)] = 1
     """Prune and recover in this many steps; --epochs are shared among them."""
 

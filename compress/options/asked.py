@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compress.options import ExportOptions, OptimizeOptions
 
-__all__ = ["chooses", "is_static", "prunes", "repairs"]
+__all__ = ["chooses", "drops", "is_static", "prunes", "repairs"]
 
 
 def prunes(options: ExportOptions | OptimizeOptions) -> bool:
@@ -13,6 +13,11 @@ def prunes(options: ExportOptions | OptimizeOptions) -> bool:
         return any(options.prune)
     goals = (options.prune, options.target_latency_ms, options.target_size_mb, options.target_params)
     return any(goal is not None for goal in goals)
+
+
+def drops(options: ExportOptions | OptimizeOptions) -> bool:
+    """Whether blocks go whole."""
+    return isinstance(options, ExportOptions) and options.drop_blocks is not None
 
 
 def chooses(options: ExportOptions) -> bool:
@@ -27,4 +32,5 @@ def is_static(options: ExportOptions) -> bool:
 
 def repairs(options: ExportOptions | OptimizeOptions) -> bool:
     """Whether layers behind what is pruned are fitted."""
-    return prunes(options) and options.calibration is not None and options.repair is not False
+    pruned = prunes(options) or drops(options)
+    return pruned and options.calibration is not None and options.repair is not False

@@ -20,6 +20,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "batches": (1, 1 << 20),
     "epochs": (0, 1 << 30),
     "tune_training": (1, 1000),
+    "drop_blocks": (1, 1000),
     "rounds": (1, 1000),  # each some stages
     "devices": (1, MOST_PROCESSES),
     "loader_workers": (0, MOST_PROCESSES),

@@ -16,7 +16,7 @@ from compress.options import (
     SensitivityOptions,
     SourceOptions,
 )
-from compress.options.asked import is_static, prunes
+from compress.options.asked import drops, is_static, prunes
 from compress.options.training import TrainingOptions
 
 __all__ = ["RULES", "unused"]
@@ -50,7 +50,8 @@ SHARED: tuple[Rule, ...] = (
         lambda o: o.finetune is not None,
         "nothing is trained without --finetune",
     ),
-    (("importance", "repair", "scope", "round_to"), prunes, "nothing is pruned"),
+    (("importance", "scope", "round_to"), prunes, "nothing is pruned"),
+    (("repair",), lambda o: prunes(o) or drops(o), "nothing is pruned"),
     (("repair",), lambda o: o.repair or o.calibration is not None, "nothing is repaired without --calibration"),
     (("scope",), lambda o: o.sensitivity is None, "--sensitivity sets what each layer loses, in its place"),
     (("scope",), lambda o: o.importance != "obs", "obs has every layer lose what costs its consumers the same"),

@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from compress.prune.layer_kinds import RECURRENT
 
-__all__ = ["keeps_size", "multiplied"]
+__all__ = ["keeps_size", "listed", "multiplied"]
 
 WHOLE: Mapping[type[nn.Module], str] = {
     nn.RNNCellBase: "recurrent cells keep their size: the forward passes their states on by itself",
@@ -100,3 +100,9 @@ def _called(node: fx.Node) -> str:
         return ""
     turned = node.target is getattr and len(node.args) > 1 and node.args[1] in ("T", "mT")
     return "t" if turned else "matmul" if node.target is operator.matmul else getattr(node.target, "__name__", "")
+
+
+def listed(left_alone: Mapping[str, str]) -> str:
+    """The first of what was left alone, in words."""
+    shown = "; ".join(f"{name} ({reason})" for name, reason in list(left_alone.items())[:3])
+    return f"left alone: {shown or 'none'}" + (f" and {len(left_alone) - 3} more" if len(left_alone) > 3 else "")

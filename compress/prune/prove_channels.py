@@ -131,11 +131,9 @@ class Proof:
         misfit = self.misfit(cut)
         if misfit is not None:
             return misfit
-        trials = [(arrays, None) for arrays in self.inputs[: None if thorough else 1]]
-        trials.append((self.inputs[0], 0))  # type: ignore[arg-type]
-        for arrays, seed in trials:
+        for arrays, seed in self.trials(thorough=thorough):
             try:
-                with contextlib.redirect_stderr(io.StringIO()), unfused(), self._weights(seed):
+                with contextlib.redirect_stderr(io.StringIO()), unfused(), self.weights(seed):
                     apart = self._apart(cut, arrays)
                     if CLOSE < apart < APART:
                         apart = self._apart_exactly(cut, arrays, apart)
@@ -147,6 +145,10 @@ class Proof:
             if apart > CLOSE:
                 return "removing channels that are zero changes the answers: they are counted or mixed on the way"
         return None
+
+    def trials(self, *, thorough: bool) -> list[tuple[Arrays, int | None]]:
+        """Inputs, each with the seed of `weights`."""
+        return [*((arrays, None) for arrays in self.inputs[: None if thorough else 1]), (self.inputs[0], 0)]
 
     @torch.no_grad()
     def _apart(self, cut: Cut, arrays: Arrays) -> float:
@@ -196,12 +198,18 @@ class Proof:
             return 0.0 if apart <= SINGLE else apart
         return 0.0 if exactly <= EXACT else apart
 
-    def run(self, arrays: Arrays) -> list[torch.Tensor]:
-        """All tensors that the module gives, however deep they lie; what it draws at random is always the same."""
+    def run(self, arrays: Arrays, module: nn.Module | None = None) -> list[torch.Tensor]:
+        """All tensors that the module gives, however deep they lie; what it draws at random is always the same.
+
+        Args:
+            arrays: its inputs.
+            module: another one that takes these.
+        """
+        module = self._layers.module if module is None else module
         tensors = [torch.as_tensor(arrays[spec.name]) for spec in self._signature.inputs]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return [leaf for leaf in tree_leaves(self._layers.module(*tensors)) if isinstance(leaf, torch.Tensor)]
+            return [leaf for leaf in tree_leaves(module(*tensors)) if isinstance(leaf, torch.Tensor)]
 
     @torch.no_grad()
     def _run_shapes(self, cut: Cut) -> list[tuple[int, ...]]:
@@ -219,7 +227,7 @@ class Proof:
             yield
 
     @contextlib.contextmanager
-    def _weights(self, seed: int | None) -> Iterator[None]:
+    def weights(self, seed: int | None) -> Iterator[None]:
         """Other weights, of the same size, none so small that it hides what goes through it; None: as they are."""
         if seed is None:
             yield

@@ -20,6 +20,7 @@ from compress.prune.choose_channels import MOST, TOLERANCE, Choice, bearable
 from compress.prune.importance import Importance, importance_of
 from compress.prune.known_channels import KnownChannels
 from compress.prune.layer_kinds import RECURRENT, width_of
+from compress.prune.left_alone import listed
 from compress.prune.rank_by_obs import ranked, shares_at
 from compress.prune.repair.obs import Elimination
 from compress.runtime.measure import torch_params
@@ -39,7 +40,7 @@ class Prepared:
         model: it.
         channels: what can go.
         scores: the importance of each unit, by its group's root.
-        before: the MACs of the whole.
+        before: the MACs of the whole, blocks that went before it with it.
         eliminated: by a group's root, in which order its units go and what that costs, where obs has told.
         warnings: of what could not be told.
     """
@@ -57,7 +58,8 @@ class PruneChannels:
     """Remove a fraction of the model's MACs.
 
     Attributes:
-        fraction: of the MACs, above 0 and below 1; reached within 0.02.
+        fraction: of the MACs, above 0 and below 1; reached within 0.02. What blocks took with them in a stage before
+            counts (`TorchModel.macs_gone`).
         importance: "magnitude", "taylor" (needs `data`) or "random", the control; see `importance_of`. "obs" (needs
             `calibration`) takes channels that the others can stand in for, from each group until its consumers lose the
             same; without the repair behind it, that is worse than magnitude. See `eliminations`.
@@ -143,6 +145,9 @@ class PruneChannels:
             )
 
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
+        if model.macs_gone and model.macs_gone >= self.fraction - TOLERANCE:
+            done = f"{model.macs_gone:.1%} of the MACs have gone with blocks, {self.fraction:.1%} were asked for"
+            return Given(dataclasses.replace(model, lost=None), f"nothing: {done}", {"macs_removed": model.macs_gone})
         return self.cut(self.prepare(model, progress, folder.parent), progress)
 
     def prepare(self, model: TorchModel, progress: Progress, work: Path) -> Prepared:
@@ -160,7 +165,7 @@ class PruneChannels:
         channels = Channels(model, progress, self.samples, self.seconds, kept.read() if kept else None)
         if kept and not channels.late:
             kept.write(channels.known)
-        before = channels.macs({})
+        before = round(channels.macs({}) / (1 - model.macs_gone))
         if not channels.groups or before == 0:
             raise _nothing(channels, model)
         if self.importance == "obs" and self.calibration is not None:
@@ -190,7 +195,7 @@ class PruneChannels:
                 self._refuse_rounding(prepared, reached, progress)
                 raise StageError(
                     f"can't remove {self.fraction:.0%} of the MACs" if reached > 0 else "nothing was pruned",
-                    why=f"the nearest that keeps the outputs' shapes is {reached:.1%}; {_listed(channels.left_alone)}",
+                    why=f"the nearest that keeps the outputs' shapes is {reached:.1%}; {listed(channels.left_alone)}",
                     mend=f"ask for --prune {max(reached, 0.01):.2f}",
                 )
             if not prove or not channels.leave(removed, progress):
@@ -201,6 +206,7 @@ class PruneChannels:
         same_outputs(pruned, model.signature)
         lost = 1 - torch_params(pruned) / torch_params(model.module)
         progress(1, 1, f"{reached:.1%} of the MACs removed")
+        with_blocks = " (with the blocks that went before)" if prepared.model.macs_gone else ""
         warnings = list(prepared.warnings)
         unknown = sorted(set(self.curves) - {layer for group in channels.groups for layer in group.layers})
         if unknown:
@@ -212,7 +218,7 @@ class PruneChannels:
             )
         return Given(
             TorchModel(pruned, model.signature, lost=Lost(model, channels.places(removed))),
-            did=f"removed {reached:.1%} of the MACs and {lost:.1%} of the weights by {self.importance}, "
+            did=f"removed {reached:.1%} of the MACs{with_blocks} and {lost:.1%} of the weights by {self.importance}, "
             + ("each layer as it bears it" if self.curves or prepared.eliminated else self.scope),
             details={
                 "macs_removed": reached,
@@ -296,11 +302,6 @@ def _nothing(channels: Channels, model: TorchModel) -> StageError:
         )
     return StageError(
         "nothing was pruned",
-        why=f"no layer could lose a channel; {_listed(channels.left_alone)}",
+        why=f"no layer could lose a channel; {listed(channels.left_alone)}",
         mend="leave --prune out for this model",
     )
-
-
-def _listed(left_alone: Mapping[str, str]) -> str:
-    shown = "; ".join(f"{name} ({reason})" for name, reason in list(left_alone.items())[:3])
-    return f"left alone: {shown or 'none'}" + (f" and {len(left_alone) - 3} more" if len(left_alone) > 3 else "")

@@ -73,6 +73,7 @@ class PruneToBudget:
 
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
         unit = UNITS[self.budget]
+        model = dataclasses.replace(model, macs_gone=0.0, lost=None)  # what is measured counts, not what went before
         tried: list[dict[str, float]] = []
 
         def note(step: int, fraction: float, value: float) -> None:

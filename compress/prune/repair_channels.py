@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,9 @@ from compress.console.wording import Note, counted
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
 from compress.model import Model, TorchModel
-from compress.prune.repair.fit import Fitted, fit_layers
-from compress.prune.repair.judge import Judge, statistics_again
+from compress.prune.repair.fit import Fitted
+from compress.prune.repair.judge import Judge
+from compress.prune.repair.repaired import RIDGE, repaired
 from compress.prune.repair.samples import FEWEST, Samples
 from compress.stage import Given, Progress
 
@@ -23,7 +22,7 @@ __all__ = ["RepairChannels"]
 
 @dataclass(frozen=True)
 class RepairChannels:
-    """Fit each layer behind what was pruned, so that it gives what it gave with all channels.
+    """Fit each layer behind channels or blocks that went, so that it gives what it gave with them.
 
     In the order of the forward, each linear layer and convolution is regressed on what comes into it in the pruned
     network, against what the original's gave; see `fit_layers`. One calibration sample of eight is held out: these say
@@ -36,7 +35,7 @@ class RepairChannels:
     """
 
     calibration: Dataset
-    ridge: float = 1e-3
+    ridge: float = RIDGE
 
     name: ClassVar[str] = "repair_channels"
     takes: ClassVar[type] = TorchModel
@@ -53,46 +52,38 @@ class RepairChannels:
 
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
         if model.lost is None:
-            return Given(model, "nothing: no channels went")
+            return Given(model, "nothing: neither channels nor blocks went")
         before = model.lost.before
         samples = Samples(self.calibration, before.module, before.signature)
         judge = Judge(before, samples)
         if judge.untold:
             return Given(_as_it_was(model), "nothing", warnings=(f"Nothing was repaired: {judge.untold}.",))
-        pruned = judge.apart(model.module)
-        module = copy.deepcopy(model.module)
         try:
-            with tempfile.TemporaryDirectory(dir=folder) as held:
-                fitted = fit_layers(
-                    before.module, module, model.lost.channels, samples, Path(held), progress, ridge=self.ridge
-                )
+            found = repaired(model.module, model.lost, samples, judge, folder, progress, self.ridge)
         except StageError as err:
             return Given(_as_it_was(model), "nothing", warnings=(f"Nothing was repaired: {err.what}, {err.why}.",))
-        repaired = judge.apart(module)
-        again = statistics_again(module, samples)
-        taken_again = again is not None and (renewed := judge.apart(again)).below(repaired)
-        if again is not None and taken_again:
-            module, repaired = again, renewed
+        fitted, pruned, after = found.fitted, found.before, found.after
         details = {
             "error_pruned": {"mean": pruned.mean, "worst": pruned.worst},
-            "error_repaired": {"mean": repaired.mean, "worst": repaired.worst},
-            "kept": repaired.below(pruned),
-            "batch_norm_statistics_again": bool(taken_again),
+            "error_repaired": {"mean": after.mean, "worst": after.worst},
+            "kept": found.kept,
+            "batch_norm_statistics_again": found.again,
             "layers": fitted.layers,
             "left_alone": fitted.left_alone,
             "constant": {name: list(counts) for name, counts in fitted.constant.items()},
         }
         told = (
-            f"on samples held out, outputs are {repaired.mean:.2%} of their spread from the original's, "
-            f"{pruned.mean:.2%} before (the worst sample {repaired.worst:.1%}, {pruned.worst:.1%} before)"
+            f"on samples held out, outputs are {after.mean:.2%} of their spread from those before the pruning, "
+            f"{pruned.mean:.2%} without the repair (the worst sample {after.worst:.1%}, {pruned.worst:.1%} without)"
         )
-        if not repaired.below(pruned):
+        if not found.kept:
             warning = f"The repair was not kept: {told}. --finetune trains instead."
             return Given(
                 _as_it_was(model), "nothing: the repair was not kept", details, (warning, *self._cautions(fitted))
             )
         did = f"fitted {counted(len(fitted.layers), 'layers')} to {counted(len(self.calibration), 'samples')}: {told}"
-        return Given(TorchModel(module, model.signature), did, details, self._cautions(fitted))
+        given = TorchModel(found.module, model.signature, macs_gone=model.macs_gone)
+        return Given(given, did, details, self._cautions(fitted))
 
     def _cautions(self, fitted: Fitted) -> tuple[str, ...]:
         """What calibration data was not enough for, and what it costs."""
@@ -116,7 +107,7 @@ class RepairChannels:
 
 
 def _as_it_was(model: TorchModel) -> TorchModel:
-    return TorchModel(model.module, model.signature, model.layered, model.ranges)
+    return TorchModel(model.module, model.signature, model.layered, model.ranges, macs_gone=model.macs_gone)
 
 
 def _listed(texts: Iterable[str]) -> str:

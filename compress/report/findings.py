@@ -66,7 +66,9 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
     elif not elsewhere and int8 and floats and _in_int8(rows) and (unsure := _no_faster(floats, int8)):
         found.append(f"INT8 is used, but no gain in time over the float model can be told from noise: {unsure}.")
     # A budget that the model keeps as it is takes nothing away.
-    pruned = any(row.stage.startswith("prune") and row.details.get("macs_removed") != 0 for row in rows)
+    pruned = any(
+        row.stage.startswith(("prune", "drop_blocks")) and row.details.get("macs_removed") != 0 for row in rows
+    )
     if pruned and floats and (slower := _slower(onnx, floats)):
         found.append(f"Pruning removed MACs, and yet the model is {slower} in ONNX Runtime than it was.")
     elif pruned and floats and (unsure := _no_faster(onnx, floats)):
@@ -118,7 +120,7 @@ def _regained(rows: Sequence[StageReport]) -> list[Note]:
     found = []
     for before, row in itertools.pairwise(rows):
         repair = row.stage.startswith("repair_channels") and row.details.get("kept")
-        training = row.stage.startswith("finetune") and before.stage.startswith(("prune", "repair"))
+        training = row.stage.startswith("finetune") and before.stage.startswith(("prune", "drop_blocks", "repair"))
         was, now = before.measured.value, row.measured.value
         if (repair or training) and was is not None and now is not None:
             left, right = apart(was, now, 4)

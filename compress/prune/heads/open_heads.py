@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from compress.formats.native.graph import GraphError, traced_of
@@ -19,13 +19,13 @@ from compress.model.drawn import drawn_inputs, indices_of
 from compress.prune.cut_layers import Place
 from compress.prune.follow_channels import ChannelGroup
 from compress.prune.heads.free_sizes import Edit, edits_of, free
-from compress.prune.heads.plain_layers import with_plain_layers
+from compress.prune.heads.plain_layers import MASKS, with_plain_layers
 from compress.prune.heads.spans import Block, Span, blocks_of, spans_of
 from compress.prune.repair.walk import Walk
 from compress.prune.unfused import unfused
 from compress.storage.shortages import raise_shortage
 
-__all__ = ["Opened", "opened"]
+__all__ = ["Opened", "is_plain_trace", "opened", "plain_trace"]
 
 SAME = 1e-4  # of its size, which single precision keeps to when the order of sums changes
 
@@ -50,10 +50,7 @@ def opened(model: TorchModel) -> Opened:
         model: left as it is; that it has no heads, or can't be traced, is no error.
     """
     try:
-        indices = indices_of(model.module, model.signature)
-        drawn = drawn_inputs(model.signature, model.signature.at(2), indices, 0)
-        inputs = [torch.as_tensor(drawn[spec.name]) for spec in model.signature.inputs]
-        graph = _traced(model, inputs)
+        graph, inputs = plain_trace(model)
         walk = Walk(graph)
         spans = [span for span in spans_of(walk) if _once(walk, span)]
         if not spans:
@@ -77,17 +74,29 @@ def opened(model: TorchModel) -> Opened:
     return Opened(dataclasses.replace(model, module=freed), tuple(groups))
 
 
-def _traced(model: TorchModel, inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
-    """The model's graph, in which torch's attention is made of linear layers, where that gives the same."""
+def plain_trace(model: TorchModel) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """The model's graph, in which torch's attention is made of linear layers, where that gives the same; and inputs.
+
+    Raises:
+        GraphError: its forward can't be traced.
+    """
+    indices = indices_of(model.module, model.signature)
+    drawn = drawn_inputs(model.signature, model.signature.at(2), indices, 0)
+    inputs = [torch.as_tensor(drawn[spec.name]) for spec in model.signature.inputs]
     plain = with_plain_layers(model.module, inputs)
     if plain is not None:
         try:
             graph = fx.symbolic_trace(plain) if isinstance(plain, fx.GraphModule) else traced_of(plain, len(inputs))
             if _same(graph, model, inputs):
-                return graph.eval()
+                return graph.eval(), inputs
         except Exception as err:  # torch's layers are called in ways that a trace can't follow
             raise_shortage(err)
-    return traced_of(model.module, len(inputs))
+    return traced_of(model.module, len(inputs)), inputs
+
+
+def is_plain_trace(module: nn.Module) -> bool:
+    """Whether a module is what `plain_trace` would make of it."""
+    return isinstance(module, fx.GraphModule) and not any(type(layer) in MASKS for layer in module.modules())
 
 
 def _group(span: Span, blocks: Sequence[Block]) -> ChannelGroup:

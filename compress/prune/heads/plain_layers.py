@@ -17,7 +17,7 @@ from torch import nn
 
 from compress.prune.unfused import unfused
 
-__all__ = ["with_plain_layers"]
+__all__ = ["MASKS", "with_plain_layers"]
 
 Masks = dict[str, tuple[torch.dtype, int] | None]
 MASKS = {

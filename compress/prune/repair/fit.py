@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from compress.errors import StageError
+from compress.prune.blocks.without_blocks import Ends, in_the_same_steps, without
 from compress.prune.repair.columns import channel_axis, fits, put_weights, weights_of
 from compress.prune.repair.moments import Moments, Solved, solved
 from compress.prune.repair.rows import rows_of
@@ -58,6 +59,7 @@ def fit_layers(
     progress: Progress,
     *,
     ridge: float = 1e-3,
+    blocks: Ends | None = None,
 ) -> Fitted:
     """Fit a pruned network in place.
 
@@ -69,21 +71,26 @@ def fit_layers(
         folder: for values that memory has no room for.
         progress: is told of batches.
         ridge: share of the mean of a Gram matrix' diagonal.
+        blocks: that the original, a graph, lost.
 
     Raises:
         StageError: their forwards can't be followed.
     """
     inputs = len(samples.specs)
-    first, second = Walk(traced(original, inputs)), Walk(traced(pruned, inputs))
+    graph, second = traced(original, inputs), Walk(traced(pruned, inputs))
+    first = Walk(without(graph, blocks) if blocks else graph)
     if [(n.op, str(n.target)) for n in first.nodes] != [(n.op, str(n.target)) for n in second.nodes]:
         raise StageError(
             "can't follow what this model computes",
             why="its forward takes other steps without the channels that went",
             mend="give --no-repair, and train it instead",
         )
+    if blocks:
+        second = Walk(in_the_same_steps(graph, blocks, second.graph))
     sites, left = sites_of(second, removed)
     after = {site.node: site.other for site in sites if site.other is not None}
-    first, second = Walk(first.graph, after), Walk(second.graph, after)
+    first = Walk(graph, after)
+    second = Walk(second.graph, after, first.order)
     sites.sort(key=lambda site: second.place[site.node])
     pair = _Pair(first, second, removed, samples, Shelf(folder))
     fitted = Fitted(left_alone=left)

@@ -18,7 +18,7 @@ from torch import fx, nn
 from compress.prune.layer_kinds import BATCH_NORM, PRUNABLE
 from compress.prune.repair.walk import Walk
 
-__all__ = ["Removed", "Site", "norm_after", "sites_of"]
+__all__ = ["PASSING", "Removed", "Site", "added", "carried_on", "norm_after", "sites_of"]
 
 Removed = Mapping[tuple[str, str, int], frozenset[int]]
 
@@ -75,6 +75,11 @@ def sites_of(walk: Walk, removed: Removed) -> tuple[list[Site], dict[str, str]]:
     return _one_for_each_sum(walk, sites), left
 
 
+def carried_on(value: torch.Tensor, *_gone: Any) -> torch.Tensor:
+    """A sum that has lost its other side; a function of its own, to be told from others."""
+    return value
+
+
 def norm_after(walk: Walk, node: fx.Node) -> str | None:
     """The batch normalization with statistics of its own that alone reads a node."""
     user = next(iter(node.users), None)
@@ -91,7 +96,7 @@ def _site(walk: Walk, node: fx.Node) -> Site:
     at, norms = node, 0
     while len(at.users) == 1:
         user = next(iter(at.users))
-        other = _added(user, at)
+        other = added(user, at)
         if other is not None:
             if walk.depends(other, node):
                 return alone
@@ -107,7 +112,7 @@ def _site(walk: Walk, node: fx.Node) -> Site:
     return alone
 
 
-def _added(node: fx.Node, one: fx.Node) -> fx.Node | None:
+def added(node: fx.Node, one: fx.Node) -> fx.Node | None:
     """What a node adds to a value, if it is such a sum of two."""
     sums = (node.op == "call_function" and node.target in SUMS) or (
         node.op == "call_method" and node.target in SUM_METHODS
@@ -142,7 +147,7 @@ def _behind(walk: Walk, names: set[str]) -> set[fx.Node]:
     for node in walk.nodes:
         target = str(node.target)
         lost = node.op == "call_module" and any(name == target or name.startswith(f"{target}.") for name in names)
-        lost = lost or (node.op == "get_attr" and target in names)
+        lost = lost or (node.op == "get_attr" and target in names) or node.target is carried_on
         if lost or any(one in found for one in node.all_input_nodes):
             found.add(node)
     return found

@@ -46,17 +46,20 @@ class Walk:
     Args:
         graph: in eval mode.
         after: nodes that have to wait for others, by their numbers in the graph.
+        order: in place of its own, that of a graph in which as much, or more, hangs on what comes before.
 
     Attributes:
         nodes: of the graph, by number.
         order: numbers of the nodes, as they are run.
     """
 
-    def __init__(self, graph: fx.GraphModule, after: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self, graph: fx.GraphModule, after: Mapping[int, int] | None = None, order: list[int] | None = None
+    ) -> None:
         self.graph = graph
         self.nodes: list[fx.Node] = list(graph.graph.nodes)
         self.number = {node: number for number, node in enumerate(self.nodes)}
-        self.order = self._ordered(after or {})
+        self.order = self._ordered(after or {}) if order is None else order
         place = {number: at for at, number in enumerate(self.order)}
         self.place = place
         last = {self.number[node]: max((place[self.number[user]] for user in node.users), default=place[at])
@@ -117,7 +120,7 @@ class Walk:
         for number, first in after.items():
             waits[number].add(first)
         for number, node in enumerate(self.nodes):
-            if node.all_input_nodes and self._in_place(node):
+            if node.all_input_nodes and self.in_place(node):
                 for reader in map(self.number.__getitem__, node.all_input_nodes[0].users):
                     if reader != number:
                         waits[max(reader, number)].add(min(reader, number))
@@ -136,11 +139,13 @@ class Walk:
                     heapq.heappush(ready, number)
         return order if len(order) == len(self.nodes) else list(range(len(self.nodes)))
 
-    def _in_place(self, node: fx.Node) -> bool:
+    def in_place(self, node: fx.Node) -> bool:
+        """Whether a node changes its first input."""
         if node.op == "call_module":
             return bool(getattr(self.graph.get_submodule(str(node.target)), "inplace", False))
-        if node.op == "call_method":
-            return str(node.target).endswith("_") and not str(node.target).endswith("__")
+        called = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+        if called.endswith("_") and not called.endswith("__"):
+            return True
         return node.op == "call_function" and (node.target in IN_PLACE or bool(node.kwargs.get("inplace")))
 
 

@@ -18,7 +18,7 @@ from torch import nn
 import compress
 from compress import OptimizeOptions
 from compress.cli import main as command
-from compress.errors import BudgetError, RecipeError
+from compress.errors import BudgetError, RecipeError, StageError
 from compress.evaluate.search_result import Candidate, SearchResult, Trial, candidates
 
 
@@ -433,6 +433,13 @@ def test_a_repair_goes_on_from_a_pruning_that_was_kept(task: Path, tmp_path: Pat
             "without the repair",
         ),
         ({"prune": 0.5, "repair": True}, "can't repair what pruning costs"),
+        ({"drop_blocks": 1}, "can't choose blocks"),
+        ({"drop_blocks": "auto", "calibration": "calibration.npz"}, "can't weigh blocks"),
+        (
+            {"drop_blocks": 1, "calibration": "calibration.npz", "prune": 0.5, "finetune": "train.npz", "rounds": 2},
+            "blocks in rounds",
+        ),
+        ({"drop_blocks": 1, "calibration": "calibration.npz"}, "no block can go"),
         ({"prune": 0.5, "repair": False, "calibration": "calibration.npz"}, "nothing to calibrate"),
         ({"prune": 0.5, "rounds": 2}, "2 rounds"),
         ({"max_drop": 1.0}, "largest drop"),
@@ -445,7 +452,7 @@ def test_a_repair_goes_on_from_a_pruning_that_was_kept(task: Path, tmp_path: Pat
 def test_options_that_contradict_each_other_are_refused(
     task: Path, tmp_path: Path, more: dict[str, object], what: str
 ) -> None:
-    with pytest.raises(RecipeError, match=what):
+    with pytest.raises((RecipeError, StageError), match=what):
         compress.export(task / "model.pt", compress.ExportOptions(output=tmp_path / "out", **more))  # type: ignore[arg-type]
 
 

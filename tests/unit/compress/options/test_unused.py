@@ -65,6 +65,8 @@ CASES: list[tuple[Any, set[str]]] = [
     (export(prune=0.5, calibration="c", repair=False, int8="static"), set()),
     (export(prune=0.5, repair=False), {"--no-repair"}),
     (export(repair=True), {"--repair"}),
+    (export(drop_blocks=1, calibration="c", repair=False), set()),
+    (export(drop_blocks=1, calibration="c", round_to=8), {"--round-to"}),
     (export(prune=0.5, calibration="c", importance="obs", scope="local"), {"--scope"}),
     (optimize(eval="e", calibration="c", int8=("none", "dynamic"), smooth=True), set()),
     (optimize(eval="e", prune=(0.0,), scope="local", epochs=9), {"--scope", "--epochs"}),

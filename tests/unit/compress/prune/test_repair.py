@@ -294,7 +294,7 @@ def test_what_was_not_pruned_is_not_repaired(tmp_path: Path) -> None:
     model = loaded("mlp")
     found = RepairChannels(data_for(model)).run(model, tmp_path, quiet)
     assert found.model is model
-    assert found.did == "nothing: no channels went"
+    assert found.did == "nothing: neither channels nor blocks went"
 
 
 def test_obs_takes_the_channels_that_others_stand_in_for(tmp_path: Path) -> None:
