@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from compress.artifact import Signature
 from compress.errors import BudgetError, RecipeError, StageError
 from compress.model import Model, OnnxModel, TorchModel, sample_inputs
+from compress.prune.finished import finished
 from compress.prune.prune_channels import Prepared, PruneChannels
 from compress.runtime.backends import open_model
 from compress.runtime.latency import latency
@@ -156,14 +157,12 @@ class PruneToBudget:
             assert isinstance(model, TorchModel)  # noqa: S101  the search prunes torch models
             return float(torch_params(model.module))
         with tempfile.TemporaryDirectory() as name:
-            for index, stage in enumerate(self.tail):
-                folder = Path(name) / str(index)
-                folder.mkdir()
-                model = stage.run(model, folder, _silent).model
-            assert isinstance(model, OnnxModel)  # noqa: S101  the tail ends in a file
-            if self.budget == "size_bytes":
-                return float(model.path.stat().st_size)
-            return _p50(model, model.signature, self.threads)
+            file = finished(model, self.tail, Path(name))
+            return (
+                float(file.path.stat().st_size)
+                if self.budget == "size_bytes"
+                else _p50(file, file.signature, self.threads)
+            )
 
 
 def _p50(model: OnnxModel, signature: Signature, threads: int) -> float:
