@@ -116,7 +116,7 @@ def trained(name: str, seed: int, images: torch.Tensor, labels: torch.Tensor, ep
     total = epochs * (len(images) // 64)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total)
     for _ in range(epochs):
-        for batch in torch.randperm(len(images))[: len(images) // 64 * 64].split(64):
+        for batch in torch.randperm(len(images))[: len(images) // 64 * 64].view(-1, 64):
             shift = torch.randint(-3, 4, (2,)).tolist()
             given = torch.roll(images[batch], shift, (2, 3))
             loss = F.cross_entropy(module(given), labels[batch], label_smoothing=0.05)
@@ -201,10 +201,10 @@ def rows_of(setting: Setting, fraction: float, images: np.ndarray, labels: np.nd
     for name, file in files.items():
         outputs = open_model(file, threads=1).infer({"image": images})
         accuracy = float((next(iter(outputs.values())).argmax(1) == labels).mean())
-        speed = ratio(turns["unpruned"].rounds_ms, turns[name].rounds_ms)
+        over = ratio(turns["unpruned"].rounds_ms, turns[name].rounds_ms)
         rows[name] = {
             "accuracy": accuracy, "macs_removed": macs[name], "p50_ms": turns[name].p50_ms,
-            "times_as_fast": None if speed is None else [speed.value, speed.low, speed.high],
+            "times_as_fast": None if over is None else [over.value, over.low, over.high],
         }  # fmt: skip
     told = given.details["by_latency"]
     kept = {name: told.get(name) for name in ("off", "tried", "over_macs", "over_macs_low", "over_macs_high", "shapes")}
@@ -234,7 +234,9 @@ def main() -> None:
                         setting = Setting(model, data, runtime, precision, folder)
                         for fraction in arguments.fractions:
                             own = {"network": name, "seed": seed, "runtime": runtime, "precision": precision}
-                            figures.append(own | rows_of(setting, fraction, images[-TEST:].numpy(), labels[-TEST:].numpy()))
+                            figures.append(
+                                own | rows_of(setting, fraction, images[-TEST:].numpy(), labels[-TEST:].numpy())
+                            )
                             print(json.dumps(figures[-1]), file=sys.stderr, flush=True)
     show(figures)
     print(json.dumps({"benchmark": "prune_by_latency", "environment": environment(1), "figures": figures}))

@@ -273,7 +273,7 @@ class PruneChannels:
         return "MACs" if self.latency is None else "latency"
 
     def _like(self, prepared: Prepared, gone: Gone) -> TorchModel | None:
-        """The network without so many units of each group, unproven: to be measured; None where they don't go together."""
+        """The network without so many units of each group, to be measured: unproven; None where they don't fit."""
         try:
             pruned = prepared.channels.pruned(_weakest(prepared.scores, gone))
             same_outputs(pruned, prepared.channels.signature)

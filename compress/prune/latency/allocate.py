@@ -160,6 +160,8 @@ def _at(curve: Curve, gone: Gone) -> int:
 
 def _time(pair: tuple[Layer, Table], gone: Mapping[str, int | np.ndarray[tuple[int], np.dtype[np.int64]]]) -> Array:
     layer, table = pair
-    inputs = layer.shape.inputs - sum(each * gone.get(root, 0) for root, each in layer.reads.items())
-    outputs = layer.shape.outputs - sum(each * gone.get(root, 0) for root, each in layer.gives.items())
-    return layer.calls * table.at(inputs, outputs)
+
+    def left(whole: int, units: Mapping[str, float]) -> Array:
+        return np.asarray(whole - sum(each * gone.get(root, 0) for root, each in units.items()), np.float64)
+
+    return layer.calls * table.at(left(layer.shape.inputs, layer.reads), left(layer.shape.outputs, layer.gives))

@@ -1,4 +1,4 @@
-"""Pruning to a share of the latency: tables, the allocation by them, and what a measurement of the whole says of both."""
+"""Pruning to a share of the latency: tables, the choice by them, and what measuring the whole says of both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from compress.prune.latency.tables import SECONDS, Clocked, Tables, tables_of
 from compress.prune.rank_by_obs import MOST_BY_OBS, shares_at
 from compress.prune.repair.obs import Elimination
 from compress.runtime.backends import open_model
-from compress.runtime.latency import FEWEST, MOST as ROUNDS, latency, ratio
+from compress.runtime.latency import FEWEST, latency, ratio
+from compress.runtime.latency import MOST as ROUNDS
 from compress.stage import Given, Progress, Stage
 from compress.storage.stage_cache import StageCache
 
@@ -165,7 +166,8 @@ def held_to_it(
         before = said.alone()
         overhead = min(found.tables.overhead_ms, before / 2)
         first = dataclasses.replace(found, share=found.whole * before / (before - overhead))
-        now, given, gone, rounded = first, Given(whole, ""), {}, 0
+        now, given, rounded = first, Given(whole, ""), 0
+        gone: Gone = {}
         tried: list[dict[str, float]] = []
         for number in range(TRIES):
             try:
@@ -176,28 +178,28 @@ def held_to_it(
                 break
             assert isinstance(given.model, TorchModel)  # noqa: S101  it was pruned
             share = said.share_gone(given.model)
-            told = (found.whole - found.predicted.total(gone)) / now.share
-            tried.append({"predicted": told, "measured": share})
-            progress(number + 1, TRIES + 1, f"−{told:.0%} of the latency by tables: −{share:.0%} as measured")
+            by_tables = (found.whole - found.predicted.total(gone)) / now.share
+            tried.append({"predicted": by_tables, "measured": share})
+            progress(number + 1, TRIES + 1, f"−{by_tables:.0%} of the latency by tables: −{share:.0%} as measured")
             if abs(share - fraction) <= TOLERANCE or share <= TOLERANCE:
                 break
             now = dataclasses.replace(now, share=(found.whole - found.predicted.total(gone)) / share)
         progress(TRIES, TRIES + 1, "measuring beside what MACs alone would choose")
         assert isinstance(given.model, TorchModel)  # noqa: S101  it was pruned
         details, notes = said.compared(given.model, rival(gone, rounded))
-    predicted = details["whole_ms"] * (1 - (found.whole - found.predicted.total(gone)) / first.share)
-    off = predicted / details["latency_ms"] - 1
-    words = (
-        f"Latency by tables of the layers' shapes: {ms_text(predicted)} ms, measured {ms_text(details['latency_ms'])} ms "
-        f"of {ms_text(details['whole_ms'])} ms, so that they told {abs(off):.0%} too {'much' if off > 0 else 'little'}"
+    whole_ms, now_ms = details["whole_ms"], details["latency_ms"]
+    predicted = whole_ms * (1 - (found.whole - found.predicted.total(gone)) / first.share)
+    off = predicted / now_ms - 1
+    told = (
+        f"Latency by tables of the layers' shapes: {ms_text(predicted)} ms, measured {ms_text(now_ms)} ms "
+        f"of {ms_text(whole_ms)} ms, so that they told {abs(off):.0%} too {'much' if off > 0 else 'little'}"
         + (f" before {counted(len(tried) - 1, 'corrections')}." if len(tried) > 1 else ".")
     )
     warnings = list(given.warnings)
-    gone_ms = 1 - details["latency_ms"] / details["whole_ms"]
-    if gone_ms < fraction - 2 * TOLERANCE:
-        warnings.append(
-            f"{fraction:.0%} of the latency were to go, and {gone_ms:.0%} went: what was pruned is not all that takes time."
-        )
+    went = 1 - now_ms / whole_ms
+    if went < fraction - 2 * TOLERANCE:
+        asked = f"{fraction:.0%} of the latency were to go, and {went:.0%} went"
+        warnings.append(f"{asked}: what was pruned is not all that takes time.")
     if found.tables.scaled:
         warnings.append(
             f"time for tables ran out after {by.seconds:g} s: what {counted(len(found.tables.scaled), 'layers')} take "
@@ -208,7 +210,7 @@ def held_to_it(
         "table_seconds": found.tables.seconds, "shapes": len(found.tables.found), "scaled": list(found.tables.scaled),
     }  # fmt: skip
     return dataclasses.replace(
-        given, details={**given.details, "by_latency": told_of}, warnings=(*warnings, Note(words), *map(Note, notes))
+        given, details={**given.details, "by_latency": told_of}, warnings=(*warnings, Note(told), *map(Note, notes))
     )
 
 
@@ -273,14 +275,12 @@ class _Measurements:
         told = f"{found.value:.2f} times as fast ({found.low:.2f} to {found.high:.2f})"
         if found.faster:
             return details, [f"At no greater error by obs, allocating by latency is {told} as allocating by MACs."]
-        return details, [
-            f"Allocating by latency gained nothing beyond noise here: at no greater error by obs it is {told} as "
-            "allocating by MACs. --allocate macs needs no tables."
-        ]
+        told = f"gained nothing beyond noise here: at no greater error by obs it is {told} as allocating by MACs"
+        return details, [f"Allocating by latency {told}. --allocate macs needs no tables."]
 
 
 def _curve(group: ChannelGroup, one: Elimination, round_to: int, most: float) -> Curve:
-    """Numbers of units that leave round counts, with the error of each; 0 for the rounding that the group's width likes."""
+    """Numbers of units that leave round counts, with the error of each; rounded to 0: as the group's width likes."""
     step = step_of(group, round_to or (LIKED_WIDE if group.width >= WIDE else LIKED))
     fewest = max(fewest_of(group), int(np.ceil((1 - most) * group.units - 1e-9)))
     left = [count for count in range(step, group.units, step) if count >= fewest]
@@ -291,13 +291,10 @@ def _curve(group: ChannelGroup, one: Elimination, round_to: int, most: float) ->
 def _by_macs(curves: Sequence[Curve], eliminated: Mapping[str, Elimination]) -> list[dict[str, int]]:
     """What the choice by MACs comes by, from nothing to all, in the counts of these curves."""
     roots = {curve.root: eliminated[curve.root] for curve in curves}
-    found = []
-    for number in range(LIKE_MACS + 1):
-        shares = shares_at(roots, number / LIKE_MACS)
-        found.append(
-            {
-                curve.root: int(curve.gone[np.abs(curve.gone - shares[curve.root] * len(roots[curve.root].order)).argmin()])
-                for curve in curves
-            }
-        )
-    return found
+
+    def count(curve: Curve, share: float) -> int:
+        away = np.abs(curve.gone - share * len(roots[curve.root].order))
+        return int(curve.gone[away.argmin()])
+
+    every = (shares_at(roots, number / LIKE_MACS) for number in range(LIKE_MACS + 1))
+    return [{curve.root: count(curve, shares[curve.root]) for curve in curves} for shares in every]

@@ -34,7 +34,8 @@ def layer_model(shape: Shape, inputs: int, outputs: int, quantize: QuantizeOnnx 
     model = _float(shape, inputs, outputs)
     if quantize is not None:
         original = model
-        ranges = {"x": RANGE, "y": tuple(3 * inputs**0.5 * end for end in (-1, 1))}
+        sums = (-3 * inputs**0.5, 3 * inputs**0.5)
+        ranges = {"x": RANGE, "y": sums, "z": sums}
         model = quantized(quantize, original, ranges)
         _bare(model)
         finish(model, path, original)

@@ -131,7 +131,7 @@ def tables_of(
     begun, spent = time.perf_counter(), 0.0
     for number, shape in enumerate(shapes):
         key = hashlib.sha256(json.dumps([on.options, shape.key], sort_keys=True).encode()).hexdigest()
-        held = _kept(cache, key)
+        held = _kept(cache, key, shape)
         if held is None and (not found or spent < seconds):
             progress(number, len(shapes), f"timing {shape}")
             held = _measured(shape, on)
@@ -162,8 +162,7 @@ def monotone(ms: Array) -> Array:
 
 def _measured(shape: Shape, on: Clocked) -> tuple[Table, float]:
     """A table, and what a call takes that does nothing; all of its sizes take turns."""
-    outputs = shape.counts(1)
-    inputs = (outputs[-1],) if shape.depthwise else shape.counts(0)
+    inputs, outputs = _counts(shape)
     with tempfile.TemporaryDirectory() as folder:
         models = {"": nothing(Path(folder) / "nothing.onnx")}
         for row in inputs:
@@ -181,6 +180,12 @@ def _measured(shape: Shape, on: Clocked) -> tuple[Table, float]:
     return Table(inputs, outputs, monotone(np.maximum(ms, LEAST_MS))), overhead
 
 
+def _counts(shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Channels of both sides that a table has; of a depthwise convolution, whose sides are one, of the outputs."""
+    outputs = shape.counts(1)
+    return (outputs[-1:] if shape.depthwise else shape.counts(0)), outputs
+
+
 def _work(shape: Shape) -> float:
     """Multiply-accumulates of a call, with all channels; strides and padding aside."""
     window = math.prod(shape.window.get("kernel_shape", (1,)))
@@ -189,14 +194,13 @@ def _work(shape: Shape) -> float:
 
 
 def _scaled(shape: Shape, speed: float) -> Table:
-    outputs = shape.counts(1)
-    inputs = (outputs[-1],) if shape.depthwise else shape.counts(0)
+    inputs, outputs = _counts(shape)
     whole = _work(shape) * speed
     share = np.outer([1.0] if shape.depthwise else np.array(inputs) / shape.inputs, np.array(outputs) / shape.outputs)
     return Table(inputs, outputs, whole * share)
 
 
-def _kept(cache: StageCache | None, key: str) -> tuple[Table, float] | None:
+def _kept(cache: StageCache | None, key: str, shape: Shape) -> tuple[Table, float] | None:
     """What the cache has; None where it is not as it was written."""
     if cache is None:
         return None
@@ -205,21 +209,19 @@ def _kept(cache: StageCache | None, key: str) -> tuple[Table, float] | None:
         if not cache.fetch(ENTRY, key, folder):
             return None
         try:
-            return _read(read_json(folder / FILE))
+            return _read(read_json(folder / FILE), shape)
         except (OSError, ValueError, KeyError, TypeError):
             cache.drop(ENTRY, key)
             return None
 
 
-def _read(told: Any) -> tuple[Table, float]:
-    """Raises KeyError, TypeError or ValueError where it is no table."""
-    inputs, outputs = (tuple(map(int, told[name])) for name in ("inputs", "outputs"))
+def _read(told: Any, shape: Shape) -> tuple[Table, float]:
+    """Raises KeyError, TypeError or ValueError where it is no table of such a shape."""
+    inputs, outputs = _counts(shape)
     ms, overhead = np.array(told["ms"], np.float64), float(told["overhead_ms"])
-    right = ms.shape == (len(inputs), len(outputs)) and ms.size and bool((ms > 0).all()) and 0 <= overhead < math.inf
-    falls = any(bool((np.diff(each) < 0).any()) for each in (inputs, outputs)) or any(
-        bool((np.diff(ms, axis=axis) < 0).any()) for axis in (0, 1)
-    )
-    if not right or falls or not bool(np.isfinite(ms).all()):
+    right = ms.shape == (len(inputs), len(outputs)) and bool(np.isfinite(ms).all() and (ms > 0).all())
+    rises = right and all(bool((np.diff(ms, axis=axis) >= 0).all()) for axis in (0, 1))
+    if not rises or not 0 <= overhead < math.inf:
         raise ValueError("it is no table")
     return Table(inputs, outputs, ms), overhead
 
@@ -227,11 +229,8 @@ def _read(told: Any) -> tuple[Table, float]:
 def _keep(cache: StageCache | None, key: str, held: tuple[Table, float], did: str) -> None:
     if cache is None:
         return
-    table, overhead = held
-    told = {
-        "inputs": list(table.inputs), "outputs": list(table.outputs), "ms": table.ms.tolist(), "overhead_ms": overhead,
-    }  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
+        told = {"ms": held[0].ms.tolist(), "overhead_ms": held[1]}
         (Path(name) / FILE).write_text(json.dumps(told), encoding="utf-8")
         (Path(name) / SAID).write_text(json.dumps({"did": did}), encoding="utf-8")
         cache.keep(ENTRY, key, Path(name))

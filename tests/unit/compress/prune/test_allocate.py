@@ -37,7 +37,9 @@ def networks(draw: st.DrawFn) -> tuple[list[Curve], Predicted]:
         gives = draw(st.sampled_from([None, *names]))
         shape = Shape("conv", (1, at + 1), WIDTH, WIDTH)
         layers.append(
-            Layer(f"l{at}", shape, draw(st.integers(1, 2)), {reads: 1.0} if reads else {}, {gives: 1.0} if gives else {})
+            Layer(
+                f"l{at}", shape, draw(st.integers(1, 2)), {reads: 1.0} if reads else {}, {gives: 1.0} if gives else {}
+            )
         )
         tables[shape.key] = table(draw, draw(st.sampled_from([1, 3])), draw(st.sampled_from([1, 3])))
     return curves, Predicted(layers, tables)
