@@ -273,9 +273,10 @@ class _Measurements:
             return details, []
         details |= {"over_macs": found.value, "over_macs_low": found.low, "over_macs_high": found.high}
         told = f"{found.value:.2f} times as fast ({found.low:.2f} to {found.high:.2f})"
+        by_obs = "at no greater sum of obs' errors, which is no metric,"
         if found.faster:
-            return details, [f"At no greater error by obs, allocating by latency is {told} as allocating by MACs."]
-        told = f"gained nothing beyond noise here: at no greater error by obs it is {told} as allocating by MACs"
+            return details, [f"Allocating by latency: {by_obs} it is {told} as allocating by MACs."]
+        told = f"gained nothing beyond noise here: {by_obs} it is {told} as allocating by MACs"
         return details, [f"Allocating by latency {told}. --allocate macs needs no tables."]
 
 
