@@ -35,7 +35,7 @@ def test_a_share_of_the_latency_goes_and_the_report_says_what_tables_told(tmp_pa
     report = json.loads((tmp_path / "out/report.json").read_text())
     row = next(row for row in report["stages"] if row["stage"] == "prune_channels")
     figures = row["details"]["by_latency"]
-    assert figures["shapes"] == 6
+    assert figures["shapes"] == 5, "of six layers, two are alike"
     assert figures["predicted_ms"] > 0 < figures["latency_ms"]
     assert row["options"]["latency"]["runtime"] == "onnxruntime"
     assert 'allocate = "latency"' in (tmp_path / "out/recipe.toml").read_text()

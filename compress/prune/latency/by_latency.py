@@ -160,6 +160,9 @@ def held_to_it(
         cut: prunes, by tables whose share was brought to the network's.
         rival: the network that by MACs alone loses the same by the tables' errors; None where that is the same one.
         progress: is told of measurements.
+
+    Raises:
+        StageError: so much can't go, by the tables or, after a measurement, by the network.
     """
     said = _Measurements(by, whole)
     with said:
@@ -170,12 +173,7 @@ def held_to_it(
         gone: Gone = {}
         tried: list[dict[str, float]] = []
         for number in range(TRIES):
-            try:
-                given, gone, rounded = cut(now)
-            except StageError:
-                if not tried:
-                    raise
-                break
+            given, gone, rounded = cut(now)
             assert isinstance(given.model, TorchModel)  # noqa: S101  it was pruned
             share = said.share_gone(given.model)
             by_tables = (found.whole - found.predicted.total(gone)) / now.share
@@ -192,7 +190,7 @@ def held_to_it(
     off = predicted / now_ms - 1
     told = (
         f"Latency by tables of the layers' shapes: {ms_text(predicted)} ms, measured {ms_text(now_ms)} ms "
-        f"of {ms_text(whole_ms)} ms, so that they told {abs(off):.0%} too {'much' if off > 0 else 'little'}"
+        f"of {ms_text(whole_ms)} ms, so that they told {abs(off):.0%} {'more' if off > 0 else 'less'} than it takes"
         + (f" before {counted(len(tried) - 1, 'corrections')}." if len(tried) > 1 else ".")
     )
     warnings = list(given.warnings)

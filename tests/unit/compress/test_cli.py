@@ -75,8 +75,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[Any]], str]] = {
         lambda f: [model_in(f), "--prune", "0.5", "--allocate", "latency", "--importance", "obs"], "--calibration"
     ),
     "by latency on a runtime that is not there": (
-        lambda f: data(f, "--prune", "0.5", "--allocate", "latency", "--importance", "obs", "--calibration", "data.npz",
-                       "--runtime", "openvino", x=np.zeros((20, 4), np.float32)),
+        lambda f: [*data(f, "--calibration", "data.npz", x=np.zeros((20, 4), np.float32)), "--prune", "0.5",
+                   "--allocate", "latency", "--importance", "obs", "--runtime", "openvino"],
         ".[openvino]",
     ),
     "fraction out of range": (lambda f: [model_in(f), "--prune", "70"], "above 0 and below 1"),

@@ -21,7 +21,7 @@ from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.prune.channels import Channels
 from compress.prune.latency import tables
-from compress.prune.latency.by_latency import ByLatency, nearest
+from compress.prune.latency.by_latency import ByLatency, _Measurements, nearest
 from compress.prune.latency.graphs import layer_model
 from compress.prune.latency.layers import Shape, layers_of
 from compress.prune.latency.tables import Clocked, Table, tables_of
@@ -254,3 +254,14 @@ def test_the_whole_is_measured_and_held_against_the_choice_by_macs(tmp_path: Pat
     assert any("MACs" in warning for warning in given.warnings)
     json.dumps(given.details)
     assert all(entry.did.startswith("timed ") for entry in cache.entries())
+
+
+def test_where_the_whole_gains_far_less_than_its_layers_the_share_is_refused(
+    tmp_path: Path, counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables alone would have let it go: half of the layers' time is a tenth of the network's."""
+    monkeypatch.setattr(_Measurements, "share_gone", lambda *_: 0.1)
+    model = loaded("residual")
+    with pytest.raises(StageError, match="of the latency"):
+        by_latency(model, 0.5).run(model, tmp_path, quiet)
+    assert counted
