@@ -7,8 +7,8 @@ Small networks, trained here on the 8 x 8 digits of scikit-learn drawn at 32 x 3
 images calibrate, and the others' 597 are the test. Both ways choose channels by obs and are repaired, none is trained
 again. `latency` goes to the fraction of the latency; `macs, same time` is the choice by MACs whose finished file is as
 fast, by bisection with measurements; `macs, same MACs` has the MACs of `latency`. All files of a setting take turns in
-the end. `error` is the squared difference of the logits to the original's, as a share of their spread: of so easy a task
-it tells more than the accuracy does. The last line of stdout is one JSON object.
+the end. `error` is the squared difference of the logits to the original's, as a share of their spread: of so easy
+a task it tells more than the accuracy does. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -263,7 +263,10 @@ def show(figures: list[dict[str, Any]]) -> None:
         alike = [f for f in figures if (f["network"], f["runtime"], f["precision"], f["fraction"]) == key]
         for way in alike[0]["rows"]:
             rows = [each["rows"][way] for each in alike if way in each["rows"]]
-            mean = {name: statistics.mean(row[name] for row in rows) for name in ("accuracy", "error", "macs_removed", "p50_ms")}
+            mean = {
+                name: statistics.mean(row[name] for row in rows)
+                for name in ("accuracy", "error", "macs_removed", "p50_ms")
+            }
             speeds = [row["times_as_fast"][0] for row in rows if row["times_as_fast"]]
             table.add_row(
                 key[0], f"{key[1]} {key[2]}", f"-{key[3]:.0%}", way, f"-{mean['macs_removed']:.0%}",
