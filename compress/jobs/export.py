@@ -24,7 +24,7 @@ from compress.jobs.on_ray import on_ray
 from compress.jobs.original import Original, fingerprint_of, original, tried
 from compress.jobs.output import refuse_too_large, write_artifact
 from compress.jobs.places import check_output, claimed
-from compress.jobs.recipe import inputs_of, sources_of, stages_for, with_sizes
+from compress.jobs.recipe import inputs_of, sources_of, stages_for, tables_in, with_sizes
 from compress.jobs.replaced import check_outputs, lost_recipe, missed_of, replaced_by, searched_of
 from compress.jobs.search import search
 from compress.jobs.serving_runtime import refuse_missing
@@ -76,6 +76,10 @@ class Prepared:
     searched: OptimizeOptions | None = None
     doubts: tuple[str, ...] = ()
     cache: StageCache | None = None
+
+    def cached(self, cache: StageCache | None) -> Prepared:
+        """The same, with a cache of outputs, and of what layers take."""
+        return dataclasses.replace(self, cache=cache, stages=tables_in(self.stages, cache))
 
 
 def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -> Prepared:
@@ -168,7 +172,7 @@ def export(
     with (
         standing(), claimed(options.output, _work(options), inputs, replaced_by(options)), hashing_shown(watcher)
     ):  # fmt: skip
-        prepared = dataclasses.replace(prepare(checkpoint, options), cache=cache)
+        prepared = prepare(checkpoint, options).cached(cache)
         prepared = dataclasses.replace(prepared, again=script_of(checkpoint, options, recipe))
         return _export(checkpoint, options, prepared, watcher)
 

@@ -94,7 +94,7 @@ def estimates(
     samples or steps a few are done, the rest whole. What the work folder or the cache keeps from before costs nothing.
     """
     begun = time.perf_counter()
-    prepared = dataclasses.replace(prepare(checkpoint, options), cache=cache)
+    prepared = prepare(checkpoint, options).cached(cache)
     found = [Estimate("load, check", "", time.perf_counter() - begun)]
     with tempfile.TemporaryDirectory() as name:
         baseline, original = _original(prepared, Path(name) / "original", watcher)

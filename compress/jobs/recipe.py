@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from compress.artifact import Runtime
 from compress.data.dataset import Dataset
 from compress.data.reading import arrays_of
 from compress.data.sizes import sized_by
@@ -33,6 +34,8 @@ from compress.options.asked import drops, is_static, prunes, repairs
 from compress.options.training import TrainingOptions
 from compress.options.user_code import is_code
 from compress.prune.drop_blocks import DropBlocks
+from compress.prune.latency.by_latency import ByLatency
+from compress.prune.latency.tables import Clocked
 from compress.prune.prune_channels import PruneChannels
 from compress.prune.prune_to_budget import PruneToBudget
 from compress.prune.repair_channels import RepairChannels
@@ -48,6 +51,7 @@ from compress.quantize.smooth_onnx import SmoothOnnx
 from compress.runtime.machine import int8_saturates
 from compress.stage import Stage
 from compress.storage.hashing import code_files
+from compress.storage.stage_cache import StageCache
 from compress.tensorrt.profiles import ranges_of
 from compress.training.finetune import Finetune
 
@@ -59,6 +63,7 @@ __all__ = [
     "labelled_of",
     "sources_of",
     "stages_for",
+    "tables_in",
     "training_of",
     "with_sizes",
 ]
@@ -173,6 +178,21 @@ def stages_for(
     return [*stages, *_engine(options)]
 
 
+def tables_in(stages: Sequence[Stage], cache: StageCache | None) -> list[Stage]:
+    """Stages whose latencies of layers are looked for, and kept, in a cache."""
+    return [_with_tables(stage, cache) for stage in stages]
+
+
+def _with_tables(stage: Stage, cache: StageCache | None) -> Stage:
+    if isinstance(stage, PruneToBudget):
+        prune = _with_tables(stage.prune, cache)
+        assert isinstance(prune, PruneChannels)  # noqa: S101  it was
+        return dataclasses.replace(stage, prune=prune)
+    if isinstance(stage, PruneChannels) and stage.latency is not None:
+        return dataclasses.replace(stage, latency=dataclasses.replace(stage.latency, cache=cache))
+    return stage
+
+
 def _in_torch(options: ExportOptions, model: TorchModel | OnnxModel) -> bool:
     """Whether anything is done to a network of torch: an ONNX file is taken back only to be pruned or trained."""
     return isinstance(model, TorchModel) or prunes(options) or drops(options) or options.finetune is not None
@@ -203,6 +223,7 @@ def _pruning(
     if pruned and sensitivity is not None:
         curves = sensitivity.curves
     fraction = 0.5 if options.prune is None else options.prune
+    tail = tuple(_whole(stage) for stage in precision)
     prune = PruneChannels(
         # The same share of what is left in each round.
         1 - (1 - fraction) ** (1 / rounds) if rounds > 1 and 0 < fraction < 1 else fraction,
@@ -216,10 +237,11 @@ def _pruning(
         labelled=labelled_of(options),
         shared=rounds > 1,
         calibration=calibration if options.importance == "obs" else None,
+        latency=_by_latency(options, tail) if options.allocate == "latency" else None,
     )
     pruning: PruneChannels | PruneToBudget | None = prune if pruned else None
     if kind is not None and limit is not None:
-        pruning = PruneToBudget(prune, kind, limit, tuple(_whole(stage) for stage in precision), options.threads)
+        pruning = PruneToBudget(prune, kind, limit, tail, options.threads)
     stages: list[Stage] = []
     if options.drop_blocks is not None and calibration is not None:
         weighed = pruning if options.drop_blocks == "auto" else None
@@ -233,6 +255,13 @@ def _pruning(
         if recovery is not None:
             stages.append(recovery)
     return stages
+
+
+def _by_latency(options: ExportOptions, tail: tuple[Stage, ...]) -> ByLatency:
+    """What times layers, as the result will run; on ONNX Runtime where both runtimes are asked in the end."""
+    runtime: Runtime = "openvino" if options.runtime == "openvino" else "onnxruntime"
+    quantize = next((stage for stage in tail if isinstance(stage, QuantizeOnnx)), None)
+    return ByLatency(Clocked(runtime, options.threads, quantize), tail)
 
 
 def _whole(stage: Stage) -> Stage:

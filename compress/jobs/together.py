@@ -30,6 +30,7 @@ def refuse_together(options: ExportOptions, *, judged: bool) -> None:
     }
     given = [flag for flag, value in goals.items() if value is not None]
     static = is_static(options)
+    by_latency = options.allocate == "latency" and bool(given)
     rules = (
         (len(given) > 1, "can't prune to two goals", " and ".join(given) + " are given", "leave one of them"),
         (
@@ -75,6 +76,36 @@ def refuse_together(options: ExportOptions, *, judged: bool) -> None:
             "can't choose channels by obs without the repair",
             "it takes channels that the others can stand in for, which they do once their layers are fitted",
             "leave --no-repair out, or take --importance magnitude",
+        ),
+        (
+            by_latency and options.importance != "obs",
+            f"can't choose by latency how much each layer loses, with --importance {options.importance}",
+            "it ranks channels, and does not tell what a number of them costs; obs does, on calibration data",
+            "add --importance obs --calibration calibration.npz, or leave --allocate out",
+        ),
+        (
+            by_latency and options.sensitivity is not None,
+            "can't choose by latency how much each layer loses, with --sensitivity",
+            "that says what each layer loses, too",
+            "leave one of them out",
+        ),
+        (
+            by_latency and options.target != "cpu",
+            f"can't choose by latency how much each layer loses on {options.target}",
+            "layers would be timed on this CPU, which says nothing of a GPU",
+            "leave --allocate out",
+        ),
+        (
+            by_latency and options.drop_blocks is not None,
+            "can't choose by latency how much each layer loses, with --drop-blocks",
+            "blocks are weighed by the multiply-accumulates that go with them",
+            "leave one of them out",
+        ),
+        (
+            by_latency and (options.int4 is not None or options.precision != "fp32"),
+            "can't choose by latency how much each layer loses, with 4-bit weights or half precision",
+            "layers are timed in FP32 and in INT8 alone",
+            "leave --allocate out, or --int4 and --precision",
         ),
         (
             options.smooth and not ((static or options.int8 == "dynamic") and options.calibration is not None),

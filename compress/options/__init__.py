@@ -214,7 +214,11 @@ class ExportOptions(CompressOptions, EngineOptions):
     """What comes out; tensorrt builds an engine from the ONNX file, on this machine's GPU, for --target tensorrt."""
 
     prune: Annotated[float | None, Parameter(group=_PRUNE)] = None
-    """Fraction of the multiply-accumulates to remove, such as 0.5."""
+    """Fraction of the multiply-accumulates to remove, such as 0.5; with --allocate latency, of the latency."""
+
+    allocate: Annotated[Literal["macs", "latency"], Parameter(group=_PRUNE)] = "macs"
+    """How many channels each layer loses: by what its multiply-accumulates cost in error, or by what the time does that
+    its shapes take here, measured on --runtime; needs --importance obs."""
 
     target_latency_ms: Annotated[float | None, Parameter(group=_PRUNE)] = None
     """Instead of --prune: remove what it takes until the result needs no longer than this, at batch 1."""

@@ -64,6 +64,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
     ExportOptions: (
         *SHARED,
         *TRAINING,
+        (("allocate",), prunes, "nothing is pruned"),
         (("calibrator",), is_static, "only static INT8 and QAT have ranges to choose"),
         (
             ("keep_float",),

@@ -12,7 +12,7 @@ from compress.console.wording import counted
 from compress.prune.follow_channels import ChannelGroup
 from compress.stage import Progress
 
-__all__ = ["MOST", "TOLERANCE", "Choice", "bearable", "chosen"]
+__all__ = ["MOST", "TOLERANCE", "Choice", "bearable", "chosen", "fewest_of", "step_of"]
 
 TOLERANCE = 0.02
 STEPS = 14
@@ -107,11 +107,11 @@ class Choice:
         while further and abs(best[0] - self.fraction) > TOLERANCE:
             before = between
             for group in self.groups:
-                step, most = _step(group, rounded), len(above[group.root])
+                step, most = step_of(group, rounded), len(above[group.root])
                 gone = len(between[group.root]) + step
                 limit = group.units if further[0] else most + step
                 # What is to lose nothing loses nothing.
-                if most and gone <= min(limit, group.units - _fewest(group)):
+                if most and gone <= min(limit, group.units - fewest_of(group)):
                     weakest = sorted(self.scores[group.root].argsort(stable=True)[:gone].tolist())
                     reached = tried(between | {group.root: weakest}, STEPS + 1, f"rounding {group.root} further")
                     if reached is not None and reached <= self.fraction:
@@ -151,16 +151,17 @@ def bearable(curve: Sequence[tuple[float, float]], drop: float) -> float:
 
 def _rounded(group: ChannelGroup, units: float, round_to: int) -> int:
     """Units to keep: all of them, or so many that the channels left are a multiple of `round_to`."""
-    step, fewest = _step(group, round_to), _fewest(group)
+    step, fewest = step_of(group, round_to), fewest_of(group)
     multiples = {math.floor(units / step) * step, math.ceil(units / step) * step, math.ceil(fewest / step) * step}
     counts = [group.units, *(count for count in multiples if fewest <= count < group.units)]
     return min(counts, key=lambda count: (abs(count - units), -count))
 
 
-def _step(group: ChannelGroup, round_to: int) -> int:
+def step_of(group: ChannelGroup, round_to: int) -> int:
     """So many units are a multiple of `round_to` in channels."""
     return round_to // math.gcd(round_to, group.width // group.units)
 
 
-def _fewest(group: ChannelGroup) -> int:
+def fewest_of(group: ChannelGroup) -> int:
+    """Units that are left of a group, at least."""
     return max(math.ceil((1 - MOST) * group.units - 1e-9), 1)

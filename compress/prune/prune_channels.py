@@ -19,6 +19,9 @@ from compress.prune.channels import PRUNABLE, SECONDS, Channels, same_outputs
 from compress.prune.choose_channels import MOST, TOLERANCE, Choice, bearable
 from compress.prune.importance import Importance, importance_of
 from compress.prune.known_channels import KnownChannels
+from compress.prune.latency.allocate import Gone
+from compress.prune.latency.by_latency import ByLatency, Timed, held_to_it, like_macs, nearest, timed
+from compress.prune.latency.layers import LIKED
 from compress.prune.layer_kinds import RECURRENT, width_of
 from compress.prune.left_alone import listed
 from compress.prune.rank_by_obs import ranked, shares_at
@@ -43,6 +46,7 @@ class Prepared:
         before: the MACs of the whole, blocks that went before it with it.
         eliminated: by a group's root, in which order its units go and what that costs, where obs has told.
         warnings: of what could not be told.
+        timed: what its layers take, where a share of the latency is to go.
     """
 
     model: TorchModel
@@ -51,15 +55,16 @@ class Prepared:
     before: int
     eliminated: Mapping[str, Elimination] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    timed: Timed | None = None
 
 
 @dataclass(frozen=True)
 class PruneChannels:
-    """Remove a fraction of the model's MACs.
+    """Remove a fraction of the model's MACs, or of its latency.
 
     Attributes:
         fraction: of the MACs, above 0 and below 1; reached within 0.02. What blocks took with them in a stage before
-            counts (`TorchModel.macs_gone`).
+            counts (`TorchModel.macs_gone`). With `latency`, of that.
         importance: "magnitude", "taylor" (needs `data`) or "random", the control; see `importance_of`. "obs" (needs
             `calibration`) takes channels that the others can stand in for, from each group until its consumers lose the
             same; without the repair behind it, that is worse than magnitude. See `eliminations`.
@@ -78,6 +83,7 @@ class PruneChannels:
         labelled: the output that labels are of, where they fit several: for taylor.
         calibration: what obs looks at.
         shared: whether what can lose channels is kept in the work folder, for the rounds and candidates that follow.
+        latency: how layers are timed, which then decides what each group loses; needs obs, which tells what that costs.
     """
 
     fraction: float
@@ -92,6 +98,7 @@ class PruneChannels:
     labelled: str | None = None
     shared: bool = False
     calibration: Dataset | None = None
+    latency: ByLatency | None = None
 
     name: ClassVar[str] = "prune_channels"
     takes: ClassVar[type] = TorchModel
@@ -99,9 +106,12 @@ class PruneChannels:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        more = {"labelled": self.labelled} if self.labelled is not None and self.importance == "taylor" else {}
+        more: dict[str, Any] = {}
+        if self.labelled is not None and self.importance == "taylor":
+            more = {"labelled": self.labelled}
         if self.calibration is not None and self.importance == "obs":
             more = {"calibration": self.calibration.sha256}
+        more |= {} if self.latency is None else {"latency": self.latency.options}
         return {
             "fraction": self.fraction,
             "importance": self.importance,
@@ -118,11 +128,11 @@ class PruneChannels:
         if not 0 < self.fraction < 1:
             raise RecipeError(
                 f"can't prune {self.fraction}",
-                why="--prune is the fraction of multiply-accumulates to remove: above 0 and below 1",
+                why=f"--prune is the fraction of the {self._unit} to remove: above 0 and below 1",
                 mend="try --prune 0.5",
             )
         most = 1 - (1 - MOST) ** 2
-        if self.fraction > most:
+        if self.fraction > most and self.latency is None:
             raise RecipeError(
                 f"can't remove {self.fraction:.1%} of the MACs",
                 why=f"a layer keeps a tenth of its channels on each side: no network can lose over {most:.0%}",
@@ -137,6 +147,12 @@ class PruneChannels:
         if self.importance == "obs" and self.calibration is None:
             why = "it looks at what layers read, and there is no data"
             raise RecipeError("can't rank channels by obs", why=why, mend="give calibration data, or take magnitude")
+        if self.latency is not None and (self.importance != "obs" or self.curves):
+            raise RecipeError(
+                "can't choose by latency how much each layer loses",
+                why="it weighs time against what obs tells that each number of channels costs, and nothing else",
+                mend="take --importance obs, with calibration data and without a sensitivity, or --allocate macs",
+            )
         if isinstance(model, TorchModel) and not model.layered:
             raise RecipeError(
                 "can't prune this file",
@@ -148,7 +164,22 @@ class PruneChannels:
         if model.macs_gone and model.macs_gone >= self.fraction - TOLERANCE:
             done = f"{model.macs_gone:.1%} of the MACs have gone with blocks, {self.fraction:.1%} were asked for"
             return Given(dataclasses.replace(model, lost=None), f"nothing: {done}", {"macs_removed": model.macs_gone})
-        return self.cut(self.prepare(model, progress, folder.parent), progress)
+        prepared = self.prepare(model, progress, folder.parent)
+        if self.latency is None or prepared.timed is None:
+            return self.cut(prepared, progress)
+
+        def cut(found: Timed) -> tuple[Given, Gone, int]:
+            again = dataclasses.replace(prepared, timed=found)
+            _, removed, rounded = self._proven(again, progress)
+            gone = {root: len(units) for root, units in removed.items()}
+            return self._given(again, removed, rounded, progress), gone, rounded
+
+        def rival(gone: Gone, rounded: int) -> TorchModel | None:
+            other = like_macs(prepared.channels.groups, prepared.eliminated, rounded, gone)
+            return None if other is None else self._like(prepared, other)
+
+        whole = prepared.channels.model
+        return held_to_it(self.latency, whole, prepared.timed, self.fraction, cut, rival, progress)
 
     def prepare(self, model: TorchModel, progress: Progress, work: Path) -> Prepared:
         """What does not hang on the fraction: which channels can go, and how important each is.
@@ -170,9 +201,9 @@ class PruneChannels:
             raise _nothing(channels, model)
         if self.importance == "obs" and self.calibration is not None:
             found, warnings = ranked(channels, self.calibration, progress)
-            return Prepared(
-                model, channels, {root: one.scores() for root, one in found.items()}, before, found, warnings
-            )
+            scores = {root: one.scores() for root, one in found.items()}
+            held = None if self.latency is None else timed(self.latency, channels, progress)
+            return Prepared(model, channels, scores, before, found, warnings, held)
         scores = importance_of(channels, self.importance, self.seed, self.data, progress, self.labelled)
         return Prepared(model, channels, scores, before)
 
@@ -187,21 +218,34 @@ class PruneChannels:
         Raises:
             StageError: it can't be reached.
         """
+        _, removed, rounded = self._proven(prepared, progress, prove=prove)
+        return self._given(prepared, removed, rounded, progress)
+
+    def _proven(
+        self, prepared: Prepared, progress: Progress, *, prove: bool = True
+    ) -> tuple[float, dict[str, list[int]], int]:
+        """What `_best` gives, proven; raises as `cut` does."""
         channels = prepared.channels
-        model = channels.model
         while True:  # until what is removed is proven; each time around there is a group less
             reached, removed, rounded = self._best(prepared, progress)
-            if abs(reached - self.fraction) > TOLERANCE:
+            if reached < self.fraction - TOLERANCE or (prepared.timed is None and reached > self.fraction + TOLERANCE):
                 self._refuse_rounding(prepared, reached, progress)
                 raise StageError(
-                    f"can't remove {self.fraction:.0%} of the MACs" if reached > 0 else "nothing was pruned",
+                    f"can't remove {self.fraction:.0%} of the {self._unit}" if reached > 0 else "nothing was pruned",
                     why=f"the nearest that keeps the outputs' shapes is {reached:.1%}; {listed(channels.left_alone)}",
                     mend=f"ask for --prune {max(reached, 0.01):.2f}",
                 )
             if not prove or not channels.leave(removed, progress):
-                break
+                return reached, removed, rounded
             if not channels.groups:
-                raise _nothing(channels, model)
+                raise _nothing(channels, channels.model)
+
+    def _given(
+        self, prepared: Prepared, removed: Mapping[str, Sequence[int]], rounded: int, progress: Progress
+    ) -> Given:
+        """The network without these units, and what is to be said of that."""
+        channels, model = prepared.channels, prepared.channels.model
+        reached = 1 - channels.macs(removed) / prepared.before
         pruned = channels.pruned(removed)
         same_outputs(pruned, model.signature)
         lost = 1 - torch_params(pruned) / torch_params(model.module)
@@ -216,35 +260,57 @@ class PruneChannels:
                 f"time for finding what can lose channels ran out after {self.seconds:g} s: on a faster machine more "
                 "layers may be pruned"
             )
+        how = "each layer as it bears it" if self.curves or prepared.eliminated else self.scope
         return Given(
             TorchModel(pruned, model.signature, lost=Lost(model, channels.places(removed))),
             did=f"removed {reached:.1%} of the MACs{with_blocks} and {lost:.1%} of the weights by {self.importance}, "
-            + ("each layer as it bears it" if self.curves or prepared.eliminated else self.scope),
+            + (how if prepared.timed is None else "each layer by what its time is worth"),
             details={
                 "macs_removed": reached,
-                "round_to": rounded,
+                "round_to": rounded or LIKED,
                 "channels": _table(model.module, pruned),
                 "left_alone": dict(channels.left_alone),
             },
             warnings=tuple(warnings),
         )
 
+    @property
+    def _unit(self) -> str:
+        return "MACs" if self.latency is None else "latency"
+
+    def _like(self, prepared: Prepared, gone: Gone) -> TorchModel | None:
+        """The network without so many units of each group, to be measured: unproven; None where they don't fit."""
+        try:
+            pruned = prepared.channels.pruned(_weakest(prepared.scores, gone))
+            same_outputs(pruned, prepared.channels.signature)
+        except StageError:
+            return None
+        return TorchModel(pruned, prepared.channels.signature)
+
     def _refuse_rounding(self, prepared: Prepared, reached: float, progress: Progress) -> None:
         """Say so where it is the rounding of channel counts that keeps the fraction from being reached."""
         if self.round_to is None or self.round_to == 1:
             return
         free, _, rounded = dataclasses.replace(self, round_to=None)._best(prepared, progress)
-        if abs(free - self.fraction) > TOLERANCE:
+        if free < self.fraction - TOLERANCE or (prepared.timed is None and free > self.fraction + TOLERANCE):
             return
         raise StageError(
             f"can't remove {self.fraction:.0%} of the MACs with --round-to {self.round_to}",
             why=f"channel counts that are multiples of {self.round_to} come no nearer than {reached:.1%}",
-            mend=f"give --round-to {rounded}, which reaches {free:.1%}, or leave it out",
+            mend=f"give --round-to {rounded or LIKED}, which reaches {free:.1%}, or leave it out",
         )
 
     def _best(self, prepared: Prepared, progress: Progress) -> tuple[float, dict[str, list[int]], int]:
-        """The share of MACs nearest to the fraction, the units that go with it, and what counts are rounded to."""
+        """The share of MACs nearest to the fraction, the units that go with it, and what counts are rounded to.
+
+        Of the latency, where that is timed.
+        """
         channels = prepared.channels
+        if prepared.timed is not None:
+            share, gone, rounded = nearest(
+                prepared.timed, channels.groups, prepared.eliminated, self.fraction, self.round_to
+            )
+            return share, _weakest(prepared.scores, gone), rounded
         scores = {group.root: prepared.scores[group.root] for group in channels.groups}
 
         def count(removed: Mapping[str, Sequence[int]]) -> float | None:
@@ -280,6 +346,11 @@ class PruneChannels:
         threshold = float(everything.sort().values[count - 1]) if count else -math.inf
         # With one threshold for all layers, a weak layer could vanish altogether.
         return {root: min(float((values <= threshold).float().mean()), ratio * 1.5) for root, values in scores.items()}
+
+
+def _weakest(scores: Mapping[str, torch.Tensor], gone: Gone) -> dict[str, list[int]]:
+    """So many units of each group, the least important first."""
+    return {root: sorted(scores[root].argsort(stable=True)[:count].tolist()) for root, count in gone.items()}
 
 
 def _table(before: nn.Module, after: nn.Module) -> dict[str, list[int]]:

@@ -13,6 +13,7 @@ from compress.artifact import Signature
 from compress.errors import BudgetError, RecipeError, StageError
 from compress.formats.files import size_of
 from compress.model import Model, OnnxModel, TorchModel, sample_inputs
+from compress.prune.finished import finished
 from compress.prune.prune_channels import Prepared, PruneChannels
 from compress.runtime.backends import open_model
 from compress.runtime.latency import latency
@@ -158,14 +159,10 @@ class PruneToBudget:
             assert isinstance(model, TorchModel)  # noqa: S101  the search prunes torch models
             return float(torch_params(model.module))
         with tempfile.TemporaryDirectory() as name:
-            for index, stage in enumerate(self.tail):
-                folder = Path(name) / str(index)
-                folder.mkdir()
-                model = stage.run(model, folder, _silent).model
-            assert isinstance(model, OnnxModel)  # noqa: S101  the tail ends in a file
-            if self.budget == "size_bytes":
-                return float(size_of(model.path))
-            return _p50(model, model.signature, self.threads)
+            file = finished(model, self.tail, Path(name))
+            return (
+                float(size_of(file.path)) if self.budget == "size_bytes" else _p50(file, file.signature, self.threads)
+            )
 
 
 def _p50(model: OnnxModel, signature: Signature, threads: int) -> float:

@@ -29,7 +29,17 @@ from compress.errors import RecipeError
 from compress.model import Arrays
 from compress.runtime.backends import Backend
 
-__all__ = ["Latency", "Ratio", "Turns", "interleave", "latency", "measuring_seconds", "median_interval", "ratio"]
+__all__ = [
+    "Latency",
+    "Ratio",
+    "Turns",
+    "block_of",
+    "interleave",
+    "latency",
+    "measuring_seconds",
+    "median_interval",
+    "ratio",
+]
 
 CONFIDENCE = 0.97  # before stopping takes its part
 # Two sessions of one and the same file differ by up to 2%, by where their memory lies, for as long as they live: no
@@ -337,12 +347,14 @@ def latency(
         progress: called with rounds done and in all.
     """
     return interleave(
-        {name: _block(model, inputs, block_seconds) for name, model in models.items()},
+        {name: block_of(model, inputs, block_seconds) for name, model in models.items()},
         references=references, claimed=claimed, rounds=rounds, seconds=seconds, progress=progress,
     )  # fmt: skip
 
 
-def _block(model: Backend, inputs: Arrays, block_seconds: float) -> Callable[[], list[float]]:
+def block_of(model: Backend, inputs: Arrays, block_seconds: float) -> Callable[[], list[float]]:
+    """What makes a block of calls, for `interleave`, where models take inputs of their own; see `latency`."""
+
     def timed() -> float:
         start_ns = time.perf_counter_ns()
         model.infer(inputs)

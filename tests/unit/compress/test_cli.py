@@ -70,6 +70,15 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[Any]], str]] = {
     "missing calibration data": (lambda f: [model_in(f), "--int8", "static", "--calibration", f / "no.npz"], "no such file"),
     "static INT8 without calibration": (lambda f: [model_in(f), "--int8", "static"], "--calibration"),
     "calibration without INT8": (lambda f: data(f, "--calibration", "data.npz", x=np.zeros((5, 4), np.float32)), "--int8 static"),
+    "by latency without obs": (lambda f: [model_in(f), "--prune", "0.5", "--allocate", "latency"], "--importance obs"),
+    "by latency without data": (
+        lambda f: [model_in(f), "--prune", "0.5", "--allocate", "latency", "--importance", "obs"], "--calibration"
+    ),
+    "by latency on a runtime that is not there": (
+        lambda f: [*data(f, "--calibration", "data.npz", x=np.zeros((20, 4), np.float32)), "--prune", "0.5",
+                   "--allocate", "latency", "--importance", "obs", "--runtime", "openvino"],
+        ".[openvino]",
+    ),
     "fraction out of range": (lambda f: [model_in(f), "--prune", "70"], "above 0 and below 1"),
 }  # fmt: skip
 

@@ -416,6 +416,9 @@ def test_a_repair_goes_on_from_a_pruning_that_was_kept(task: Path, tmp_path: Pat
             assert one.details["layers"] == other.details["layers"] != {}
 
 
+BY_LATENCY = {"prune": 0.5, "allocate": "latency", "importance": "obs", "calibration": "calibration.npz"}
+
+
 @pytest.mark.parametrize(
     ("more", "what"),
     [
@@ -432,6 +435,12 @@ def test_a_repair_goes_on_from_a_pruning_that_was_kept(task: Path, tmp_path: Pat
             {"prune": 0.5, "importance": "obs", "int8": "static", "calibration": "calibration.npz", "repair": False},
             "without the repair",
         ),
+        ({"prune": 0.5, "allocate": "latency"}, "by latency .* --importance magnitude"),
+        ({"prune": 0.5, "allocate": "latency", "importance": "taylor", "finetune": "train.npz"}, "--importance taylor"),
+        ({"prune": 0.5, "allocate": "latency", "importance": "obs"}, "by obs"),  # without calibration data
+        ({**BY_LATENCY, "target": "cuda"}, "on cuda"),
+        ({**BY_LATENCY, "precision": "fp16"}, "half precision"),
+        ({**BY_LATENCY, "int4": "weights"}, "4-bit"),
         ({"prune": 0.5, "repair": True}, "can't repair what pruning costs"),
         ({"drop_blocks": 1}, "can't choose blocks"),
         ({"drop_blocks": "auto", "calibration": "calibration.npz"}, "can't weigh blocks"),

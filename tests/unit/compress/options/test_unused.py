@@ -68,6 +68,8 @@ CASES: list[tuple[Any, set[str]]] = [
     (export(drop_blocks=1, calibration="c", repair=False), set()),
     (export(drop_blocks=1, calibration="c", round_to=8), {"--round-to"}),
     (export(prune=0.5, calibration="c", importance="obs", scope="local"), {"--scope"}),
+    (export(allocate="latency"), {"--allocate"}),
+    (export(allocate="latency", prune=0.5, calibration="c", importance="obs"), set()),
     (optimize(eval="e", calibration="c", int8=("none", "dynamic"), smooth=True), set()),
     (optimize(eval="e", prune=(0.0,), scope="local", epochs=9), {"--scope", "--epochs"}),
     (finetune(temperature=2.0, metric="top1"), {"--temperature", "--metric"}),
