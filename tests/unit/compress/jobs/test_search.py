@@ -441,6 +441,7 @@ BY_LATENCY = {"prune": 0.5, "allocate": "latency", "importance": "obs", "calibra
         ({**BY_LATENCY, "target": "cuda"}, "on cuda"),
         ({**BY_LATENCY, "precision": "fp16"}, "half precision"),
         ({**BY_LATENCY, "int4": "weights"}, "4-bit"),
+        ({**BY_LATENCY, "drop_blocks": 1}, "with --drop-blocks"),
         ({"prune": 0.5, "repair": True}, "can't repair what pruning costs"),
         ({"drop_blocks": 1}, "can't choose blocks"),
         ({"drop_blocks": "auto", "calibration": "calibration.npz"}, "can't weigh blocks"),
