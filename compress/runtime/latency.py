@@ -29,7 +29,17 @@ from compress.errors import RecipeError
 from compress.model import Arrays
 from compress.runtime.backends import Backend
 
-__all__ = ["Latency", "Ratio", "Turns", "block_of", "interleave", "latency", "measuring_seconds", "median_interval", "ratio"]
+__all__ = [
+    "Latency",
+    "Ratio",
+    "Turns",
+    "block_of",
+    "interleave",
+    "latency",
+    "measuring_seconds",
+    "median_interval",
+    "ratio",
+]
 
 CONFIDENCE = 0.97  # before stopping takes its part
 # Two sessions of one and the same file differ by up to 2%, by where their memory lies, for as long as they live: no
