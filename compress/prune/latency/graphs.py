@@ -14,6 +14,7 @@ from compress.model import OnnxModel
 from compress.prune.latency.layers import Shape
 from compress.quantize.int8_onnx import finish
 from compress.quantize.quantize_onnx import QuantizeOnnx, quantized
+from compress.quantize.tied_tables import ties
 
 __all__ = ["layer_model", "nothing"]
 
@@ -38,7 +39,7 @@ def layer_model(shape: Shape, inputs: int, outputs: int, quantize: QuantizeOnnx 
         ranges = {"x": RANGE, "y": sums, "z": sums}
         model = quantized(quantize, original, ranges)
         _bare(model)
-        finish(model, path, original)
+        finish(model, path, ties(original))
         model = onnx.load(path)
     else:
         onnx.save(model, path)
