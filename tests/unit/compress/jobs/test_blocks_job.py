@@ -111,6 +111,28 @@ def test_auto_comes_to_the_budget_and_a_run_that_was_cut_goes_on(folder: Path, t
         assert one.measured.macs == other.measured.macs
 
 
+@pytest.mark.parametrize("budget", ["target_params", "target_size_mb", "target_latency_ms"])
+def test_auto_keeps_each_kind_of_budget(budget: str, folder: Path, tmp_path: Path) -> None:
+    data = {"calibration": "images-calibration.npz", "eval": "images-eval.npz"}
+    first, _ = compress.export(folder / "images.pt", ExportOptions(output=tmp_path / "float"))
+    whole = first.stages[-1].measured
+    limits = {
+        "target_params": (whole.params or 0) * 6 // 10,
+        "target_size_mb": (whole.size_bytes or 0) / 1e6 * 0.7,
+        "target_latency_ms": (whole.latency_p50_ms or 0) * 2,  # kept from the start: no test hangs on a time
+    }
+    asked = ExportOptions(output=tmp_path / "out", drop_blocks="auto", **data, **{budget: limits[budget]})  # type: ignore[arg-type]
+    artifact, _ = compress.export(folder / "images.pt", asked)
+    rows = {row.stage: row for row in artifact.stages}
+    assert "drop_blocks" in rows
+    kept = {
+        "target_params": artifact.stages[-1].measured.params or 0,
+        "target_size_mb": (artifact.stages[-1].measured.size_bytes or 0) / 1e6,
+        "target_latency_ms": 0.0,
+    }
+    assert kept[budget] <= limits[budget]
+
+
 def test_an_onnx_file_loses_its_blocks(folder: Path, tmp_path: Path) -> None:
     compress.export(folder / "images.pt", ExportOptions(output=tmp_path / "float"))
     asked = ExportOptions(output=tmp_path / "out", drop_blocks=1, calibration=str(folder / "images-calibration.npz"))
