@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -52,8 +53,30 @@ def plain(source: Path) -> ModelProto:
     model = onnx.load(source)
     name_nodes(model)
     apart(model)
+    _own_turned(model.graph)
     _flatten_biases(model.graph)
     return model
+
+
+def _own_turned(graph: onnx.GraphProto) -> None:
+    """Give each Gemm with transB a copy of a weight that others read, in place.
+
+    ONNX Runtime's dynamic quantizer turns it under its own name, and they would read it turned. `finish` joins copies.
+    """
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    readers = Counter(name for node in graph.node for name in (*node.input, *captured(node)))
+    readers.update(value.name for value in (*graph.input, *graph.output))
+    taken = names_in(graph)
+    for node in graph.node:
+        if node.op_type != "Gemm" or readers[node.input[1]] < 2 or node.input[1] not in weights:
+            continue
+        if any(attribute.name == "transB" and attribute.i for attribute in node.attribute):
+            own = fresh(f"{node.input[1]}_of_{node.name}", taken)
+            taken.add(own)
+            copy = graph.initializer.add()
+            copy.CopyFrom(weights[node.input[1]])
+            copy.name = node.input[1] = own
+    drop_unused(graph)
 
 
 def _flatten_biases(graph: onnx.GraphProto) -> None:
@@ -92,6 +115,12 @@ def _odd(model: ModelProto) -> list[str]:
         or any(0 in shapes.get(name, ()) for name in node.input)
         or (node.op_type == "Gemm" and len(shapes.get([*node.input, "", "", ""][2], [0])) != 1)
     ]
+
+
+def _no_matrices(graph: onnx.GraphProto) -> list[str]:
+    """MatMuls by a weight that is a vector or a stack of matrices, which ONNX Runtime does not run dynamically."""
+    dims = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    return [node.name for node in graph.node if node.op_type == "MatMul" and dims.get(node.input[1], 2) != 2]
 
 
 def finish(model: ModelProto, target: Path, tied: Ties, *, integers: bool = True) -> None:
@@ -186,7 +215,7 @@ def dynamic(model: ModelProto, exclude: Collection[str], *, reduce_range: bool) 
         _dynamic_lstm(model, exclude)
         quantize_weights(model, exclude, RECURRENT)
     # A table that a layer shares is stored as that layer has it.
-    left = [*exclude, *_odd(model), *(node.name for node in tables(original))]
+    left = [*exclude, *_odd(model), *_no_matrices(model.graph), *(node.name for node in tables(original))]
     left += [f"{name}_MatMul" for name in left]  # the quantizer cuts a Gemm in two, and asks for the part
 
     def run(source: Path, target: Path, _: _Names) -> None:

@@ -27,7 +27,7 @@ from serve.hooks.packed.values import Array, named, to_array
 from serve.hooks.tables import beyond_table
 from serve.hooks.types import HookTensor, of_spec
 
-__all__ = ["Step", "UnprovenError", "check_hooks", "nans", "run_network", "sample_of", "shown"]
+__all__ = ["Step", "UnprovenError", "check_hooks", "in_bfloat16", "nans", "run_network", "sample_of", "shown"]
 
 SHOWN = 6  # elements of an array
 LONGEST = 60  # characters of a text
@@ -71,7 +71,7 @@ def run():
 sys.modules["openvino_telemetry"] = None
 import openvino
 try:
-    network = openvino.Core().compile_model(sys.argv[1], "CPU")
+    network = openvino.Core().compile_model(sys.argv[1], "CPU", {"INFERENCE_PRECISION_HINT": sys.argv[5]})
 except Exception as err:
     ended(3, err)
 def run():
@@ -188,6 +188,11 @@ def _hook(hooks: Hooks, name: Literal["preprocess", "postprocess"], item: Mappin
         made = hook.sample(item)
         seconds = time.perf_counter() - start
     return Step(name, made, seconds)
+
+
+def in_bfloat16(source: Artifact) -> bool:
+    """Whether OpenVINO is to compute float32 in BF16, as it did where the artifact was measured."""
+    return bool(source.stages) and source.stages[-1].measured.runtime == "OpenVINO, BF16"
 
 
 def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:

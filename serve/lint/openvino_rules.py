@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from serve.lint.finding import Findings, error, warning
 from serve.lint.model import Model
+from serve.pack.onnx_reader import OnnxFile
 
-__all__ = ["openvino_place_rules", "openvino_rules"]
+__all__ = ["openvino_file_rules", "openvino_place_rules", "openvino_rules"]
+
+ANY = -1
+NOT_TAKEN = ("TYPE_BF16", "TYPE_STRING")
 
 HINTS = ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")
 COUNTS = ("INFERENCE_NUM_THREADS", "COMPILATION_NUM_THREADS")
@@ -33,6 +38,35 @@ def openvino_rules(model: Model) -> Findings:
     if model.config.model_transaction_policy.decoupled:
         what = "decoupled is set, and OpenVINO gives one answer to each request"
         yield error(model.name, what, "leave model_transaction_policy out")
+
+
+def openvino_file_rules(model: Model, files: Mapping[Path, OnnxFile]) -> Findings:
+    """What the embedded Triton's backend refuses of tensors and of batches that a file fixes.
+
+    Args:
+        model: any.
+        files: what `read_onnx` found.
+    """
+    if model.backend != "openvino":
+        return
+    for kind, tensors in (("input", model.config.input), ("output", model.config.output)):
+        for tensor in tensors:
+            name = type(tensor).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
+            if name in NOT_TAKEN:
+                what = f"{kind} {tensor.name!r} is {name}, which the embedded Triton's OpenVINO backend does not take"
+                yield error(model.name, what, "let the network take and give float32, or serve it by ONNX Runtime")
+    told = {name: value.string_value.upper() for name, value in model.config.parameters.items()}
+    most = model.config.max_batch_size
+    if most < 1 or told.get("RESHAPE_IO_LAYERS") == "YES":
+        return
+    for path, held in files.items():
+        if model.folder not in path.parents:
+            continue
+        sizes = {tensor.shape[0] for tensor in held.inputs if tensor.shape and tensor.shape[0] != ANY}
+        if sizes and (sizes != {most} or told.get("ENABLE_BATCH_PADDING") != "YES"):
+            what = f"{path.parent.name}/{path.name} takes batches of {' and '.join(map(str, sorted(sizes)))} alone"
+            mend = f"write max_batch_size: {min(sizes)}, and the parameter ENABLE_BATCH_PADDING: YES"
+            yield error(model.name, what, mend)
 
 
 def openvino_place_rules(model: Model, *, container: bool) -> Findings:

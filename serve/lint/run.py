@@ -31,13 +31,13 @@ from serve.lint.file_rules import file_rules, onnx_files, onnx_rules, session_ru
 from serve.lint.finding import Finding, Findings, error, shown, unreadable, warning
 from serve.lint.hook_rules import hook_rules
 from serve.lint.model import Model, read
-from serve.lint.openvino_rules import openvino_place_rules, openvino_rules
+from serve.lint.openvino_rules import openvino_file_rules, openvino_place_rules, openvino_rules
 from serve.lint.operator_rules import operator_rules
 from serve.lint.packed_rules import packed_rules
 from serve.lint.plan_rules import Version, plan_rules
 from serve.lint.python_rules import python_rules
 from serve.lint.warmup_rules import warmup_rules
-from serve.pack.onnx_reader import OnnxFile, read_onnx
+from serve.pack.onnx_reader import EXTRAS, OnnxFile, read_onnx
 from serve.repository.folders import folders_of, hidden_of
 
 __all__ = ["lint"]
@@ -116,10 +116,9 @@ def lint(
     for runtime, those in paths.items():
         held = read_onnx(those, runtime) if those else {}
         if held is None:
-            extra = "triton" if runtime == "onnxruntime" else runtime
             found.append(warning(models[those[0].parent.parent.name].name,
                                  f"no ONNX file for {RUNTIME_NAMES[runtime]} was looked into",
-                                 f"pip install {runtime}, or the extra [{extra}]"))  # fmt: skip
+                                 f"pip install {runtime}, or the extra [{EXTRAS[runtime]}]"))  # fmt: skip
         files |= held or {}
     for model in models.values():
         for rule in OWN_RULES:
@@ -131,6 +130,7 @@ def lint(
         found += _readable(model, packed_rules(model)) if packed else ()
         found += provider_rules(model, container=container)
         found += openvino_place_rules(model, container=container)
+        found += () if container else openvino_file_rules(model, files)
         found += _readable(model, file_rules(model, None if container else EMBEDDED))
         found += advice.batch_advice(model, files)
         found += untold(model, onnx_rules(model, files))

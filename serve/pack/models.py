@@ -13,6 +13,7 @@ from compress.errors import RepositoryError
 from serve.config.merge import Edits, merge
 from serve.config.overlay import lay_over
 from serve.config.pbtxt import parse, read_config, text_of, to_message
+from serve.hooks.check import in_bfloat16
 from serve.hooks.load import Hooks
 from serve.pack.configs import configs_for
 from serve.pack.cores import fitted, instances_of, with_reason
@@ -69,7 +70,7 @@ def wanted_models(
     if runs_on_openvino(source, options):
         backend = "openvino"
     configs = configs_for(name, source.signature, source.sha256, hooks, options, backend, platform, engine, task)
-    if backend == "openvino" and source.stages and source.stages[-1].measured.runtime == "OpenVINO, BF16":
+    if backend == "openvino" and in_bfloat16(source):
         network = configs["network"]  # what was measured: without this it would be computed in FP32
         configs["network"] = replace(network, parameters={**network.parameters, "HINT_BF16": "YES"})
     unused = sorted(set(options.models) - set(configs))

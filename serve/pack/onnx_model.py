@@ -6,9 +6,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from compress.artifact import Artifact, Signature, TensorSpec, sha256_of
+from compress.artifact import RUNTIME_NAMES, Artifact, Runtime, Signature, TensorSpec, sha256_of
 from compress.errors import MissingExtraError, RepositoryError
-from serve.pack.onnx_reader import OnnxTensor, read_onnx
+from serve.pack.onnx_reader import EXTRAS, OnnxTensor, read_onnx
 
 __all__ = ["DTYPES", "artifact_of_onnx"]
 
@@ -20,30 +20,33 @@ DTYPES = {
 """numpy's name for each type that ONNX Runtime writes as tensor(…)."""
 
 
-def artifact_of_onnx(path: Path) -> Artifact:
+def artifact_of_onnx(path: Path, runtime: Runtime = "onnxruntime") -> Artifact:
     """An artifact that stands for an ONNX file from elsewhere; nothing is written.
 
     Where the first dimension of every tensor is symbolic, it is taken for the batch.
 
     Args:
         path: of the file, with its weights inside.
+        runtime: that is to serve it.
 
     Raises:
-        RepositoryError: ONNX Runtime refuses it, or it has a tensor that Triton can't take.
-        MissingExtraError: there is no onnxruntime to read it with.
+        RepositoryError: the runtime refuses it, or it has a tensor that Triton can't take.
+        MissingExtraError: there is no such runtime to read it with.
     """
     if not path.is_file():
         raise RepositoryError(f"can't serve {path}", why="there is no such file", mend="name an ONNX file")
     with tempfile.TemporaryDirectory() as folder:
         alone = Path(folder) / "model.onnx"  # away from weights that stand beside it, which would not be packed
         shutil.copyfile(path, alone)
-        found = read_onnx([alone])
+        found = read_onnx([alone], runtime)
     if found is None:
-        raise MissingExtraError(f"can't read {path}", module="onnxruntime", extra="triton")
+        raise MissingExtraError(f"can't read {path}", module=runtime, extra=EXTRAS[runtime])
     held = found[alone]
     if held.error:
         mend = "export it again; with its weights inside, if they stand in a file of their own"
-        raise RepositoryError(f"can't serve {path}", why=f"ONNX Runtime refuses it: {held.error}", mend=mend)
+        raise RepositoryError(
+            f"can't serve {path}", why=f"{RUNTIME_NAMES[runtime]} refuses it: {held.error}", mend=mend
+        )
     free = all(tensor.shape[:1] == (-1,) for tensor in (*held.inputs, *held.outputs))
     inputs, outputs = (
         tuple(_spec(path, tensor, batched=free) for tensor in side) for side in (held.inputs, held.outputs)

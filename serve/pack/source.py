@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compress.artifact import Artifact, Signature, sha256_of
+from compress.artifact import Artifact, Runtime, Signature, sha256_of
 from compress.errors import RepositoryError
 from compress.vetting.archive import Archive, ArchiveError
 from compress.vetting.magic import EXPORTED, kind_in_words
@@ -18,17 +18,18 @@ TORCH = (".pt", ".pt2")
 MEND = "give --input and --output for each tensor, as in x:float32[batch,3,224,224]"
 
 
-def load_source(path: Path, signature: Signature | None = None) -> Artifact:
+def load_source(path: Path, signature: Signature | None = None, runtime: Runtime = "onnxruntime") -> Artifact:
     """An artifact's folder, or a model file as one; nothing of the file is run.
 
     Args:
         path: of the folder or file.
         signature: of a file that does not tell it.
+        runtime: that is to serve an ONNX file.
 
     Raises:
         ArtifactError: no artifact, or a damaged one.
         RepositoryError: the file is none that Triton serves, or its signature is missing.
-        MissingExtraError: there is no onnxruntime to read an ONNX file with.
+        MissingExtraError: there is no such runtime to read an ONNX file with.
     """
     if path.suffix in (*PLANS, *TORCH):
         return _given(path, signature)
@@ -37,7 +38,7 @@ def load_source(path: Path, signature: Signature | None = None) -> Artifact:
             f"can't give {path} a signature", why="it tells its own", mend="leave --input and --output out"
         )
     if path.suffix == ".onnx":
-        return artifact_of_onnx(path)
+        return artifact_of_onnx(path, runtime)
     if path.is_file():
         raise _no_artifact(path)
     artifact = Artifact.load(path)

@@ -108,7 +108,7 @@ def pack(
     _check_name(name)
     if keep < 1:
         raise RepositoryError(f"can't keep {keep} versions", why="the new one is one of them", mend="give 1 or more")
-    source = load_source(artifact, signature)
+    source = load_source(artifact, signature, options.runtime or "onnxruntime")
     if source.format not in BACKENDS:
         raise RepositoryError(
             f"can't serve {artifact}", why=f"its format is {source.format!r}", mend="name an artifact that holds ONNX"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -13,8 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, helper
 
+from compress.model import OnnxModel
 from compress.quantize import stand_ins
 from compress.quantize.int8_onnx import dynamic, plain
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.runtime.backends import open_model
 from tests.unit.compress.onnx_graphs import normal, written
 from tests.unit.compress.quantize.test_writers_random import build, models
 
@@ -73,6 +77,50 @@ def test_layers_of_each_form_tables_and_odd_channels_have_stand_ins(tmp_path: Pa
     ]
     model = written(nodes, weights, tmp_path, inputs=("ids:int64[batch]",), outputs=["y:float32[batch,8]"])
     assert assert_same(model.path, reduce_range=reduce_range) == 4
+
+
+def error_of_dynamic(tmp_path: Path, nodes: list[onnx.NodeProto], weights: dict[str, Any]) -> float:
+    """The largest difference of the outputs by dynamic INT8, as a share of the largest output."""
+    model = written(nodes, weights, tmp_path, inputs=("x:float32[batch,32]",), outputs=["y:float32[batch,32]"])
+    (tmp_path / "made").mkdir()
+    made = QuantizeOnnx("dynamic").run(model, tmp_path / "made", lambda *_: None).model
+    assert isinstance(made, OnnxModel)
+    x = {"x": normal(16, 32, seed=5)}
+    want, got = (open_model(each, threads=1).infer(x)["y"] for each in (model, made))
+    return float(np.abs(want - got).max() / np.abs(want).max())
+
+
+OTHERS = {
+    "turned, too": [helper.make_node("Gemm", ["a", "w"], ["y"], name="second", transB=1)],
+    "as it is": [helper.make_node("Gemm", ["a", "w"], ["y"], name="second")],
+    "by a MatMul": [helper.make_node("MatMul", ["a", "w"], ["y"], name="second")],
+    "scaled": [helper.make_node("Gemm", ["a", "w"], ["y"], name="second", transB=1, alpha=0.5)],
+    "added": [helper.make_node("ReduceMean", ["w"], ["m"], name="m", keepdims=1),
+              helper.make_node("MatMul", ["a", "w"], ["b"], name="second"), helper.make_node("Add", ["b", "m"], ["y"])],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)
+def test_a_layer_that_is_applied_again_is_quantized_as_it_is(tmp_path: Path, others: list[onnx.NodeProto]) -> None:
+    first = helper.make_node("Gemm", ["x", "w"], ["a"], name="first", transB=1)
+    assert error_of_dynamic(tmp_path, [first, *others], {"w": normal(32, 32)}) < 0.05
+
+
+@pytest.mark.parametrize("weight", [normal(4, 32, 32, seed=1), normal(32, seed=1)], ids=["a stack", "a vector"])
+def test_a_weight_that_is_no_matrix_stays_in_float(tmp_path: Path, weight: Any) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"], name="first")]
+    nodes += [
+        helper.make_node("MatMul", ["a", "deep"], ["b"], name="deep"),
+        helper.make_node("ReduceMean", ["b"], ["y"], name="mean", keepdims=0, axes=[0]),
+    ] if weight.ndim == 3 else [
+        helper.make_node("MatMul", ["a", "deep"], ["b"], name="deep"),
+        helper.make_node("Unsqueeze", ["b", "axis"], ["c"], name="c"), helper.make_node("Add", ["c", "a"], ["y"]),
+    ]  # fmt: skip
+    weights = {"w": normal(32, 32), "deep": weight} | ({} if weight.ndim == 3 else {"axis": np.array([1])})
+    if weight.ndim == 3:
+        nodes[-1] = helper.make_node("ReduceMean", ["b", "axes"], ["y"], name="mean", keepdims=0)
+        weights["axes"] = np.array([0])
+    assert error_of_dynamic(tmp_path, nodes, weights) < 0.05
 
 
 def test_what_the_quantizer_needs_whole_has_none(tmp_path: Path) -> None:
