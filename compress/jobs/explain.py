@@ -40,7 +40,7 @@ from compress.quantize.beside import Range, Tensor, beside
 from compress.quantize.int8_onnx import plain
 from compress.quantize.shield import shield, unshield
 from compress.runtime.backends import open_model
-from compress.runtime.measure import cores
+from compress.runtime.measure import cores, onnx_layer_bytes
 
 __all__ = ["Explanation", "Layer", "explain", "explained_within"]
 
@@ -132,7 +132,25 @@ def explain(first: Path, second: Path, options: ExplainOptions, watcher: Watcher
         )
     data = spread(Dataset.open(data_at(options.data, first, model), model.signature), options.samples)
     with tempfile.TemporaryDirectory() as folder:
-        return _explained(model, other, data, Path(folder), watcher)
+        after = onnx.load(other.path)
+        name_nodes(after)
+        before = _comparable(model, after, Path(folder), watcher)
+        if _lost_blocks(second) and len(onnx_layer_bytes(before)) != len(onnx_layer_bytes(other.path)):
+            raise RecipeError(
+                f"can't compare the layers of {second} with those of {first}",
+                why="whole blocks were dropped in between, and the names of what stands behind them are others' there",
+                mend="give the float file that it was quantized from: it is kept as "
+                f"{Path(second).name}.work/…-fold_onnx-…/model.onnx",
+            )
+        return _beside(model, before, after, other, data, Path(folder), watcher)
+
+
+def _lost_blocks(path: Path) -> bool:
+    """Whether an artifact's network has lost blocks on its way."""
+    if not path.is_dir():
+        return False
+    rows = Artifact.load(path).stages
+    return any(row.stage.startswith("drop_blocks") and row.details.get("blocks") for row in rows)
 
 
 def _second(path: Path) -> OnnxModel:
@@ -157,12 +175,6 @@ def _taken(model: Original) -> set[tuple[str, str]]:
 
 def _given(model: Original) -> set[str]:
     return {spec.name for spec in model.signature.outputs}
-
-
-def _explained(model: Original, other: OnnxModel, data: Dataset, folder: Path, watcher: Watcher) -> Explanation:
-    after = onnx.load(other.path)
-    name_nodes(after)
-    return _beside(model, _comparable(model, after, folder, watcher), after, other, data, folder, watcher)
 
 
 def explained_within(

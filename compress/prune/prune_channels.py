@@ -233,7 +233,9 @@ class PruneChannels:
                 raise StageError(
                     f"can't remove {self.fraction:.0%} of the {self._unit}" if reached > 0 else "nothing was pruned",
                     why=f"the nearest that keeps the outputs' shapes is {reached:.1%}; {listed(channels.left_alone)}",
-                    mend=f"ask for --prune {max(reached, 0.01):.2f}",
+                    mend=f"ask for --prune {max(reached, 0.01):.2f}"
+                    if prepared.timed is None
+                    else "ask for much less: that has each layer at its narrowest; or leave --allocate latency out",
                 )
             if not prove or not channels.leave(removed, progress):
                 return reached, removed, rounded

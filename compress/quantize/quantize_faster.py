@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from compress.quantize.precision import operators, precisions
 from compress.quantize.put_back import Mixed
 from compress.quantize.quantize_onnx import QuantizeOnnx, quantized
 from compress.quantize.tied_tables import ties
+from compress.quantize.weights_onnx import RECURRENT
 from compress.runtime.latency import Ratio
 from compress.runtime.machine import machine_of
 from compress.stage import Given, Progress
@@ -61,7 +63,18 @@ class QuantizeFaster:
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
         path = folder / "model.onnx"
         original = plain(model.path)
-        mixture = mixture_of(self.quantize, model, original, progress)
+        given = self._tried(self.quantize, model, original, path, progress)
+        # Of a recurrent layer, static INT8 leaves the arithmetic in float: what it gains nothing on, dynamic may.
+        recurrent = any(node.op_type in RECURRENT for node in original.graph.node)
+        if recurrent and self.quantize.mode == "static" and not given.details["layers"]["int8"]:
+            dynamic = dataclasses.replace(self.quantize, mode="dynamic", calibration=None)
+            return self._tried(dynamic, model, original, path, progress)
+        return given
+
+    def _tried(
+        self, quantize: QuantizeOnnx, model: OnnxModel, original: ModelProto, path: Path, progress: Progress
+    ) -> Given:
+        mixture = mixture_of(quantize, model, original, progress)
         choice = fastest(mixture, original, *turns(mixture, original, model, self.threads), progress)
         if len(choice.back) == choice.units:
             return left_in_float(model, path, choice, None)
@@ -69,7 +82,7 @@ class QuantizeFaster:
         gain = times_as_fast(model, OnnxModel(path, model.signature), self.threads)
         if gain is None or not gain.faster:
             return left_in_float(model, path, choice, gain)
-        given = self.quantize.given(model, path, progress, exclude=choice.back)
+        given = quantize.given(model, path, progress, exclude=choice.back)
         did = f"{given.did}; {_times(gain)} as fast as in float"
         if choice.back:
             units = counted(choice.units, "nodes")

@@ -138,7 +138,7 @@ def _few_bits(graph: onnx.GraphProto) -> dict[str, int]:
 
 
 def onnx_layer_bytes(path: Path) -> dict[str, int]:
-    """Bytes of the weights of each convolution, matrix product and embedding, by the node's name."""
+    """Bytes of the weights of each convolution, matrix product, recurrent layer and embedding, by the node's name."""
     graph = counted_graph(path).graph
     sizes = {t.name: math.prod(t.dims) * _BITS.get(t.data_type, 32) // 8 for t in graph.initializer}
     for node in graph.node:
@@ -148,8 +148,10 @@ def onnx_layer_bytes(path: Path) -> dict[str, int]:
     found: dict[str, int] = {}
     for node in graph.node:
         at = 0 if node.op_type in ("Gather", "GatherBlockQuantized") else 3 if node.op_type in _QUANTIZED else 1
-        if node.op_type in _WEIGHTED and len(node.input) > at and node.input[at] in sizes:
-            found[node.name.removesuffix("_quant").removesuffix("_rows")] = sizes[node.input[at]]
+        read = node.input[1:3] if node.op_type in _RECURRENT else node.input[at : at + 1]
+        if node.op_type in (*_WEIGHTED, *_RECURRENT) and any(name in sizes for name in read):
+            held = sum(sizes.get(name, 0) for name in read)
+            found[node.name.removesuffix("_quant").removesuffix("_rows")] = held
     return found
 
 

@@ -15,6 +15,10 @@ from torch import nn
 import compress
 from compress import Artifact, ExportOptions
 from compress.cli import main
+from compress.errors import RecipeError
+from compress.jobs.explain import explain
+from compress.jobs.export import Silent
+from compress.options import ExplainOptions
 from compress.runtime.measure import onnx_macs
 from tests.residual_networks import Basic, PreNorm, Residuals, TwoSided
 
@@ -131,6 +135,18 @@ def test_auto_keeps_each_kind_of_budget(budget: str, folder: Path, tmp_path: Pat
         "target_latency_ms": 0.0,
     }
     assert kept[budget] <= limits[budget]
+
+
+def test_layers_behind_a_dropped_block_are_not_held_against_others_of_their_name(folder: Path, tmp_path: Path) -> None:
+    data = str(folder / "images-calibration.npz")
+    asked = ExportOptions(output=tmp_path / "out", drop_blocks=1, calibration=data, int8="static")
+    compress.export(folder / "images.pt", asked)
+    with pytest.raises(RecipeError, match="whole blocks were dropped") as refused:
+        explain(folder / "images.pt", tmp_path / "out", ExplainOptions(data=data), Silent())
+    assert "fold_onnx" in refused.value.mend
+    (kept,) = (tmp_path / "out.work").glob("*fold_onnx*/model.onnx")
+    found = explain(kept, tmp_path / "out", ExplainOptions(data=data), Silent())
+    assert found.layers
 
 
 def test_an_onnx_file_loses_its_blocks(folder: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
+from torch import nn
 
 from compress.evaluate.metrics import METRICS
 from compress.model import OnnxModel
@@ -22,7 +23,9 @@ from compress.quantize.quantize_within import QuantizeWithin
 from compress.quantize.tied_tables import ties
 from compress.runtime.backends import OnnxBackend
 from compress.runtime.latency import Latency, Ratio
+from compress.runtime.measure import onnx_layer_bytes
 from tests.families import family
+from tests.unit.compress.onnx_export.test_shared_weights import recurrent
 from tests.unit.compress.prune.test_prune_channels import quiet, wrapped
 from tests.unit.compress.quantize.test_half_onnx import exported, random_data
 
@@ -191,6 +194,25 @@ def test_a_gain_that_does_not_last_is_none(all_faster: Callable[[Ratio], None], 
     assert given.did.startswith("nothing: INT8 gains no time here")
     assert "the best: 0.90 times (0.80 to 1.02) as fast" in given.did
     assert "QuantizeLinear" not in {node.op_type for node in onnx.load(tmp_path / "out/model.onnx").graph.node}
+
+
+def test_a_recurrent_network_that_gains_nothing_statically_is_tried_dynamically(
+    all_faster: Callable[[Ratio], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    all_faster(GAINS)
+    found = iter([LOSES, GAINS])
+    monkeypatch.setattr(quantize_faster, "times_as_fast", lambda *_: next(found))
+    model = recurrent(tmp_path, nn.LSTM, both_ways=True)
+    (tmp_path / "out").mkdir()
+    given = QuantizeFaster(QuantizeOnnx("static", random_data(model, 16))).run(model, tmp_path / "out", quiet)
+    assert isinstance(given.model, OnnxModel)
+    assert "ranges at run time" in given.did
+    kinds = {node.op_type for node in onnx.load(given.model.path).graph.node}
+    assert "DynamicQuantizeLSTM" in kinds
+    before, after = onnx_layer_bytes(model.path), onnx_layer_bytes(given.model.path)
+    recurrent_bytes = 4 * 2 * 4 * 160 * (40 + 160)  # directions, gates, hidden units, what they read
+    assert max(before.values()) == recurrent_bytes
+    assert max(after.values()) == recurrent_bytes // 4
 
 
 @pytest.mark.parametrize(("last", "eight"), [(GAINS, True), (LOSES, False)])
