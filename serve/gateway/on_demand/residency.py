@@ -102,6 +102,8 @@ class Residency(Room):
     async def changed(self, model: str, known: Mapping[str, Known]) -> bool:
         """A model's files are others, or gone: it is loaded again if it was loaded; whether it is.
 
+        Where there is no room for it twice, it goes, and what needs it; they come when they are asked for.
+
         Args:
             model: its name.
             known: the models that there are now.
@@ -124,6 +126,11 @@ class Residency(Room):
         if model not in known or model not in self.units.loaded:
             return False
         await self.units.bring(known[model], known)  # a step that is new
+        await self.units.look()
+        one = self.units.used.by_model.get(model, 0)
+        if model not in self.units.behind and self.units.taken + one > self.budget:
+            self._goes_first(model)
+            return False
         await self.units.again(known[model])
         self.came(model)
         return True
@@ -342,7 +349,7 @@ class Residency(Room):
         """See what models take, and learn of it."""
         await self.units.look()
         for name, size in self.units.used.by_model.items():
-            if name in self.known and name in self.units.loaded:
+            if name in self.known and name in self.units.loaded and not self.units.is_twice(name):
                 settled = self.units.settled(name)
                 self.estimates.saw_bytes(self.known[name], size, settled=settled)
                 if not settled and (peak := self.units.used.peaks.get(name)):

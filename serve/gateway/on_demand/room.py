@@ -200,7 +200,21 @@ class Room:
             self.counts["evicted", each.name] += 1
             self.went[each.name, why] += 1
             logger.info("%s makes way for %s: %s", each.name, "the memory" if model is None else model.name, why)
-        self.units.leave(sorted(units, key=lambda unit: (-len(self.known[unit].parts), unit)))
+        self._leave(units)
+
+    def _goes_first(self, unit: str) -> None:
+        """Take out what has changed, with what needs it: its old and its new processes don't fit beside each other."""
+        there = (self.resident, self.draining)
+        names = {name for each in there for name in each if unit in self.known[name].parts}
+        units = {part for name in names for part in self._only_of(name, names)} | {unit}
+        for each in there:
+            for name in names & each.keys():
+                del each[name]
+        self._leave(units, patient=True)
+
+    def _leave(self, units: Collection[str], *, patient: bool = False) -> None:
+        """Let these go, ensembles before their steps."""
+        self.units.leave(sorted(units, key=lambda unit: (-len(self.known[unit].parts), unit)), patient=patient)
         self.loads.wake(time.monotonic())
 
     def _yield(self, now: float) -> bool:

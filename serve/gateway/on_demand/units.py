@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
@@ -49,6 +50,7 @@ class Units:
         self._coming: dict[str, int] = {}  # bytes that are kept for them
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
+        self._renewing: dict[str, float] = {}  # until when the processes of before may be there, too
         self._start = 0
 
     def started(self, loaded: Iterable[str]) -> None:
@@ -113,6 +115,10 @@ class Units:
         has = {unit: size for unit, size in self.used.by_model.items() if unit not in self._leaving}
         return sum(max(0, size - has.get(unit, 0)) for unit, size in self._coming.items())
 
+    def is_twice(self, unit: str) -> bool:
+        """Whether one is loaded anew, and what it has is of two of it."""
+        return time.monotonic() < self._renewing.get(unit, 0.0)
+
     def settled(self, unit: str) -> bool:
         """Whether one was loaded some time ago."""
         return time.monotonic() - self._since.get(unit, 0.0) >= SETTLES_S
@@ -140,6 +146,8 @@ class Units:
             patient: whether somebody may wait for what they compute. Else it is ended soon.
         """
         there = [unit for unit in units if unit in self.loaded]
+        for unit in there:
+            self.behind.end(unit, "what was loaded of it makes way")  # a reload: until it ends, none can be unloaded
         self.loaded.difference_update(there)
         self._ungrant(there)
         if there:
@@ -163,7 +171,14 @@ class Units:
     async def again(self, unit: Known) -> None:
         """Load one that is there with what its folder holds now; raises as `bring`."""
         async with self._locks.setdefault(unit.name, asyncio.Lock()):
-            await self.behind.load(unit)
+            self._renewing[unit.name] = math.inf
+            self.keep({unit.name: 2 * self.used.by_model.get(unit.name, 0)})
+            try:
+                await self.behind.load(unit)
+            finally:
+                self._since[unit.name] = time.monotonic()
+                self._renewing[unit.name] = time.monotonic() + SETTLES_S
+                self.gives_up([unit.name])
             self._ungrant([unit.name])
 
     def _ungrant(self, units: Iterable[str]) -> None:

@@ -55,10 +55,19 @@ class Host:
         """Those whose processes go on until this."""
         self.unloads: list[tuple[str, bool]] = []
         """Each with whether it was patient."""
+        self.twice: set[str] = set()
+        """Those that are loaded anew, beside what was there."""
 
     async def load(self, model: Known) -> None:
         if self.down:
             raise HostDownError
+        self.twice |= {model.name} & self.there
+        try:
+            await self._load(model)
+        finally:
+            self.twice.discard(model.name)
+
+    async def _load(self, model: Known) -> None:
         await asyncio.sleep(self.takes_s)
         if model.name in self.hanging:
             self.begun.append(model.name)
@@ -80,9 +89,8 @@ class Host:
         self.there.discard(model)
 
     async def used(self) -> Used:
-        return Used(
-            self.own, {name: self.sizes.get(name, 100 * MIB) for name in self.there if name != "whole"}, self.peaks
-        )
+        sizes = {name: self.sizes.get(name, 100 * MIB) for name in self.there if name != "whole"}
+        return Used(self.own, {name: size * (1 + (name in self.twice)) for name, size in sizes.items()}, self.peaks)
 
 
 def one(name: str, idle_s: float = 0.0) -> Known:
@@ -627,6 +635,67 @@ async def test_one_that_is_there_stays_while_its_reload_hangs_and_comes_late() -
     await asyncio.sleep(0.1)
     assert residency.state("a") == "READY"
     assert host.there == {"a"}
+
+
+@in_loop
+async def test_what_has_changed_and_fits_once_is_loaded_once_it_is_gone() -> None:
+    host = Host()
+    residency = served(host, models=2)
+    await used(residency, "a", "b")
+    assert not await residency.changed("a", KNOWN)
+    await residency.units.fit(0)
+    assert host.unloads == [("a", True)], "what was asked of it is answered"
+    assert host.there == {"b"}
+    await used(residency, "a")
+    assert host.most <= residency.budget
+
+
+@in_loop
+async def test_a_step_that_has_changed_and_fits_once_goes_with_what_needs_it() -> None:
+    host = Host()
+    residency = served(host, models=2)
+    await used(residency, "whole")
+    assert not await residency.changed("a", KNOWN)
+    assert not residency.at_hand("whole", "")
+    await used(residency, "whole")
+    assert host.there == {"a", "b", "whole"}
+    assert host.most <= residency.budget
+
+
+@in_loop
+async def test_two_of_a_model_while_it_is_loaded_anew_are_not_taken_for_its_size() -> None:
+    host = hanging()
+    host.timeout_s = 60.0
+    residency = served(host, models=4)
+    await used(residency, "a", "b", "c")
+    host.hanging["a"] = asyncio.Event()
+    anew = asyncio.ensure_future(residency.changed("a", KNOWN))
+    await asyncio.sleep(0.1)
+    await residency.keep()
+    assert host.twice == {"a"}
+    assert residency.units.taken <= residency.budget, "room is kept for both"
+    host.hanging.pop("a").set()
+    assert await anew
+    await residency.keep()
+    assert residency.estimates.bytes(KNOWN["a"]) <= 120 * MIB
+    assert residency.at_hand("a", "")
+
+
+@in_loop
+async def test_one_whose_reload_hangs_makes_way_all_the_same() -> None:
+    host = hanging()
+    host.timeout_s = 60.0
+    residency = served(host, models=3)
+    await used(residency, "a", "b")
+    host.hanging["a"] = asyncio.Event()
+    anew = asyncio.ensure_future(residency.changed("a", KNOWN))
+    await asyncio.sleep(0.1)
+    residency.units.leave(["a"])
+    with pytest.raises(ServerError, match="makes way"):
+        await asyncio.wait_for(anew, 1)
+    await asyncio.wait_for(residency.units.fit(0), 1)
+    assert host.given_up == ["a"]
+    assert ("a", False) in host.unloads
 
 
 @in_loop
