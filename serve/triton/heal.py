@@ -74,6 +74,7 @@ class Healer:
         self._row: Counter[str] = Counter()
         self._of_keys: Counter[str] = Counter()  # deaths in a row of one key alone, which is refused before long
         self._died: dict[str, float] = {}
+        self._gone: dict[int, float] = {}  # when the watch over each ended, of late
         self._asked: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -100,10 +101,17 @@ class Healer:
         """Watch processes that are new; the processes by instance."""
         alive: dict[str, list[int]] = {}
         more = False
+        began = time.monotonic()
+        self._gone = {pid: at for pid, at in self._gone.items() if began - at < PROBE_S + LOOK_S + WAITED_S}
         await asyncio.to_thread(self._triton.end_left)
         for stub in await asyncio.to_thread(self._triton.stubs):
             self._models[stub.instance] = stub.model
+            if self._gone.get(stub.pid, -1.0) >= began:
+                continue  # it ended, and was seen to, while they were looked for
             if stub.pid not in self._watched:
+                if stub.pid in self._triton.ended and death_of(stub.pid) is not None:
+                    self._triton.ended.discard(stub.pid)
+                    continue  # it was ended before anybody watched it
                 try:
                     self._watched[stub.pid] = file = os.pidfd_open(stub.pid)
                 except OSError:  # it has just ended
@@ -126,6 +134,7 @@ class Healer:
 
     def _leave(self, pid: int) -> None:
         file = self._watched.pop(pid)
+        self._gone[pid] = time.monotonic()
         self._stopped.pop(pid, None)
         del self._seen[pid]
         asyncio.get_running_loop().remove_reader(file)

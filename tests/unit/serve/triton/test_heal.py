@@ -86,6 +86,32 @@ async def test_a_process_whose_load_was_given_up_has_not_died(
     await asyncio.gather(*one._tasks, return_exceptions=True)
 
 
+@pytest.mark.parametrize("watched", [True, False])
+@in_loop
+async def test_one_that_is_ended_while_processes_are_looked_for_has_not_died(
+    process: subprocess.Popen[bytes], watched: bool
+) -> None:
+    one = healer(process, lambda: USERS, [])
+    if watched:
+        await one._look()
+    loop, listed = asyncio.get_running_loop(), one._triton.stubs()
+
+    def stubs() -> list[Stub]:
+        one._triton.ended.add(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # Triton has not cleared it away
+        if watched:
+            asyncio.run_coroutine_threadsafe(until(lambda: process.pid not in one._watched), loop).result()
+        return listed
+
+    one._triton.stubs = stubs  # type: ignore[method-assign]
+    assert await one._look() == {}
+    await asyncio.sleep(0.1)
+    assert not one._outages.deaths
+    assert not one._watched
+    assert not one._triton.ended
+
+
 @in_loop
 async def test_a_process_that_does_not_stand_still_is_not_ended_for_what_is_said(
     process: subprocess.Popen[bytes],
