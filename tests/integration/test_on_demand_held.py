@@ -152,3 +152,23 @@ def test_streams_that_were_left_hold_no_model(tmp_path: Path) -> None:
         began = time.monotonic()
         clients.running.until(lambda: clients.ask("good", "more")[0] == 200, 60)
         assert time.monotonic() - began < 50  # of the 60 s that they would have computed
+
+
+def test_a_model_that_fits_once_is_asked_for_again_after_it_has_changed(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    large = FILES_MODEL.replace(
+        "    def execute", "    def initialize(self, args):\n        self.kept = np.ones(12_000_000)\n\n    def execute"
+    )
+    write_files_model(repository, large, "large")
+    write_files_model(repository, name="small")
+    with asking(tmp_path, repository, "--watch") as clients:
+        for name in ("small", "large"):
+            assert clients.ask("good", name)[0] == 200
+        clients.running.until(lambda: (clients.server.of("memory_bytes", "large") or 0) > 100 << 20, 20)
+        for time_of in (1, 2):
+            with (repository / "large" / "1" / "model.py").open("a") as file:
+                file.write(f"# {time_of}\n")
+            clients.running.until(lambda: clients.running.said.count("large has changed") == time_of, 30)  # noqa: B023
+            clients.running.until(lambda: clients.ask("good", "large")[0] == 200, 30)
+            assert "large can't be loaded" not in clients.running.said
+        assert clients.ask("other", "small")[0] == 200
