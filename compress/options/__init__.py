@@ -269,7 +269,7 @@ class OptimizeOptions(ClusterOptions, CompressOptions):
     """What the winner is best at: p50 at batch 1, bytes of the file, or samples a second at batch 8."""
 
     prune: Annotated[tuple[float, ...], Parameter(consume_multiple=True, group=_SEARCH)] = (0.0, 0.3, 0.5, 0.7, 0.85)
-    """Fractions of the multiply-accumulates to try; above 0 only with --finetune."""
+    """Fractions of the multiply-accumulates to try; --finetune or --calibration (the repair) bring accuracy back."""
 
     int8: Annotated[
         tuple[Literal["none", "static", "dynamic", "weights"], ...], Parameter(consume_multiple=True, group=_SEARCH)
