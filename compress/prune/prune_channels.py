@@ -230,12 +230,14 @@ class PruneChannels:
             reached, removed, rounded = self._best(prepared, progress)
             if reached < self.fraction - TOLERANCE or (prepared.timed is None and reached > self.fraction + TOLERANCE):
                 self._refuse_rounding(prepared, reached, progress)
+                mend = f"ask for --prune {max(reached, 0.01):.2f}"
+                if prepared.timed is not None:
+                    mend = f"ask for far less than --prune {reached:.2f}, which has each layer at its narrowest, "
+                    mend += "or leave --allocate latency out"
                 raise StageError(
                     f"can't remove {self.fraction:.0%} of the {self._unit}" if reached > 0 else "nothing was pruned",
                     why=f"the nearest that keeps the outputs' shapes is {reached:.1%}; {listed(channels.left_alone)}",
-                    mend=f"ask for --prune {max(reached, 0.01):.2f}"
-                    if prepared.timed is None
-                    else "ask for much less: that has each layer at its narrowest; or leave --allocate latency out",
+                    mend=mend,
                 )
             if not prove or not channels.leave(removed, progress):
                 return reached, removed, rounded

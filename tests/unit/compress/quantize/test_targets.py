@@ -240,7 +240,7 @@ def test_a_limit_that_no_mixture_keeps_says_how_close_it_came(
     stage = QuantizeWithin(QuantizeOnnx("static", calibration), original, data, METRICS["top1"], max_drop=-1.0)
     with pytest.raises(BudgetError) as caught:
         stage.run(model, tmp_path, quiet)
-    assert "the float model before it +0.00" in caught.value.why
+    assert "that of the float model before it is 0 points" in caught.value.why
     assert caught.value.exit_code == 3
 
 
