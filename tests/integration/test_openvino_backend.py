@@ -21,6 +21,7 @@ from compress.model import OnnxModel
 from compress.runtime.backends import open_model
 from compress.runtime.machine import fast_bfloat16
 from serve.config.pbtxt import from_pbtxt
+from serve.hooks.check import run_network
 from serve.lint import run as lint_run
 from serve.lint.run import lint
 from serve.pack.write import PackOptions, pack
@@ -30,6 +31,7 @@ from serve.tune.trial import load_subject
 from serve.up.preflight import check_models
 from tests.integration.test_triton import FREE, infer
 from tests.serve_models import (
+    WEIGHT,
     bfloat16_artifact,
     hook_file,
     lookup_artifact,
@@ -88,6 +90,13 @@ def test_answers_are_the_artifacts_on_openvino(server: TritonServer, folder: Pat
     want = backend.infer({"x": x})["logits"]
     got = infer(server, model, x=("FP32", [3, 4], x.ravel().tolist()))["logits"]
     np.testing.assert_array_equal(np.array(got, np.float32).reshape(3, 3), want)
+
+
+def test_hooks_are_tried_in_the_precision_that_the_server_computes_in(tmp_path: Path) -> None:
+    artifact = Artifact.load(on_openvino(tiny_artifact(tmp_path / "tiny")))
+    x = np.array([257.0, 0, 0, 0], np.float32)  # no number of BF16
+    made = run_network(artifact, {"x": x}).made["logits"]
+    np.testing.assert_array_equal(made, 257 * WEIGHT[0])
 
 
 def test_what_onnx_runtime_has_no_kernels_for_is_served_all_the_same(server: TritonServer, folder: Path) -> None:
