@@ -37,6 +37,8 @@ Runtime = Literal["onnxruntime", "openvino"]
 """What runs an ONNX file on a CPU."""
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 RUNTIME_NAMES: dict[Runtime, str] = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+RUNTIME_EXTRAS: dict[Runtime, str] = {"onnxruntime": "triton", "openvino": "openvino"}
+"""Of this package, by what they bring to a server."""
 
 
 def sha256_of(path: Path, most: int | None = None, tell: Heard = unheard) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compress.artifact import RUNTIME_NAMES, Artifact, Runtime
+from compress.artifact import RUNTIME_EXTRAS, RUNTIME_NAMES, Artifact, Runtime
 from compress.errors import MissingExtraError, RepositoryError
 from compress.tokenizer.vocabulary import MEND
 from compress.vetting.loops import SETTING, loop_seconds
@@ -236,8 +236,9 @@ def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
             ) from err
         if done.returncode:
             if f"No module named '{source.runtime}'" in done.stderr:
-                extra = "triton" if source.runtime == "onnxruntime" else source.runtime
-                raise MissingExtraError("can't run the network", module=source.runtime, extra=extra)
+                raise MissingExtraError(
+                    "can't run the network", module=source.runtime, extra=RUNTIME_EXTRAS[source.runtime]
+                )
             lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
             if done.returncode == NOT_OPENED:
                 raise UnprovenError(

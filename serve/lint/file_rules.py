@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compress.artifact import RUNTIME_NAMES
+from compress.artifact import RUNTIME_NAMES, Runtime
 from serve.lint.finding import Findings, error, warning
 from serve.lint.model import FILES, Model, str_of_number
 from serve.pack.onnx_reader import OnnxFile, OnnxTensor
@@ -106,6 +106,11 @@ def onnx_files(model: Model) -> list[Path]:
     return [path for path in paths if path.is_file() and path.stat().st_size]
 
 
+def runtime_of(model: Model) -> Runtime:
+    """What opens the ONNX files of a model."""
+    return "openvino" if model.backend == "openvino" else "onnxruntime"
+
+
 def onnx_rules(model: Model, files: Mapping[Path, OnnxFile]) -> Findings:
     """The ONNX files of a model against its configuration.
 
@@ -118,8 +123,9 @@ def onnx_rules(model: Model, files: Mapping[Path, OnnxFile]) -> Findings:
             continue  # its runtime is not here
         held, where = files[path], f"{path.parent.name}/{path.name}"
         if held.error:
-            runtime = RUNTIME_NAMES["openvino" if model.backend == "openvino" else "onnxruntime"]
-            yield error(model.name, f"{runtime} refuses {where}: {held.error}", "export it again")
+            yield error(
+                model.name, f"{RUNTIME_NAMES[runtime_of(model)]} refuses {where}: {held.error}", "export it again"
+            )
             continue
         if not model.config.output:
             yield error(model.name, "config.pbtxt declares no output", f"declare those of {where}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from compress.artifact import RUNTIME_NAMES, Runtime
+from compress.artifact import RUNTIME_EXTRAS, RUNTIME_NAMES, Runtime
 from compress.host.cores import cores_here
 from serve.lint import advice
 from serve.lint.batching_rules import batching_rules, cache_rules, sequence_rules
@@ -27,7 +27,7 @@ from serve.lint.extra_rules import (
     provider_rules,
     version_number_rules,
 )
-from serve.lint.file_rules import file_rules, onnx_files, onnx_rules, session_rules, version_rules
+from serve.lint.file_rules import file_rules, onnx_files, onnx_rules, runtime_of, session_rules, version_rules
 from serve.lint.finding import Finding, Findings, error, shown, unreadable, warning
 from serve.lint.hook_rules import hook_rules
 from serve.lint.model import Model, read
@@ -37,7 +37,7 @@ from serve.lint.packed_rules import packed_rules
 from serve.lint.plan_rules import Version, plan_rules
 from serve.lint.python_rules import python_rules
 from serve.lint.warmup_rules import warmup_rules
-from serve.pack.onnx_reader import EXTRAS, OnnxFile, read_onnx
+from serve.pack.onnx_reader import OnnxFile, read_onnx
 from serve.repository.folders import folders_of, hidden_of
 
 __all__ = ["lint"]
@@ -108,7 +108,7 @@ def lint(
     paths: dict[Runtime, list[Path]] = {"onnxruntime": [], "openvino": []}
     for model in list(models.values()):
         try:
-            paths["openvino" if model.backend == "openvino" else "onnxruntime"] += onnx_files(model)
+            paths[runtime_of(model)] += onnx_files(model)
         except OSError as err:
             found.append(unreadable(model.name, err))
             del models[model.name]
@@ -118,7 +118,7 @@ def lint(
         if held is None:
             found.append(warning(models[those[0].parent.parent.name].name,
                                  f"no ONNX file for {RUNTIME_NAMES[runtime]} was looked into",
-                                 f"pip install {runtime}, or the extra [{EXTRAS[runtime]}]"))  # fmt: skip
+                                 f"pip install {runtime}, or the extra [{RUNTIME_EXTRAS[runtime]}]"))  # fmt: skip
         files |= held or {}
     for model in models.values():
         for rule in OWN_RULES:

@@ -6,9 +6,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from compress.artifact import RUNTIME_NAMES, Artifact, Runtime, Signature, TensorSpec, sha256_of
+from compress.artifact import RUNTIME_EXTRAS, RUNTIME_NAMES, Artifact, Runtime, Signature, TensorSpec, sha256_of
 from compress.errors import MissingExtraError, RepositoryError
-from serve.pack.onnx_reader import EXTRAS, OnnxTensor, read_onnx
+from serve.pack.onnx_reader import OnnxTensor, read_onnx
 
 __all__ = ["DTYPES", "artifact_of_onnx"]
 
@@ -40,7 +40,7 @@ def artifact_of_onnx(path: Path, runtime: Runtime = "onnxruntime") -> Artifact:
         shutil.copyfile(path, alone)
         found = read_onnx([alone], runtime)
     if found is None:
-        raise MissingExtraError(f"can't read {path}", module=runtime, extra=EXTRAS[runtime])
+        raise MissingExtraError(f"can't read {path}", module=runtime, extra=RUNTIME_EXTRAS[runtime])
     held = found[alone]
     if held.error:
         mend = "export it again; with its weights inside, if they stand in a file of their own"

@@ -14,11 +14,9 @@ from typing import Any
 from compress.artifact import RUNTIME_NAMES, Runtime
 from compress.vetting.onnx_wire import Calls, OnnxFileError, vet_onnx
 
-__all__ = ["EXTRAS", "OnnxFile", "OnnxTensor", "read_onnx"]
+__all__ = ["OnnxFile", "OnnxTensor", "read_onnx"]
 
 TIMEOUT_S = 300.0
-EXTRAS: dict[Runtime, str] = {"onnxruntime": "triton", "openvino": "openvino"}
-"""Of this package, by the runtime that they bring."""
 # One line of JSON for each file, so that a file that ends the process does not take the others' answers along.
 _PROGRAM = """
 import json, sys
