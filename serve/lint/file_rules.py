@@ -11,7 +11,7 @@ from serve.lint.finding import Findings, error, warning
 from serve.lint.model import FILES, Model, str_of_number
 from serve.pack.onnx_reader import OnnxFile, OnnxTensor
 
-__all__ = ["file_rules", "onnx_files", "onnx_rules", "session_rules", "version_rules"]
+__all__ = ["file_rules", "onnx_files", "onnx_rules", "runtime_of", "session_rules", "version_rules"]
 
 ANY = -1
 # Parameters of the ONNX Runtime backend, and the values of those that are no count.
