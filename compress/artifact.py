@@ -80,8 +80,8 @@ class Measured:
         value: of the metric; `value_low` and `value_high` bound its 95% confidence interval.
         drop: loss of the metric against the original, in points for shares, paired by sample; `drop_low` and
             `drop_high` bound its 95% confidence interval.
-        drop_constant: what the best answer that is always the same would lose, where the metric looks at the original's
-            outputs (agreement, cosine, mse): no budget counts as kept by what has lost as much.
+        drop_constant: what the best answer that is always the same would lose, where one is known: no budget counts as
+            kept by what has lost as much.
         stage_drop: the same loss against the stage before.
         cosine_similarity: mean over samples, outputs against the original's.
         max_abs_error: largest absolute difference from the original's outputs.

@@ -31,6 +31,9 @@ class Chance(Protocol):
             told: the metric's value and interval, in words.
         """
 
+    def rate(self) -> float | None:
+        """The metric of the best answer that is always the same; None where nobody knows one."""
+
 
 class OfSets:
     """Labels that are there or not, several to a sample: the best that is always the same.
@@ -52,8 +55,11 @@ class OfSets:
 
     def doubt(self, low: float | None, told: str) -> str | None:
         """See `Chance`."""
-        rate = self._constant(np.concatenate(self._there)) if self._there else 0.0
-        return _doubt(low, told, rate)
+        return _doubt(low, told, self.rate())
+
+    def rate(self) -> float:
+        """See `Chance`."""
+        return self._constant(np.concatenate(self._there)) if self._there else 0.0
 
 
 class OfNumbers:
@@ -70,6 +76,10 @@ class OfNumbers:
             f"The original is no better than chance on the evaluation data: {told}, and whoever always gives the mean "
             "label has 0."
         )
+
+    def rate(self) -> float:
+        """See `Chance`."""
+        return 0.0
 
 
 class OfPlaces:
@@ -107,11 +117,15 @@ class OfPlaces:
         """See `Chance`."""
         if not self._places.any():
             return f"No place's label is a class of the model: its classes go from 0 to {len(self._places) - 1}."
+        return self._unsure or _doubt(low, told, self.rate())
+
+    def rate(self) -> float:
+        """See `Chance`."""
+        if not self._places.any():
+            return 0.0
         if self._of_classes:  # of the one class, right over right and wrong, too
-            rate = float(self._places.max() / self._places.sum() / np.count_nonzero(self._places))
-        else:
-            rate = float(self._shares.max() / self._samples)
-        return self._unsure or _doubt(low, told, rate)
+            return float(self._places.max() / self._places.sum() / np.count_nonzero(self._places))
+        return float(self._shares.max() / self._samples)
 
 
 def _doubt(low: float | None, told: str, rate: float) -> str | None:
@@ -168,3 +182,6 @@ class OfShuffled:
             f"The metric is no better with the labels of the evaluation data ({self._sign * value:.4g}) than with the "
             f"same labels shuffled ({self._sign * max(shuffled):.4g}): it says nothing of the original."
         )
+
+    def rate(self) -> None:
+        """See `Chance`."""

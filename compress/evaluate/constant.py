@@ -1,7 +1,7 @@
 """What the best answer that is always the same has by a metric that looks at the original's outputs.
 
-The counterpart of `compress.evaluate.chance` where no labels tell what is right: a network that looks at nothing is
-such an answer, so that a model which is no better has kept nothing. The best is known from sums over the samples;
+The counterpart of what `compress.evaluate.chance` has by labels: a network that looks at nothing is such an answer, so
+that a model which is no better has kept nothing. The best is known from sums over the samples;
 outputs are not kept.
 """
 

@@ -115,7 +115,7 @@ class Judge:
 
     Attributes:
         doubts: why a drop would mean nothing, in sentences.
-        constant: points that the best answer that is always the same loses; None where labels tell what is right.
+        constant: points that the best answer that is always the same loses; None where nobody knows one.
     """
 
     def __init__(

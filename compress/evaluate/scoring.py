@@ -165,8 +165,21 @@ class Answers:
 
     @property
     def constant(self) -> float | None:
-        """The metric of the best answer that is always the same; None where labels tell it, or there is no one such."""
-        return None if self._constant is None else self._constant.score()
+        """The metric of the best answer that is always the same; None where there is no one such."""
+        if self._constant is not None:
+            return self._constant.score()
+        if self._chance is not None:
+            return self._chance.rate()
+        return self._most_frequent if self._labels else None
+
+    @property
+    def _most_frequent(self) -> float:
+        """Share of the samples whose label is the most frequent one, or one of five where as many guesses count."""
+        return sum(count for _, count in self._labels.most_common(self._guesses)) / self._samples
+
+    @property
+    def _guesses(self) -> int:
+        return 5 if self._metric.name == "top5" else 1
 
     def add(self, outputs: Arrays, labels: Array | None) -> None:
         """Take a batch of the original's outputs."""
@@ -224,8 +237,7 @@ class Answers:
             of = counted(self._samples, "evaluation samples")
             one = f"The original gives one and the same answer for {same:.1%} of the {of}"
             return (f"{one}: a model that always gives it would agree as well.",)
-        guesses = 5 if self._metric.name == "top5" else 1
-        chance = sum(count for _, count in self._labels.most_common(guesses)) / self._samples
+        guesses, chance = self._guesses, self._most_frequent
         if not self._labels or held.low > max(chance, min(1.0, guesses / max(self._classes, 1))):
             return ()
         value = self._told(held, confidence)

@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from compress.artifact import Runtime
 from compress.data.dataset import Dataset
 from compress.data.reading import arrays_of
 from compress.data.sizes import sized_by
 from compress.evaluate.metrics import METRICS, Metric
 from compress.formats.onnx.load import beside, is_onnx
 from compress.jobs.source import DAMAGED
+from compress.jobs.timed_on import timed_on
 from compress.jobs.together import refuse_together
 from compress.model import OnnxModel, TorchModel
 from compress.model.infer import proven
@@ -241,7 +241,7 @@ def _pruning(
     )
     pruning: PruneChannels | PruneToBudget | None = prune if pruned else None
     if kind is not None and limit is not None:
-        pruning = PruneToBudget(prune, kind, limit, tail, options.threads)
+        pruning = PruneToBudget(prune, kind, limit, tail, options.threads, timed_on(options))
     stages: list[Stage] = []
     if options.drop_blocks is not None and calibration is not None:
         weighed = pruning if options.drop_blocks == "auto" else None
@@ -258,10 +258,9 @@ def _pruning(
 
 
 def _by_latency(options: ExportOptions, tail: tuple[Stage, ...]) -> ByLatency:
-    """What times layers, as the result will run; on ONNX Runtime where both runtimes are asked in the end."""
-    runtime: Runtime = "openvino" if options.runtime == "openvino" else "onnxruntime"
+    """What times layers, as the result will run."""
     quantize = next((stage for stage in tail if isinstance(stage, QuantizeOnnx)), None)
-    return ByLatency(Clocked(runtime, options.threads, quantize), tail)
+    return ByLatency(Clocked(timed_on(options), options.threads, quantize), tail)
 
 
 def _whole(stage: Stage) -> Stage:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from compress.artifact import Runtime
 from compress.console.wording import counted
 from compress.data.sizes import typical_inputs
 from compress.errors import RecipeError, StageError
@@ -18,6 +17,7 @@ from compress.jobs.branch import Setting, judged
 from compress.jobs.branches import branches
 from compress.jobs.on_ray import OnRay
 from compress.jobs.original import Original
+from compress.jobs.timed_on import timed_on
 from compress.jobs.together import refuse_tuning
 from compress.model import OnnxModel
 from compress.options import OptimizeOptions
@@ -87,11 +87,6 @@ def _check(options: OptimizeOptions, plan: Sequence[Candidate]) -> None:
         raise RecipeError("can't prune so much", why=why, mend="give fractions from 0 to below 1")
 
 
-def ranked_on(options: OptimizeOptions) -> Runtime:
-    """What candidates are timed on. The winner alone is measured on both, where the runtime is to be chosen."""
-    return "openvino" if options.runtime == "openvino" else "onnxruntime"
-
-
 def _measured(
     trials: Sequence[Trial],
     options: OptimizeOptions,
@@ -105,10 +100,11 @@ def _measured(
     assert data is not None  # noqa: S101  a search chooses
     judge = Judge(open_model(model, threads=cores()), data, evaluation.metric, confidence=evaluation.confidence)
     tick = watcher.started("compare")
+    runtime = timed_on(options)  # the winner alone is measured on both, where it is to be chosen
     opened: dict[str, Backend] = {}
     for number, (name, trial) in enumerate(left.items(), 1):
         assert trial.path is not None  # noqa: S101  set for what is measured
-        onnx = OnnxModel(trial.path, model.signature, runtime=ranked_on(options))
+        onnx = OnnxModel(trial.path, model.signature, runtime=runtime)
         try:
             drop = judge.drop(open_model(onnx, threads=cores()))
         except StageError as err:  # an operator that OpenVINO lacks
@@ -143,5 +139,5 @@ def _measured(
         samples=len(data),
         trials=tuple(left.get(trial.candidate.name, trial) for trial in trials),
         confidence=budget.confidence,
-        runtime=ranked_on(options),
+        runtime=runtime,
     )

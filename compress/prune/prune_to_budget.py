@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from compress.artifact import Signature
+from compress.artifact import Runtime, Signature
 from compress.errors import BudgetError, RecipeError, StageError
 from compress.formats.files import size_of
 from compress.model import Model, OnnxModel, TorchModel, sample_inputs
@@ -44,6 +44,7 @@ class PruneToBudget:
         limit: its largest value.
         tail: the stages from torch to the finished file.
         threads: for the latency.
+        runtime: that times the file.
     """
 
     prune: PruneChannels
@@ -51,6 +52,7 @@ class PruneToBudget:
     limit: float
     tail: tuple[Stage, ...]
     threads: int = 1
+    runtime: Runtime = "onnxruntime"
 
     name: ClassVar[str] = "prune_to_budget"
     takes: ClassVar[type] = TorchModel
@@ -61,7 +63,8 @@ class PruneToBudget:
         prune = {name: value for name, value in self.prune.options.items() if name != "fraction"}
         tail = [[stage.name, dict(stage.options)] for stage in self.tail]
         found = {"budget": self.budget, "limit": self.limit, "prune": prune, "tail": tail, "threads": self.threads}
-        return found | ({"machine": machine_of(self.threads)} if self.budget == "latency_ms" else {})
+        clock = {"machine": machine_of(self.threads), "runtime": self.runtime}
+        return found | (clock if self.budget == "latency_ms" else {})
 
     def check(self, model: Model) -> None:
         if not self.limit > 0:
@@ -160,9 +163,9 @@ class PruneToBudget:
             return float(torch_params(model.module))
         with tempfile.TemporaryDirectory() as name:
             file = finished(model, self.tail, Path(name))
-            return (
-                float(size_of(file.path)) if self.budget == "size_bytes" else _p50(file, file.signature, self.threads)
-            )
+            if self.budget == "size_bytes":
+                return float(size_of(file.path))
+            return _p50(dataclasses.replace(file, runtime=self.runtime), file.signature, self.threads)
 
 
 def _p50(model: OnnxModel, signature: Signature, threads: int) -> float:
@@ -171,7 +174,7 @@ def _p50(model: OnnxModel, signature: Signature, threads: int) -> float:
         raise StageError(
             "can't prune to a latency",
             why="the result is in BF16, which ONNX Runtime only emulates on this CPU",
-            mend="take --precision fp32 to search with, or give --target-params or --target-size-mb",
+            mend="take --precision fp32 or --runtime openvino, or give --target-params or --target-size-mb",
         )
     found = latency(opened, sample_inputs(signature, 1))["candidate"]
     # A budget is kept when all of its interval keeps it.

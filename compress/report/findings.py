@@ -102,7 +102,7 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
                 f"{within(last.drop_low, last.drop_high, last.metric).replace(' to ', ' and ')}{unit}. "
                 "More evaluation samples would tell."
             )
-    if last.drop is not None and last.drop_constant is not None and last.drop >= last.drop_constant:
+    if last.drop is not None and last.drop_constant is not None and last.drop >= last.drop_constant > 0:
         unit = "" if last.metric == "mse" else " points"
         found.append(
             f"The result keeps nothing of {last.metric}: its drop is {last.drop:.4g}{unit}, and the best answer that "

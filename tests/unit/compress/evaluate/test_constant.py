@@ -155,10 +155,48 @@ def test_ids_that_are_nearly_always_the_same_tell_nothing() -> None:
     assert "one and the same answer for 99.5%" in judge.doubts[0]
 
 
-def test_labels_tell_by_themselves() -> None:
-    labelled = dataclasses.replace(data(RNG.standard_normal((400, 4))), labels=RNG.integers(0, 4, 400))
-    judge = Judge(Gives(lambda x: x), labelled, METRICS["top1"])
-    assert judge.constant is None
+# By metric: the labels of 400 samples, a model's output that says them, and one that always says the most frequent.
+OFTEN = np.where(RNG.random(400) < 0.6, 0, RNG.integers(1, 8, 400))
+SETS = (RNG.random((400, 3)) < np.array([0.9, 0.3, 0.1])).astype(np.int64)
+PLACES = np.where(RNG.random((400, 9)) < 0.7, 0, RNG.integers(1, 4, (400, 9)))
+LABELLED: dict[str, tuple[Array, Any, Any]] = {
+    "top1": (OFTEN, lambda y: np.eye(8)[y], lambda y: np.tile(np.eye(8)[0], (len(y), 1))),
+    "top5": (OFTEN, lambda y: np.eye(8)[y], lambda y: np.tile(np.arange(8.0)[::-1], (len(y), 1))),
+    "binary_accuracy": (SETS, lambda y: y - 0.5, lambda y: np.tile([1.0, -1.0, -1.0], (len(y), 1))),
+    "f1_samples": (SETS, lambda y: y - 0.5, lambda y: np.tile([1.0, -1.0, -1.0], (len(y), 1))),
+    "pixel_accuracy": (
+        PLACES, lambda y: np.moveaxis(np.eye(4)[y], 2, 1), lambda y: np.moveaxis(np.eye(4)[0 * y], 2, 1)
+    ),
+    "miou": (PLACES, lambda y: np.moveaxis(np.eye(4)[y], 2, 1), lambda y: np.moveaxis(np.eye(4)[0 * y], 2, 1)),
+    "r2": (RNG.standard_normal(400), lambda y: y[:, None], lambda y: np.zeros((len(y), 1)) - 1e-3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("confidence", [0.95, None])
+@pytest.mark.parametrize("name", list(LABELLED))
+def test_by_labels_what_always_says_the_most_frequent_ones_keeps_no_budget(name: str, confidence: float | None) -> None:
+    labels, right, same = LABELLED[name]
+    at = dataclasses.replace(data(np.arange(400)), labels=labels)
+    wrong = RNG.permutation(400)[:20]  # of these the original answers another sample's label
+
+    def original(x: Array) -> Array:
+        return np.asarray(right(labels[np.where(np.isin(x, wrong), x[::-1], x)]), np.float32)
+
+    judge = Judge(Gives(original), at, METRICS[name], confidence=confidence)
+    assert not judge.doubts
+    nothing = judge.drop(Gives(lambda x: np.asarray(same(labels[x]), np.float32)))
+    assert nothing.counted == np.inf
+    near = judge.drop(Gives(lambda x: original(x) * 0.9))
+    assert near.counted < np.inf or (name == "miou" and confidence)  # one figure has no interval
+    assert near.points < (judge.constant or 0.0)
+
+
+def test_a_result_that_answers_infinity_keeps_no_budget_by_labels() -> None:
+    at = dataclasses.replace(data(np.arange(400)), labels=OFTEN)
+    judge = Judge(Gives(lambda x: np.eye(8)[OFTEN[x]]), at, METRICS["top1"])
+    endless = judge.drop(Gives(lambda x: np.tile(np.array([np.inf] + [0.0] * 7), (len(x), 1))))
+    assert endless.points < 45
+    assert endless.counted == np.inf
 
 
 def test_a_comparison_has_it_and_so_has_the_row_that_a_budget_is_held_against() -> None:

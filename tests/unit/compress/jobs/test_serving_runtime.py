@@ -15,11 +15,14 @@ from compress.artifact import Artifact, Signature, TensorSpec
 from compress.errors import ArtifactError, MissingExtraError, RecipeError, StageError
 from compress.evaluate.runtime_choice import Choice
 from compress.jobs import serving_runtime
+from compress.jobs import timed_on as timing
 from compress.jobs.export import Silent
 from compress.jobs.prove import measure
 from compress.jobs.serving_runtime import beside, chosen, served
 from compress.model import OnnxModel
 from compress.options import ExportOptions, OptimizeOptions
+from compress.prune import prune_to_budget
+from compress.runtime.backends import Backend, open_model
 from compress.runtime.latency import Ratio
 from tests.families import family
 from tests.serve_models import pooled_artifact, tiny_artifact
@@ -198,3 +201,38 @@ def test_one_that_fails_at_sizes_that_the_other_answers_is_not_taken(tmp_path: P
     if choice is not None:
         assert (choice.runtime, choice.doubtful) == ("onnxruntime", True)
         assert "fails at inputs that ONNX Runtime answers (height = 4)" in choice.why
+
+
+@pytest.mark.usefixtures("openvino")
+@pytest.mark.parametrize(
+    ("runtime", "precision", "native", "timed"),
+    [
+        ("openvino", "fp32", True, "openvino"),
+        ("onnxruntime", "fp32", True, "onnxruntime"),
+        ("auto", "fp32", True, "onnxruntime"),
+        ("auto", "bf16", True, "openvino"),  # the other one only emulates it
+        ("auto", "bf16", False, "onnxruntime"),
+        ("onnxruntime", "bf16", True, "onnxruntime"),
+    ],
+)
+def test_candidates_are_timed_on_what_will_serve_them(
+    monkeypatch: pytest.MonkeyPatch, runtime: Any, precision: Any, native: bool, timed: str
+) -> None:
+    monkeypatch.setattr(timing, "fast_bfloat16", lambda: native)
+    asked = ExportOptions(output=Path("x"), runtime=runtime, precision=precision, target_latency_ms=1.0)
+    assert timing.timed_on(asked) == timed
+
+
+@pytest.mark.usefixtures("openvino")
+def test_a_limit_in_time_is_measured_on_the_runtime_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+
+    def opened(file: OnnxModel, threads: int) -> Backend:
+        asked.append(file.runtime)
+        return open_model(file, threads=threads)
+
+    monkeypatch.setattr(prune_to_budget, "open_model", opened)
+    export(model, tmp_path / "a", runtime="openvino", target_latency_ms=1000.0)
+    assert set(asked) == {"openvino"}

@@ -195,12 +195,16 @@ def test_weights_in_float64_are_named_where_none_is_quantized(mode: Any, tmp_pat
 
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> tuple[TorchModel, OnnxModel, Dataset, Dataset]:
+    return fragile_by(2000, tmp_path_factory.mktemp("fragile"))
+
+
+def fragile_by(factor: float, folder: Path) -> tuple[TorchModel, OnnxModel, Dataset, Dataset]:
+    """A network of which one hidden unit is so many times larger, and hardly read: with its export and its data."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
-    with torch.no_grad():  # one hidden unit is 2,000 times larger, and hardly read
-        module.get_parameter("0.weight")[0] *= 2000
-        module.get_parameter("2.weight")[:, 0] /= 2000
-    folder = tmp_path_factory.mktemp("fragile")
+    with torch.no_grad():
+        module.get_parameter("0.weight")[0] *= factor
+        module.get_parameter("2.weight")[:, 0] /= factor
     model = exported(module, ("x:float32[batch,16]",), folder)
     inputs = sample_inputs(model.signature, 600, seed=5)
     original = wrapped(module, "x:float32[batch,16]")
@@ -223,10 +227,21 @@ def test_the_layer_that_costs_most_goes_back_to_float(
     assert given.details["layers"] == {"int8": 1, "float": 2}
 
 
-def test_what_is_inside_the_limit_stays_in_int8(
+def test_what_answers_always_the_same_is_inside_no_limit(
     fragile: tuple[TorchModel, OnnxModel, Dataset, Dataset], tmp_path: Path
 ) -> None:
     original, model, data, calibration = fragile
+    stage = QuantizeWithin(QuantizeOnnx("static", calibration), original, data, METRICS["top1"], max_drop=90.0)
+    given = stage.run(model, tmp_path, quiet)
+    most = np.bincount(np.asarray(data.labels)).max() / len(data)
+    assert given.details["drop_all_int8"] == pytest.approx(100 * (1 - most)), "what a network has that looks at nothing"
+    assert given.details["drop"] < 10
+    assert given.details["put_back"]
+
+
+def test_what_is_inside_the_limit_stays_in_int8(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    original, model, data, calibration = fragile_by(30, tmp_path / "model")
     stage = QuantizeWithin(QuantizeOnnx("static", calibration), original, data, METRICS["top1"], max_drop=90.0)
     given = stage.run(model, tmp_path, quiet)
     assert given.details["put_back"] == {}
