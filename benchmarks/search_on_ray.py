@@ -1,7 +1,9 @@
-"""A search on a Ray cluster of this machine: three nodes of one core beside one, one that dies, what goes to and fro.
+"""A search on a Ray cluster of this machine: nodes of one core beside one, one that dies, what goes to and fro.
 
-Two cores bear no more than twice the work of one: that is what three nodes are held against. While others use them,
-neither efficiency nor seconds say anything; candidates that are made twice, and bytes, do. The last line is JSON.
+Two cores bear no more than twice the work of one: that is what two nodes and three are held against, and the same
+search in three processes without Ray, which tells what three at a time lose on two cores by themselves. While others
+use them, neither efficiency nor seconds say anything; candidates that are made twice, and bytes, do. The last line is
+JSON.
 Usage: search_on_ray.py [ROUNDS [EPOCHS]]
 """
 
@@ -43,6 +45,7 @@ from compress.jobs.on_ray import Task
 from compress.stage import Progress
 from tests.ray_cluster import Running, ray_cluster
 
+KINDS = ("one", "two", "three", "processes")
 PRUNE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 EPOCHS = int(sys.argv[2]) if len(sys.argv) > 2 else 30
 CORES = 2  # of this machine, that the nodes share
@@ -82,7 +85,7 @@ def task(folder: Path) -> None:
 def asked(output: Path, address: str) -> OptimizeOptions:
     return OptimizeOptions(
         output=output, eval="eval.npz", finetune="train.npz", epochs=EPOCHS, prune=PRUNE, int8=("none", "dynamic"),
-        goal="size", max_drop=100.0, train_threads=1, compile="off", ray=address,
+        goal="size", max_drop=100.0, train_threads=1, compile="off", ray=address or None, workers=1 if address else 3,
     )  # fmt: skip
 
 
@@ -187,15 +190,15 @@ def main(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         task(folder)
-        seconds: dict[str, list[float]] = {"one": [], "three": []}
+        seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
         results = []
-        with ray_cluster(1) as one, ray_cluster(3) as three:
+        with ray_cluster(1) as one, ray_cluster(2) as two, ray_cluster(3) as three:
             for turn in range(rounds):
-                for kind, cluster in (("one", one), ("three", three)):
-                    found, took = search(folder, folder / f"{kind}{turn}", cluster.address)
+                for kind, cluster in zip(KINDS, (one, two, three, None), strict=True):
+                    found, took = search(folder, folder / f"{kind}{turn}", cluster.address if cluster else "")
                     seconds[kind].append(took)
                     results.append(told(found))
-                    print(f"{kind:6} {took:6.1f} s, load {os.getloadavg()[0]:.1f}", flush=True)
+                    print(f"{kind:9} {took:6.1f} s, load {os.getloadavg()[0]:.1f}", flush=True)
             each = overhead(three.address)
             work = folder / "killed.work"
             on_ray._branch = _branch
@@ -206,16 +209,22 @@ def main(rounds: int) -> None:
         same = all(result == results[0] for result in results)
         goes = sizes(folder, folder / "one0", found)
         count = len(found.trials)
-    ratio = median(a / b for a, b in zip(seconds["one"], seconds["three"], strict=True))
+    ratios = {
+        kind: median(a / b for a, b in zip(seconds["one"], took_by, strict=True))
+        for kind, took_by in seconds.items()
+        if kind != "one"
+    }
     cost = took - median(seconds["three"])
     others = max(load, os.getloadavg()[0] - 3)
     noise = "" if others <= QUIET else f" (not quiet: others' load was {others:.1f}, so this proves nothing)"
-    efficiency = ratio / CORES
-    reached = "reached" if efficiency >= GOAL else "missed"
-    print(
-        f"efficiency: three nodes of one core {ratio:.2f} times as fast as one, {efficiency:.2f} of the {CORES} times "
-        f"that {CORES} cores can; {GOAL} is {reached}{noise}"
-    )
+    efficiency = {kind: ratio / CORES for kind, ratio in ratios.items()}
+    for kind, of in efficiency.items():
+        who = "three processes without Ray" if kind == "processes" else f"{kind} nodes of one core"
+        goal = "" if kind == "processes" else f"; {GOAL} is {'reached' if of >= GOAL else 'missed'}"
+        print(
+            f"{who}: {ratios[kind]:.2f} times as fast as one node, {of:.2f} of the {CORES} times that {CORES} cores "
+            f"can{goal}{noise}"
+        )
     if died.at:
         print(
             f"one of the three killed in its task: {took:.1f} s, {cost:+.1f} s{noise}; tasks begun again "
