@@ -1,7 +1,9 @@
 """Which processes began which: by their parents, and by marks in their environment, which outlive a parent's end.
 
 A process that has left its parent's group and session, and whose parent has ended, has its first environment still.
-Only one that was also begun with another environment (`env -i`) is found no more.
+What was once found stays known, as a process may write over both its command line and its environment (setproctitle,
+redis, nginx). Only one that was begun with another environment (`env -i`), and whose parents ended before anybody
+looked, is found by nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def mark_of(pid: int, name: str) -> str:
     return next((word[len(begin) :].decode("utf-8", "replace") for word in words if word.startswith(begin)), "")
 
 
-def members_of(first: int, began: int, word: str, found: Mapping[int, Process]) -> list[int]:
+def members_of(
+    first: int, began: int, word: str, found: Mapping[int, Process], known: Collection[int] = ()
+) -> list[int]:
     """The processes of a family: the group of its first, what carries its word, and what any of these began.
 
     Args:
@@ -64,30 +68,35 @@ def members_of(first: int, began: int, word: str, found: Mapping[int, Process]) 
         began: when that began: all others did later.
         word: in `FAMILY` of their environment.
         found: the processes that there are.
+        known: those of them that were members before.
     """
     members = {
         pid for pid, each in found.items()
-        if each.group == first or (each.began >= began and mark_of(pid, FAMILY) == word)
+        if pid in known or each.group == first or (each.began >= began and mark_of(pid, FAMILY) == word)
     }  # fmt: skip
     return [pid for pid in found if pid in members or not members.isdisjoint(_ancestors(pid, found))]
 
 
-def begun_by(members: Collection[int], models: Collection[int], found: Mapping[int, Process]) -> dict[int, int]:
+def begun_by(
+    members: Collection[int], models: Collection[int], known: Mapping[int, int], found: Mapping[int, Process]
+) -> dict[int, int]:
     """The processes of a family that a process of a model's began, each with that one's id, which may have ended.
 
     Args:
         members: of the family.
         models: of these, those that look like a model's own; a copy of one (fork) does, too.
+        known: of those that were told before, by which process each was begun; a model's own by itself.
         found: as of `members_of`.
     """
-    begun = {}
+    begun, owners = {}, {**known, **{pid: pid for pid in models if pid not in known}}
     for pid in members:
-        mark = mark_of(pid, STUB)
-        if mark.isdecimal():
+        if pid in known:
+            owner = known[pid]
+        elif (mark := mark_of(pid, STUB)).isdecimal():
             owner = int(mark)
         else:  # it was begun with another environment, or nothing marks models' processes here
             line = [pid, *_ancestors(pid, found)]
-            owner = next((each for each in reversed(line) if each in models), pid)
+            owner = next((owners[each] for each in reversed(line) if each in owners), pid)
         if owner != pid:
             begun[pid] = owner
     return begun

@@ -34,7 +34,7 @@ from serve.triton.memory import check_room, limits, region_bytes, remove_regions
 from serve.triton.ports import HOST, Ports, claim
 from serve.triton.private import close_regions, hide
 from serve.triton.processes import Family
-from serve.triton.stubs import Relatives, Stub, kill, relatives_in, signal_name
+from serve.triton.stubs import Kinship, Relatives, Stub, kill, signal_name
 
 __all__ = ["Ports", "TritonOptions", "TritonServer"]
 
@@ -120,6 +120,7 @@ class TritonServer:
         self._family: Family | None = None
         self._run_folder = ExitStack()
         self._linked = ""
+        self._kinship = Kinship("")
         self._memory_prefix = f"{token}-"
         self._given_up = threading.Event()
         self._word = secrets.token_hex(16)
@@ -140,9 +141,8 @@ class TritonServer:
 
     def relatives(self) -> Relatives:
         """All of its processes, and which is whose, now."""
-        family, linked = self._family, self._linked
-        members = [] if family is None else family.members()
-        return relatives_in(members, linked)
+        family, kinship = self._family, self._kinship
+        return kinship.relatives([] if family is None else family.members())
 
     def end_stubs(self, model: str, spared: Collection[int]) -> None:
         """Kill the processes of a model with all that they began, but for some of them; Triton then ends the load that
@@ -304,6 +304,7 @@ class TritonServer:
         folder = self.repository if self._served is None else self._served.folder
         link.symlink_to(folder.absolute(), target_is_directory=True)
         self._linked = str(link)
+        self._kinship = Kinship(self._linked)
         return link
 
     def _command(

@@ -55,6 +55,8 @@ class Family:
         self._process = process
         first = processes().get(process.pid)
         self._began = 0 if first is None else first.began
+        self._known: dict[int, int] = {}  # members that were found, and when each began
+        self._looking = threading.Lock()
 
     @property
     def pid(self) -> int:
@@ -72,7 +74,12 @@ class Family:
         Raises:
             OSError: there is no file to look with.
         """
-        return members_of(self.pid, self._began, self._word, processes())
+        with self._looking:
+            found = processes()
+            known = [pid for pid, began in self._known.items() if pid in found and found[pid].began == began]
+            members = members_of(self.pid, self._began, self._word, found, known)
+            self._known = {pid: found[pid].began for pid in members}
+        return members
 
     def end(self, timeout_s: float) -> bool:
         """End the first process by SIGTERM, and what is then left by SIGKILL.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from serve.triton.kin import begun_by, processes
 
-__all__ = ["Relatives", "Stub", "death_of", "is_stopped", "kill", "relatives_in", "signal_name", "stubs_in"]
+__all__ = ["Kinship", "Relatives", "Stub", "death_of", "is_stopped", "kill", "signal_name", "stubs_in"]
 
 PROGRAM = b"triton_python_backend_stub"
 INSTANCE = re.compile(r"[\w.+:@=~-]{1,300}")
@@ -76,16 +77,42 @@ class Relatives:
     left: list[int]
 
 
-def relatives_in(members: Collection[int], repository: str) -> Relatives:
-    """Whose the processes of a Triton's family are; arguments as of `stubs_in`."""
-    look = stubs_in(members, repository)
-    begun = begun_by(members, {stub.pid for stub in look}, processes())
-    stubs = [stub for stub in look if stub.pid not in begun]
-    ours = {stub.pid for stub in stubs}
-    kept = {pid: stub for pid, stub in begun.items() if stub in ours}
-    left = [pid for pid, stub in begun.items() if stub not in members]
-    own = [pid for pid in members if pid not in ours and pid not in kept and pid not in left]
-    return Relatives(own, stubs, kept, left)
+class Kinship:
+    """Whose the processes of a Triton's family are: what was once found of one stays, for as long as it lives.
+
+    Args:
+        repository: as of `stubs_in`.
+    """
+
+    def __init__(self, repository: str) -> None:
+        self._repository = repository
+        self._known: dict[tuple[int, int], Stub | int] = {}  # by id and begin: a stub, or the id of whose it is
+        self._lock = threading.Lock()
+
+    def relatives(self, members: Collection[int]) -> Relatives:
+        """Which is whose, now; it may be asked by several threads.
+
+        Args:
+            members: of the family.
+        """
+        found = processes()
+        with self._lock:
+            at = {pid: (pid, found[pid].began) for pid in members if pid in found}
+            known = {pid: self._known[key] for pid, key in at.items() if key in self._known}
+            look = {pid: told for pid, told in known.items() if isinstance(told, Stub)}
+            look |= {
+                stub.pid: stub for stub in stubs_in([pid for pid in members if pid not in known], self._repository)
+            }
+            owners = {pid: told.pid if isinstance(told, Stub) else told for pid, told in known.items()}
+            begun = begun_by(members, look, owners, found)
+            stubs = [stub for pid, stub in look.items() if pid not in begun]
+            told = {stub.pid: stub for stub in stubs} | begun
+            self._known = {key: told[pid] for pid, key in at.items() if pid in told}
+        ours = {stub.pid for stub in stubs}
+        kept = {pid: stub for pid, stub in begun.items() if stub in ours}
+        left = [pid for pid, stub in begun.items() if stub not in members]
+        own = [pid for pid in members if pid not in ours and pid not in kept and pid not in left]
+        return Relatives(own, stubs, kept, left)
 
 
 def kill(pids: Collection[int]) -> list[int]:
