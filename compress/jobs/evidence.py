@@ -76,8 +76,8 @@ def report_of(
     names = unique_names([outcome.stage.name for outcome in outcomes])
     rows = rows_before(model, baseline)
     rows |= {name: outcome.given.model for name, outcome in zip(names, outcomes, strict=True)}
-    others, choice = beside(options, rows)
-    found = measure(rows, judged, options.threads, watcher, others)
+    others, costs, choice = beside(options, rows)
+    found = measure(rows, judged, options.threads, watcher, others, costs)
     if others:
         choice = chosen(options, rows, others, found, budget, checkpoint)
     # Before `served`: what it is held against was measured in ONNX Runtime alone.

@@ -60,6 +60,7 @@ def measure(
     threads: int,
     watcher: Watcher,
     beside: Mapping[str, Model] | None = None,
+    footprints: Mapping[str, Footprint] | None = None,
 ) -> Found:
     """The same samples through all models on all cores, then the clock, then each alone in a process of its own.
 
@@ -70,6 +71,7 @@ def measure(
         watcher: is told how it goes on.
         beside: the last row's file on other runtimes, by names of their own: all that is measured of a row is measured
             of these, too, in the same turns.
+        footprints: those that are known by now.
     """
     give_back()
     last, others = list(rows)[-1], beside or {}
@@ -93,11 +95,11 @@ def measure(
     del opened, clocked
     give_back()
     tick = watcher.started("memory")
-    footprints = {}
+    known = dict(footprints or {})
     for number, (name, model) in enumerate(files.items(), 1):
-        footprints[name] = footprint(model, threads)
+        known[name] = known.get(name) or footprint(model, threads)
         tick(number, len(files), "models loaded alone")
-    return Found(judged, compared, timed, runtimes, apart, footprints)
+    return Found(judged, compared, timed, runtimes, apart, known)
 
 
 def _compared(rows: Mapping[str, Model], judged: Evaluation, watcher: Watcher) -> dict[str, Comparison]:

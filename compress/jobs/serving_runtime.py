@@ -11,11 +11,12 @@ from compress.artifact import Measured
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.data.sizes import batches_of, typical_inputs
-from compress.errors import MissingExtraError, StageError, ToolkitError
+from compress.errors import MissingExtraError, ResourceError, StageError, ToolkitError
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.judge import Budget, spread
 from compress.evaluate.runtime_choice import BATCHED, Choice, RuntimeFigures, choose, distances
 from compress.evaluate.scoring import batch_for
+from compress.formats.files import size_of
 from compress.formats.onnx.outline import outline
 from compress.jobs.prove import Found, judged_fields, loss_between
 from compress.jobs.recipe import data_at
@@ -27,13 +28,17 @@ from compress.report.findings import telling
 from compress.runtime.backends import Backend, open_model
 from compress.runtime.backends.onnxrt import is_emulated, is_half
 from compress.runtime.backends.openvino_cpu import check_sizes, installed
+from compress.runtime.footprint import EndedError, Footprint, footprint
 from compress.runtime.latency import FEWEST, Latency, Ratio, latency, ratio
 from compress.runtime.machine import fast_bfloat16
 from compress.runtime.measure import cores
+from compress.vetting.memory import memory_left
 
 __all__ = ["at_batch", "beside", "chosen", "refuse_missing", "served"]
 
 COMPARED = 256  # samples, whose outputs on both runtimes are held against each other
+TWICE = 2  # it is opened once to be measured, and once to be compared
+TRIED = (2, BATCHED)  # samples in a call, beside one
 BATCHED_SECONDS = 15.0  # that timing both runtimes at a larger batch may take
 QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", *FOUR_BIT)
 _Value = TypeVar("_Value")
@@ -45,31 +50,75 @@ def refuse_missing(runtime: str) -> None:
         raise MissingExtraError("can't run the result with OpenVINO", module="openvino", extra="openvino")
 
 
-def beside(options: ExportOptions, rows: Mapping[str, Model]) -> tuple[dict[str, Model], Choice | None]:
-    """The last row's file on OpenVINO, by a name of its own, if that is to be measured; else why it is not.
+def beside(
+    options: ExportOptions, rows: Mapping[str, Model]
+) -> tuple[dict[str, Model], dict[str, Footprint], Choice | None]:
+    """The last row's file on OpenVINO, if that is to be measured, and what it costs; else why it is not.
+
+    Returns:
+        By a name of its own, the model and its memory and loading time; or none of both, and the choice.
 
     Raises:
         StageError: OpenVINO is asked for by name, and can't run the file.
     """
     last, final = list(rows.items())[-1]
     if not isinstance(final, OnnxModel) or options.target != "cpu" or options.runtime == "onnxruntime":
-        return {}, None
+        return {}, {}, None
     asked = options.runtime == "openvino"
     if not asked and (not installed() or (is_emulated(final.path) and not fast_bfloat16())):
-        return {}, None
+        return {}, {}, None
     model = dataclasses.replace(final, runtime="openvino")
     try:
+        cost = _survives(model, options.threads)
+        if not asked and (short := _short_of(cost, rows)):
+            return {}, {}, Choice("onnxruntime", f"OpenVINO was not tried: {short}. ONNX Runtime serves the file.")
         backend = open_model(model, threads=options.threads)
         backend.infer(sample_inputs(final.signature, 1))
     except StageError as err:
         if asked:
             raise
         why = f"OpenVINO does not run the file ({err.why}): ONNX Runtime serves it."
-        return {}, Choice("onnxruntime", why, doubtful=True)
+        return {}, {}, Choice("onnxruntime", why, doubtful=True)
     if not asked and (lost := _lost_sizes(final, backend, options.threads)):
         why = f"OpenVINO fails at inputs that ONNX Runtime answers ({lost}): ONNX Runtime serves the file."
-        return {}, Choice("onnxruntime", why, doubtful=True)
-    return {f"{last} on OpenVINO": model}, None
+        return {}, {}, Choice("onnxruntime", why, doubtful=True)
+    name = f"{last} on OpenVINO"
+    return {name: model}, {} if cost is None else {name: cost}, None
+
+
+def _survives(model: OnnxModel, threads: int) -> Footprint | None:
+    """What a file costs on OpenVINO; None where it refuses it.
+
+    Raises:
+        StageError: it ended a process of its own: here it would end the export.
+    """
+    sizes = TRIED if model.signature.batches else ()
+    try:
+        return footprint(model, threads, [model.signature.at(size) for size in sizes])
+    except (EndedError, ResourceError) as err:
+        raise StageError(
+            f"OpenVINO can't run {model.path.name}",
+            why=f"tried in a process of its own, {err.why}",
+            mend="run it with ONNX Runtime: --runtime onnxruntime",
+        ) from err
+    except StageError:  # asked here, it says in words what it lacks
+        return None
+
+
+def _short_of(cost: Footprint | None, rows: Mapping[str, Model]) -> str:
+    """What it would take to measure OpenVINO beside all rows, if there may be too little for it; else "".
+
+    Short of memory, OpenVINO does not say so: it "could not create a primitive", or ends the process.
+    """
+    peak = 0 if cost is None else cost.peak_memory_bytes or 0  # 0, too, where the system does not tell
+    files = sum(size_of(model.path) for model in rows.values() if isinstance(model, OnnxModel))
+    left = memory_left()
+    if files + TWICE * peak <= left:
+        return ""
+    return (
+        f"it takes {peak / 1e9:.1f} GB for it, beside {files / 1e9:.1f} GB of files that are measured with it, and "
+        f"{left / 1e9:.1f} GB are left"
+    )
 
 
 def _lost_sizes(model: OnnxModel, other: Backend, threads: int) -> str:

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from compress.model.watched import without_end
 from compress.runtime.backends.onnxrt import is_emulated, is_half
 from compress.vetting.loops import loop_seconds, may_not_end
 
-__all__ = ["Footprint", "footprint"]
+__all__ = ["EndedError", "Footprint", "footprint"]
 
 # Imports first, so that what is added is the model's; the high-water mark is the kernel's own.
 _PROGRAM = """
@@ -37,10 +38,12 @@ def status(name):
 path, threads, specs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 OPENING
 load_ms = 1000 * (time.perf_counter() - start)
-inputs = {name: np.zeros(shape, dtype) for name, dtype, shape in specs}
+usual, *others = [{name: np.zeros(shape, dtype) for name, dtype, shape in each} for each in specs]
 for _ in range(2):  # the second plans its memory by what the first took
-    run(inputs)
+    run(usual)
 peak = status("VmHWM")
+for inputs in others:
+    run(inputs)
 print(json.dumps({"load_ms": load_ms, "peak": None if peak is None else max(0, peak - before)}))
 """
 _OPENING: dict[Runtime, str] = {
@@ -69,6 +72,10 @@ run = lambda inputs: session.infer(inputs, share_inputs=True)
 }
 
 
+class EndedError(StageError):
+    """The process that ran a model was ended by a signal: what runs it may end any process."""
+
+
 @dataclass(frozen=True)
 class Footprint:
     """Of one model.
@@ -83,14 +90,19 @@ class Footprint:
     peak_memory_bytes: int | None
 
 
-def footprint(model: OnnxModel, threads: int) -> Footprint:
+def footprint(model: OnnxModel, threads: int, others: Sequence[Mapping[str, int]] = ()) -> Footprint:
     """Load and run a file in a fresh process.
 
+    Args:
+        model: the file.
+        threads: that it computes with.
+        others: further sizes, by dimension, that it is run at; they count for nothing.
+
     Raises:
-        StageError: it can't be run.
+        StageError: it can't be run; an EndedError where that process was ended by it.
     """
-    sizes = model.signature.at(1)
-    specs = [(spec.name, spec.dtype, spec.at(sizes)) for spec in model.signature.inputs]
+    every = [model.signature.at(1), *others]
+    specs = [[(spec.name, spec.dtype, spec.at(sizes)) for spec in model.signature.inputs] for sizes in every]
     program = _PROGRAM.replace("OPENING", _OPENING[model.runtime])
     command = [sys.executable, "-P", "-c", program, str(model.path), str(threads), json.dumps(specs)]
     command += [str(int(is_half(model.path))), json.dumps(_properties(model, threads))]
@@ -106,9 +118,11 @@ def footprint(model: OnnxModel, threads: int) -> Footprint:
                 why=f"the system ended it, or gave it no more memory, with {_megabytes(model.path)} to load",
                 mend="free some memory, or take a larger machine",
             )
-        lines = done.stderr.strip().splitlines() or [_ended(done.returncode)]
+        lines = done.stderr.strip().splitlines() if done.returncode > 0 else []
+        lines = lines or [_ended(done.returncode)]
         why = lines[-1][:300]
-        raise StageError("can't run the model in a process of its own", why=why, mend="report it with the model")
+        failed = EndedError if done.returncode < 0 else StageError
+        raise failed("can't run the model in a process of its own", why=why, mend="report it with the model")
     found = json.loads(done.stdout)
     return Footprint(found["load_ms"], found["peak"])
 

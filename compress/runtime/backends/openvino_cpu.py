@@ -153,8 +153,14 @@ class OpenVinoBackend:
         return in_calls(self._signature, inputs, self._run)
 
     def _run(self, inputs: Arrays) -> Arrays:
-        found = run_on(inputs, lambda: self._request.infer(inputs, share_inputs=True))
+        found = run_on(inputs, lambda: self._infer(inputs))
         return {name: found[number] for name, number in self._outputs.items()}
+
+    def _infer(self, inputs: Arrays) -> Any:
+        try:
+            return self._request.infer(inputs, share_inputs=True)
+        except RuntimeError as err:
+            raise RuntimeError(_reason(err)) from err
 
 
 def check_sizes(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:

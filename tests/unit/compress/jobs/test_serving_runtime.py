@@ -22,6 +22,7 @@ from compress.jobs.serving_runtime import beside, chosen, served
 from compress.model import OnnxModel
 from compress.options import ExportOptions, OptimizeOptions
 from compress.prune import prune_to_budget
+from compress.runtime import footprint as running
 from compress.runtime.backends import Backend, open_model
 from compress.runtime.latency import Ratio
 from tests.families import family
@@ -106,10 +107,10 @@ def rows_of(tmp_path: Path, *nodes: onnx.NodeProto) -> dict[str, Any]:
 
 
 def choice_of(options: ExportOptions, rows: dict[str, Any]) -> Choice | None:
-    others, choice = beside(options, rows)
+    others, costs, choice = beside(options, rows)
     if not others:
         return choice
-    found = measure(rows, None, 1, Silent(), others)
+    found = measure(rows, None, 1, Silent(), others, costs)
     choice = chosen(options, rows, others, found, None, Path("model.pt"))
     models, kept = served(rows, others, found, choice)
     assert list(models) == list(kept.latency) == list(kept.runtimes) == list(rows)
@@ -146,8 +147,8 @@ def test_the_faster_one_serves_and_the_last_row_is_its(tmp_path: Path, monkeypat
     monkeypatch.setattr(serving_runtime, "ratio", lambda *_: Ratio(2.0, 1.9, 2.1))
     options = ExportOptions(output=tmp_path / "a")
     rows = rows_of(tmp_path, onnx.helper.make_node("Relu", ["x"], ["y"]))
-    others, _ = beside(options, rows)
-    found = measure(rows, None, 1, Silent(), others)
+    others, costs, _ = beside(options, rows)
+    found = measure(rows, None, 1, Silent(), others, costs)
     choice = chosen(options, rows, others, found, None, Path("model.pt"))
     assert "2.00 times as fast as ONNX Runtime (1.90 to 2.10) at batch 1 with 1 thread: OpenVINO" in choice.why
     models, kept = served(rows, others, found, choice)
@@ -158,7 +159,7 @@ def test_the_faster_one_serves_and_the_last_row_is_its(tmp_path: Path, monkeypat
 
 def test_without_openvino_auto_is_onnx_runtime_and_says_nothing(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, onnx.helper.make_node("Relu", ["x"], ["y"]))
-    assert beside(ExportOptions(output=tmp_path / "a"), rows) == ({}, None)
+    assert beside(ExportOptions(output=tmp_path / "a"), rows) == ({}, {}, None)
 
 
 @pytest.mark.usefixtures("openvino")
@@ -172,7 +173,7 @@ def test_bf16_is_left_to_its_emulation_where_the_cpu_does_not_multiply_it(
         for given, made, kind in (("x", "h", onnx.TensorProto.BFLOAT16), ("h", "y", onnx.TensorProto.FLOAT))
     ]
     rows = rows_of(tmp_path, *casts)
-    assert beside(ExportOptions(output=tmp_path / "a"), rows) == ({}, None)
+    assert beside(ExportOptions(output=tmp_path / "a"), rows) == ({}, {}, None)
     with pytest.raises(StageError, match="does not multiply BF16"):
         beside(ExportOptions(output=tmp_path / "a", runtime="openvino"), rows)
 
@@ -195,7 +196,7 @@ def test_one_that_fails_at_sizes_that_the_other_answers_is_not_taken(tmp_path: P
     artifact = Artifact.load(pooled_artifact(tmp_path))
     model = OnnxModel(artifact.model_path, artifact.signature.sized({"height": side, "width": side}))
 
-    others, choice = beside(ExportOptions(output=tmp_path / "a"), {"float": model})
+    others, _, choice = beside(ExportOptions(output=tmp_path / "a"), {"float": model})
 
     assert (not others) is (runtime == "onnxruntime")
     if choice is not None:
@@ -236,3 +237,43 @@ def test_a_limit_in_time_is_measured_on_the_runtime_that_is_asked_for(
     monkeypatch.setattr(prune_to_budget, "open_model", opened)
     export(model, tmp_path / "a", runtime="openvino", target_latency_ms=1000.0)
     assert set(asked) == {"openvino"}
+
+
+@pytest.mark.usefixtures("openvino")
+def test_an_openvino_that_ends_its_process_is_named_and_ends_no_export(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ends = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
+    monkeypatch.setitem(running._OPENING, "openvino", ends)
+    rows = rows_of(tmp_path, onnx.helper.make_node("Identity", ["x"], ["y"]))
+    found = choice_of(ExportOptions(output=tmp_path / "a"), rows)
+    assert found is not None
+    assert (found.runtime, found.doubtful) == ("onnxruntime", True)
+    assert "SIGSEGV" in found.why
+    with pytest.raises(StageError, match="OpenVINO can't run") as refused:
+        choice_of(ExportOptions(output=tmp_path / "a", runtime="openvino"), rows)
+    assert "--runtime onnxruntime" in refused.value.mend
+
+
+@pytest.mark.usefixtures("openvino")
+def test_openvino_is_tried_at_every_batch_that_it_will_be_timed_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ends = "import os, signal\ndef run(inputs):\n    if len(inputs['x']) == 8:\n        os.kill(os.getpid(), signal.SIGSEGV)\n"
+    monkeypatch.setitem(running._OPENING, "openvino", f"before, start = 0, time.perf_counter()\n{ends}")
+    found = choice_of(
+        ExportOptions(output=tmp_path / "a"), rows_of(tmp_path, onnx.helper.make_node("Identity", ["x"], ["y"]))
+    )
+    assert found is not None
+    assert "SIGSEGV" in found.why
+
+
+@pytest.mark.usefixtures("openvino")
+def test_where_memory_may_run_short_openvino_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Short of it, it says that it could not create a primitive, or ends the process."""
+    monkeypatch.setattr(serving_runtime, "memory_left", lambda: 1_000_000)
+    rows = rows_of(tmp_path, onnx.helper.make_node("Identity", ["x"], ["y"]))
+    found = choice_of(ExportOptions(output=tmp_path / "a"), rows)
+    assert found is not None
+    assert (found.runtime, found.doubtful) == ("onnxruntime", False)
+    assert "not tried" in found.why
