@@ -77,6 +77,9 @@ class ClientGoneError(Exception):
     """The client closed its connection before it was answered."""
 
 
+MOST_TOLD = 4096  # letters of each part: what a client sent must not come back at any length, counted by nobody
+
+
 class GatewayError(Exception):
     """A request that can't be served.
 
@@ -103,9 +106,7 @@ class GatewayError(Exception):
     ) -> None:
         super().__init__(error)
         self.headers = list(headers)
-        self.error = error
-        self.why = why
-        self.mend = mend
+        self.error, self.why, self.mend = error[:MOST_TOLD], why[:MOST_TOLD], mend[:MOST_TOLD]
         self.status = status or type(self).status
 
     def __reduce__(self) -> tuple[Any, ...]:  # from another process: each class takes other arguments

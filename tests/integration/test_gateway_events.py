@@ -168,7 +168,8 @@ def test_what_fails_before_the_first_answer_has_a_status_and_is_an_event_afterwa
         ),
         ("/v2/models/words/generate_stream", {"text": "a", "parameters": {"triton_x": 1}}, 400, "are Triton's own"),
         ("/v2/models/words/generate_stream", {"text": "a", "parameters": {"sequence_id": -1}}, 400, ""),
-        ("/v2/models/words/generate_stream", {"text": "a", "id": 7}, 400, "the id is no text"),
+        ("/v2/models/words/generate_stream", {"text": "a", "id": 7}, 400, "its id is no text"),
+        ("/v2/models/words/generate_stream", {"text": "a", "id": "i" * 1025}, 400, "up to 1024 letters"),
         ("/v2/models/words/generate_stream", {"text": "a", "temperature": 0.5}, 422, "'temperature' is none of them"),
     ],
 )

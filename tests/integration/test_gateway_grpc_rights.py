@@ -63,12 +63,18 @@ class Served:
         return [("x-api-key", self.secrets[kind])] if self.secrets[kind] else []
 
     def call(self, name: str, message: bytes, metadata: list[tuple[str, str]]) -> grpc.StatusCode:
+        return self.told(name, message, metadata)[0]
+
+    def told(self, name: str, message: bytes, metadata: list[tuple[str, str]]) -> tuple[grpc.StatusCode, str]:
+        """The status, and what it says."""
         try:
-            self.channel.unary_unary(name)(message, metadata=metadata, timeout=PATIENCE_S)
+            if name == SERVICE + STREAM:
+                list(self.channel.stream_stream(name)(iter([message]), metadata=metadata, timeout=PATIENCE_S))
+            else:
+                self.channel.unary_unary(name)(message, metadata=metadata, timeout=PATIENCE_S)
         except grpc.RpcError as err:
-            code: grpc.StatusCode = err.code()
-            return code
-        return grpc.StatusCode.OK
+            return err.code(), err.details()
+        return grpc.StatusCode.OK, ""
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +89,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "other": add_key(file, "other", models=("other",))[0],
         "reader": add_key(file, "reader", models=("other",), metrics=True)[0],
         "plain": add_key(file, "plain", models=("tiny",))[0],
+        "pattern": add_key(file, "pattern", models=("tiny*",))[0],
         "admin": add_key(file, "admin", admin=True)[0],
         "slow": add_key(file, "slow", rate=1e-6, burst=2)[0],
         "streaming": add_key(file, "streaming", models=("tiny",))[0],
@@ -134,6 +141,30 @@ def test_the_statistics_of_all_models_are_an_administrators(served: Served) -> N
     empty = messages.ModelStatisticsRequest().SerializeToString()
     assert served.call(SERVICE + "ModelStatistics", empty, served.metadata("plain")) is REFUSED[True]
     assert served.call(SERVICE + "ModelStatistics", empty, served.metadata("admin")) is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("kind", ["plain", "pattern", "admin"])
+@pytest.mark.parametrize("call", ["ModelInfer", STREAM, "ModelReady", "ModelMetadata"])
+def test_a_name_that_no_model_can_have_is_neither_kept_nor_given_back(served: Served, kind: str, call: str) -> None:
+    """Each letter of a name may become four: of some megabytes of them, nobody would count what they take."""
+    for odd in ("a", "\x01", "\N{GRINNING FACE}"):
+        name = "tiny" + odd * (5_000 if call.startswith("ModelM") or call == "ModelReady" else 1_000_000)
+        asked = messages.ModelInferRequest(model_name=name)
+        if call in ("ModelReady", "ModelMetadata"):
+            asked = getattr(messages, f"{call}Request")(name=name)
+        code, said = served.told(SERVICE + call, asked.SerializeToString(), served.metadata(kind))
+        longer = grpc.StatusCode.NOT_FOUND if kind == "admin" else grpc.StatusCode.PERMISSION_DENIED
+        assert code is longer, said
+        assert len(said) < 3_000
+
+
+@pytest.mark.parametrize("call", ["ModelInfer", STREAM])
+def test_an_id_that_triton_would_copy_into_each_answer_is_short(served: Served, call: str) -> None:
+    for length, code in ((1024, grpc.StatusCode.OK), (1025, grpc.StatusCode.INVALID_ARGUMENT)):
+        asked = messages.ModelInferRequest.FromString(of_tiny("ModelInfer"))
+        asked.id = "i" * length
+        found, said = served.told(SERVICE + call, asked.SerializeToString(), served.metadata("plain"))
+        assert found is code, said
 
 
 def test_no_other_name_of_a_call_is_one(served: Served) -> None:

@@ -18,6 +18,7 @@ __all__ = ["ANONYMOUS", "KEY_HEADERS", "Identity", "KeyRing"]
 
 KEY_HEADERS = (b"authorization", b"x-api-key")
 REMEMBERED = 1000
+LONGEST = 256  # letters of a model's name (`serve.config.names.MODEL_NAME`): longer ones are kept by nothing
 # What a key may ask besides inference, whatever its own rate: a question costs about as many tokens as it costs Triton
 # answers. Enough for a page that is looked at, and for a client that waits for a model.
 QUESTIONS, QUESTIONS_AT_ONCE = 20.0, 100
@@ -64,9 +65,9 @@ class Identity:
         """Raises ForbiddenError where the key may not ask the model."""
         if self._models is None or model in self._allowed:
             return
-        if not self._models.fullmatch(model):
+        if len(model) > LONGEST or not self._models.fullmatch(model):
             raise ForbiddenError(
-                f"the key {self.name!r} may not ask the model {model!r}", mend="ask for a key that may"
+                f"the key {self.name!r} may not ask the model {model[:LONGEST]!r}", mend="ask for a key that may"
             )
         if len(self._allowed) < REMEMBERED:
             self._allowed.add(model)

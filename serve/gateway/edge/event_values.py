@@ -11,7 +11,7 @@ import orjson
 
 from serve.gateway.edge.predict_values import answer_of, message_of
 from serve.gateway.errors import BadRequestError
-from serve.gateway.oip.contract import UnfitError, check_parameters
+from serve.gateway.oip.contract import UnfitError, check_id, check_parameters
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import Message
 
@@ -37,22 +37,21 @@ def asked_of(values: Any, metadata: ModelMetadata, most: int) -> Asked:
         inputs = {spec.name for spec in metadata.inputs}
         name = values.pop("id", "") if "id" not in inputs else ""
         parameters = values.pop("parameters", {}) if "parameters" not in inputs else {}
-        if not isinstance(name, str):
-            raise BadRequestError("the id is no text", mend='write it as in "id": "7"')
-        _check(parameters)
+        _check(name, parameters)
     message, item = message_of(values, metadata, most)
     return message, item, name, parameters
 
 
-def _check(parameters: Any) -> None:
-    """Whether they are a few plain values: here, where it does not keep the event loop from others."""
+def _check(name: Any, parameters: Any) -> None:
+    """Whether both are short: here, where it does not keep the event loop from others."""
     if not isinstance(parameters, dict):
         raise BadRequestError("the parameters are no object", mend='write them as in "parameters": {"temperature": 0}')
     try:
+        check_id(name)
         check_parameters(parameters, shared_memory=False)
     except UnfitError as err:
         mend = "Triton's parameters are true, false, texts, and numbers of 64 bits"
-        raise BadRequestError("the parameters can't be sent", why=err.why or err.error, mend=mend) from err
+        raise BadRequestError("the id or the parameters can't be sent", why=err.why or err.error, mend=mend) from err
 
 
 def event_of(body: bytes, length: bytes, metadata: ModelMetadata, item: bool) -> bytes:

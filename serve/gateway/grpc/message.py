@@ -21,7 +21,7 @@ from serve.gateway.grpc.crowded import Crowded
 from serve.gateway.grpc.request import check_message, rename, walked_bytes
 from serve.gateway.grpc.status import Context
 from serve.gateway.grpc.wire import HEAD_COST, head_of, whole
-from serve.gateway.oip.contract import Contract
+from serve.gateway.oip.contract import Contract, check_id
 from serve.gateway.oip.contracts import Contracts
 from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.sequence import Named
@@ -30,6 +30,7 @@ from serve.gateway.release.beside import Besides
 from serve.gateway.release.release import Release, models_of
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
+from serve.gateway.upstream.upstream import model_path
 from serve.rollout.plan import Target
 
 __all__ = ["UNPACKED_HERE", "Held", "Incoming", "SlowMessageError", "about", "asked_of", "parsed", "without_contents"]
@@ -280,6 +281,8 @@ class Incoming:
         del head
         model: str = request.model_name
         identity.check_model(model)
+        model_path(model, request.model_version or None)  # raises for a name that is none, however long
+        check_id(request.id)
         self._gate.incidents.outages.check(model)
         await lease.need(models_of(model, self._release(request)), identity.id, deadline)
         target = self._target(request)

@@ -15,6 +15,7 @@ from serve.gateway.grpc.message import Incoming, parsed
 from serve.gateway.grpc.status import Context, EndedCallError, keys_of, refuse
 from serve.gateway.upstream.balancer import Balancer
 from serve.gateway.upstream.loading import Loading, overridden
+from serve.gateway.upstream.upstream import model_path
 
 __all__ = ["ADMIN", "COSTS", "EMPTY", "FREE", "OF_MODEL", "Questions"]
 
@@ -82,6 +83,7 @@ class Questions:
                     model = asked.name
                     if model:
                         identity.check_model(model)
+                        model_path(model, asked.version or None)
                         if name == "ModelReady":
                             self._gate.incidents.outages.check(model)
                             if self._gate.will_come(model, asked.version or None):
@@ -107,6 +109,7 @@ class Questions:
     async def _load(self, body: bytes) -> bytes:
         """The message that goes on to Triton, once the repository is checked."""
         asked = parsed(messages.RepositoryModelLoadRequest, body)
+        model_path(asked.model_name)
         if self._loading.bare:
             if asked.parameters:
                 raise overridden()

@@ -19,7 +19,10 @@ from serve.gateway.errors import BadRequestError, TooManyElementsError
 from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.oip.tensors import DATATYPES
 
-__all__ = ["ITEM_BYTES", "Contract", "UnfitError", "check_floats", "check_framing", "check_parameters", "check_range"]
+__all__ = [
+    "ITEM_BYTES", "Contract", "UnfitError", "check_floats", "check_framing", "check_id", "check_parameters",
+    "check_range",
+]  # fmt: skip
 
 # Bytes of one element, raw; BYTES elements have lengths of their own.
 ITEM_BYTES = {name: 2 if name == "BF16" else dtype.itemsize for name, dtype in DATATYPES.items() if name != "BYTES"}
@@ -32,6 +35,7 @@ RANGES: Mapping[object, tuple[int | None, int | None]] = {
 # Of which Triton can name the largest values (TopkClassifications in its core).
 RANKED = frozenset(ITEM_BYTES) - {"BOOL", "FP16", "BF16"}
 MOST_PARAMETERS, MOST_LETTERS, MOST_CLASSES = 64, 4096, 1_000_000
+MOST_ID_LETTERS = 1024
 MOST_ELEMENTS = 2**31  # of the dimensions beside one that is 0: what is empty has no data to be held against
 INT64 = 2**63
 PIECE = 4096  # elements: what they take is no more than about a millisecond
@@ -203,6 +207,12 @@ class Contract:
         """
         if sequence and type(sequence) is str and not self.sequence_texts:
             raise UnfitError("the id of its sequence is a text, and the model takes a number")
+
+
+def check_id(value: object) -> None:
+    """Whether it may be a request's own id: Triton copies it into each of its answers; raises UnfitError."""
+    if type(value) is not str or len(value) > MOST_ID_LETTERS:
+        raise UnfitError(f"its id is no text of up to {MOST_ID_LETTERS} letters")
 
 
 def check_parameters(parameters: Mapping[Any, Any], *, shared_memory: bool) -> None:

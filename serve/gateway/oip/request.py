@@ -21,6 +21,7 @@ from serve.gateway.oip.contract import (
     UnfitError,
     check_floats,
     check_framing,
+    check_id,
     check_parameters,
     check_range,
 )
@@ -110,8 +111,8 @@ def read_request(
     if type(outputs) is not list:  # null is no list, and Triton fails on it
         raise UnfitError("its outputs are no list")
     contract.check_counts(len(inputs), len(outputs))  # before any of them is looked at
-    if "id" in header and (type(header["id"]) is not str or len(header["id"]) > 1024):
-        raise UnfitError("its id is no text of up to 1024 letters")
+    if "id" in header:
+        check_id(header["id"])
     parameters = _parameters(header, shared_memory=shared_memory)
     contract.check_sequence(parameters.get(SEQUENCE_ID))
     request = Request(header, binary=tail_bytes is not None)

@@ -51,6 +51,7 @@ UNKNOWN_S = 0.2  # that a model is not there: who asks again and again asks Trit
 KNOWN_BYTES, BECOMES = 64 * 1024 * 1024, 8
 ENTRY_BYTES = 1024
 UNKNOWN_NAMES = 256
+TOLD = 100  # letters of a name that none can have
 
 
 def model_path(model: str, version: str | None = None) -> str:
@@ -60,11 +61,11 @@ def model_path(model: str, version: str | None = None) -> str:
         UnknownModelError: no model of Triton's can have this name or version.
     """
     if not re.fullmatch(MODEL_NAME, model):
-        raise UnknownModelError(f"Request for unknown model: {model!r} is not found")
+        raise UnknownModelError(f"Request for unknown model: {model[:TOLD]!r} is not found")
     if version is None:
         return f"/v2/models/{model}"
     if not re.fullmatch(VERSION, version):
-        raise UnknownModelError(f"Request for unknown model: {model!r} version {version[:32]!r} is not found")
+        raise UnknownModelError(f"Request for unknown model: {model!r} version {version[:TOLD]!r} is not found")
     return f"/v2/models/{model}/versions/{version}"
 
 
