@@ -270,6 +270,28 @@ async def test_what_bodies_take_for_a_moment_makes_no_model_go_and_no_load_fail(
 
 
 @in_loop
+async def test_bodies_that_pass_for_minutes_are_no_reason_for_a_model_to_go() -> None:
+    host = Host()
+    residency = served(host)
+    await used(residency, "a", "b")
+    await residency.keep()
+    residency.units.passing = lambda: 200 * MIB
+    for at in range(3):
+        host.own = 250 * MIB
+        residency.units._owned.clear()  # a minute later
+        await residency.keep()
+        assert set(residency.resident) == {"a", "b"}, at
+    assert residency.units.own == 50 * MIB
+    residency.units.passing = lambda: 1 << 40  # what has not come to Triton yet lessens nothing
+    await residency.keep()
+    assert residency.units.own == 50 * MIB
+    residency.units.passing = lambda: 0  # what stays when they are through is Triton's own
+    residency.units._owned.clear()
+    await residency.keep()
+    assert len(residency.resident) < 2
+
+
+@in_loop
 async def test_what_has_grown_goes_before_what_keys_with_less_have_though_it_is_in_use() -> None:
     host = Host()
     residency = served(host, models=4)
