@@ -261,6 +261,7 @@ def _follow(residency: Residency, gate: Gate, releases: Releases, upstream: Upst
     residency.stays = lambda model: model in gate.incidents.outages or model in releases.needed()
     residency.held = lambda model: gate.holds(model) or model in releases.needed()
     residency.wanted = releases.needed
+    releases.outgrown = residency.in_the_way
     residency.came = came
     residency.units.passing = lambda: memory.used
     upstream.resting = residency.resting

@@ -398,6 +398,10 @@ async def test_a_shortage_for_what_may_not_go_and_has_grown_is_told_as_that(why:
         assert "have grown by 150 MiB" in caught.value.why
     assert not residency.counts["failed", "b"]
     assert host.there == {model}
+    assert residency.in_the_way({model, "c"}) == 150
+    assert residency.in_the_way({"c"}) == 0
+    residency.no_room_since -= 60.0  # nobody lacks it any more
+    assert residency.in_the_way({model}) == 0
 
 
 @in_loop
