@@ -172,7 +172,7 @@ def create_app(
 
     gate.slots.follow(end_sequence)
     if residency is not None:
-        _follow(residency, gate, releases, upstream)
+        _follow(residency, gate, releases, upstream, memory)
         telemetry.catalogued = lambda model: model in residency.known
     if incidents is None:  # nobody else tells when a Triton dies
         upstream.balancer.follow_deaths(gate.incidents)
@@ -251,7 +251,7 @@ def create_app(
     return app
 
 
-def _follow(residency: Residency, gate: Gate, releases: Releases, upstream: Upstream) -> None:
+def _follow(residency: Residency, gate: Gate, releases: Releases, upstream: Upstream, memory: Memory) -> None:
     """Tell what holds models, and have told which come."""
 
     def came(model: str) -> None:
@@ -261,7 +261,9 @@ def _follow(residency: Residency, gate: Gate, releases: Releases, upstream: Upst
     residency.stays = lambda model: model in gate.incidents.outages or model in releases.needed()
     residency.held = lambda model: gate.holds(model) or model in releases.needed()
     residency.wanted = releases.needed
+    releases.outgrown = residency.in_the_way
     residency.came = came
+    residency.units.passing = lambda: memory.used
     upstream.resting = residency.resting
     for model in residency.pins:
         gate.known(model)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -46,6 +47,7 @@ class Residency(Room):
         failures: of late.
         wanted: models that are wanted whoever asks, as a rollout's.
         came: is told of a model that is loaded.
+        no_room_since: when a load was refused last for what models have grown by that may not go.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Residency(Room):
         self.failures = Failures()
         self.wanted: Callable[[], Collection[str]] = tuple
         self.came: Callable[[str], None] = lambda _model: None
+        self.no_room_since = -math.inf
         self._tasks: set[asyncio.Task[None]] = set()
         self.started()
 
@@ -84,6 +87,12 @@ class Residency(Room):
         if model not in self.known:
             return ""
         return "FAILED" if model in self.failures or self._hangs(self.known[model]) else "ON_DEMAND"
+
+    def in_the_way(self, models: Collection[str]) -> int:
+        """MiB that models have grown by, where a load has just been refused for such growth; else 0."""
+        if time.monotonic() - self.no_room_since > LOOK_S:
+            return 0
+        return sum(map(self.growth, self.known.keys() & set(models))) // MIB
 
     def resting(self) -> dict[str, ModelInfo]:
         """Models that are not loaded, and that a request would have loaded: what each is."""
@@ -287,6 +296,7 @@ class Residency(Room):
 
     def _no_room(self, load: Load, over: int, now: float) -> LoadingError:
         if (grown := self._grown_for_good(now)) >= over:
+            self.no_room_since = now
             return LoadingError(load.model.name, GROWN.format(grown // MIB), TURN_S, TURNS)
         return LoadingError(load.model.name, IN_USE, self._turn_s(load), TURNS)
 

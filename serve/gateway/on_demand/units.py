@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
 from compress.errors import ToolkitError
@@ -32,8 +32,9 @@ class Units:
     Attributes:
         loaded: those that are there.
         used: memory, as it was seen last.
-        own: bytes that Triton itself keeps: the least that it had of late. What bodies take for a moment is bounded
-            by the gateway's memory for them, and no reason for a model to go.
+        own: bytes that Triton itself keeps: the least that it had of late. What bodies take is bounded by the
+            gateway's memory for them, and no reason for a model to go, however long they come.
+        passing: bytes of bodies that the gateway holds now.
         behind: loads that were given up, and have not ended.
     """
 
@@ -41,6 +42,8 @@ class Units:
         self.loaded: set[str] = set()
         self.used = Used()
         self.own = 0
+        self.passing: Callable[[], int] = int
+        self._at_first = math.inf  # the least that Triton ever had of its own
         self._owned: deque[tuple[float, int]] = deque()
         self.behind = Behind(host, self._came_late)
         self._host = host
@@ -60,12 +63,15 @@ class Units:
         self._coming.clear()
         self._granted.clear()
         self._owned.clear()
+        self._at_first = math.inf
 
     async def look(self) -> None:
         """See what each takes now."""
         self.used = await self._host.used()
         now = time.monotonic()
-        self._owned.append((now, self.used.own))
+        self._at_first = min(self._at_first, self.used.own)
+        # Those of the gateway's that have not come to Triton yet lessen nothing.
+        self._owned.append((now, int(max(self._at_first, self.used.own - self.passing()))))
         while self._owned[0][0] < now - PASSES_S:
             self._owned.popleft()
         self.own = min(own for _, own in self._owned)

@@ -44,6 +44,9 @@ UNWRITTEN = (
 )
 ENDED = "it is aborted already, which will be written down"
 LOST = "the baseline {} is no longer served: pack with --serve-latest 2, so that Triton keeps both versions"
+OUTGROWN = (
+    "its models have grown by {} MiB beyond what they were loaded with, and another was refused for want of that memory"
+)
 NOT_LOADED = "{0} is not loaded yet: serve models load {0.model} (of a server with --model-control; else start it anew)"
 
 logger = logging.getLogger(__name__)
@@ -59,6 +62,7 @@ class Releases:
 
     Attributes:
         begun: which version has which sequence.
+        outgrown: says how many MiB some models have grown by, where others are refused for it.
         bound: is told, by groups, of the models that answer for each other's names.
     """
 
@@ -75,6 +79,7 @@ class Releases:
         self._broken = False
         self._started = False
         self._looked = False
+        self.outgrown: Callable[[Collection[str]], int] = lambda _models: 0
         self.bound: Callable[[Collection[frozenset[str]]], None] | None = None
         upstream.answers_for_name = self._answers_for_name
 
@@ -252,6 +257,8 @@ class Releases:
                 release.steps = tuple(mine - theirs)
         if release.running and await self._is_lost(release):
             release.events.append(release.course.end("aborted", LOST.format(release.baseline)))
+        if release.running and (grown := self.outgrown({release.candidate.model, release.baseline.model})):
+            release.events.append(release.course.end("aborted", OUTGROWN.format(grown)))
         if row.wish is not None and release.running:
             release.events.append(_granted(row, release.course))
         elif row.wish == "abort" and release.course.state == "promoted":  # which nobody has been told of yet

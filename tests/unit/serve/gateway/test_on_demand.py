@@ -270,6 +270,28 @@ async def test_what_bodies_take_for_a_moment_makes_no_model_go_and_no_load_fail(
 
 
 @in_loop
+async def test_bodies_that_pass_for_minutes_are_no_reason_for_a_model_to_go() -> None:
+    host = Host()
+    residency = served(host)
+    await used(residency, "a", "b")
+    await residency.keep()
+    residency.units.passing = lambda: 200 * MIB
+    for at in range(3):
+        host.own = 250 * MIB
+        residency.units._owned.clear()  # a minute later
+        await residency.keep()
+        assert set(residency.resident) == {"a", "b"}, at
+    assert residency.units.own == 50 * MIB
+    residency.units.passing = lambda: 1 << 40  # what has not come to Triton yet lessens nothing
+    await residency.keep()
+    assert residency.units.own == 50 * MIB
+    residency.units.passing = lambda: 0  # what stays when they are through is Triton's own
+    residency.units._owned.clear()
+    await residency.keep()
+    assert len(residency.resident) < 2
+
+
+@in_loop
 async def test_what_has_grown_goes_before_what_keys_with_less_have_though_it_is_in_use() -> None:
     host = Host()
     residency = served(host, models=4)
@@ -376,6 +398,10 @@ async def test_a_shortage_for_what_may_not_go_and_has_grown_is_told_as_that(why:
         assert "have grown by 150 MiB" in caught.value.why
     assert not residency.counts["failed", "b"]
     assert host.there == {model}
+    assert residency.in_the_way({model, "c"}) == 150
+    assert residency.in_the_way({"c"}) == 0
+    residency.no_room_since -= 60.0  # nobody lacks it any more
+    assert residency.in_the_way({model}) == 0
 
 
 @in_loop

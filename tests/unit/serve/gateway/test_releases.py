@@ -10,7 +10,7 @@ import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,12 +20,14 @@ from unittest.mock import patch
 import pytest
 
 from compress.errors import ServerError
+from serve.gateway import app as app_module
 from serve.gateway.access.keys import add_key
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.oip.apart import Apart
 from serve.gateway.release.release import MOST_COPIES, Release
-from serve.gateway.release.releases import LOOK_S
+from serve.gateway.release.releases import LOOK_S, Releases
 from serve.gateway.settings import Settings
+from serve.gateway.upstream.upstream import Upstream
 from serve.http.client import Address, Pool, Response
 from serve.rollout.agree import Agree
 from serve.rollout.course import Course
@@ -878,6 +880,27 @@ async def test_a_model_that_says_that_it_is_gone_ends_no_rollout(tmp_path: Path)
         assert (await w.until(lambda row: row.updated > after)).state == "running"
         w.triton.missing.add("m/1")
         assert "no longer served" in (await w.until(ended, asking=True)).why
+
+
+@in_loop
+async def test_a_rollout_whose_models_have_grown_over_what_others_need_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown: dict[str, int] = {}
+
+    class Observed(Releases):
+        def __init__(self, path: Path, upstream: Upstream, functions: Collection[str] = ()) -> None:
+            super().__init__(path, upstream, functions)
+            self.outgrown = lambda models: sum(grown.get(model, 0) for model in models)
+
+    monkeypatch.setattr(app_module, "Releases", Observed)
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+        grown["m"] = 150
+        row = await w.until(ended)
+        assert row.state == "aborted"
+        assert "grown by 150 MiB" in row.why
 
 
 @in_loop
