@@ -49,6 +49,7 @@ async def read_body(scope: Scope, content_length: bytes | None, receive: Receive
         UnauthorizedError, ForbiddenError: its key may no longer ask for this.
     """
     body = await _whole(scope, content_length, receive, limit, share)
+    scope.setdefault("state", {})["received"] = len(body)  # for whoever counts
     check_still(scope)
     return body
 

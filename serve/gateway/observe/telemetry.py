@@ -242,6 +242,7 @@ class TelemetryMiddleware:
             state = scope.get("state", {})
             observed.model = scope.get("path_params", {}).get("model") or state.get("model")  # or in its body
             observed.tokens = state.get("tokens", 0)
+            observed.received = state.get("received", 0)
             identity = state.get("identity")
             observed.key = identity.name if identity is not None else ""
             self.telemetry.observe(observed, code)

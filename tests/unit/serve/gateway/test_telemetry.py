@@ -130,12 +130,19 @@ def test_each_request_has_a_line_without_what_is_secret(tmp_path: Path) -> None:
                 assert (await ask(address, INFER, b'{"private": "payload"}', key)).status == 200
                 assert (await ask(address, INFER, b"{}", (b"x-api-key", b"sk-guess-of-somebody"))).status == 401
                 assert (await ask(address, b"/v2/models/m/config?token=abc", None, key)).status == 200
+                await ask(
+                    address,
+                    b"/v1/embeddings",
+                    b'{"model": "nobody", "input": "a"}',
+                    key,
+                    (b"content-type", b"application/json"),
+                )
 
     uvloop.run(main())
     text = log.read_text()
     for hidden in (secret, "payload", "guess", "token"):
         assert hidden not in text
-    infer, refused, config = map(json.loads, text.splitlines())
+    infer, refused, config, listed = map(json.loads, text.splitlines())
     assert (infer["route"], infer["model"], infer["key"], infer["status"]) == (
         "/v2/models/{model}/infer", "m", "shop", 200,
     )  # fmt: skip
@@ -144,6 +151,7 @@ def test_each_request_has_a_line_without_what_is_secret(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", infer["time"])
     assert (refused["status"], refused["key"]) == (401, "")
     assert (config["route"], config["status"]) == ("/v2/models/{model}/config", 200)
+    assert (listed["route"], listed["bytes_in"]) == ("/v1/embeddings", 33)
     assert oct(log.stat().st_mode & 0o777) == "0o640"
 
 
