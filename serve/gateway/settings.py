@@ -235,7 +235,8 @@ class Settings:
         if self.keys is None and not self.anonymous and not _loopback(self.host):
             raise _unusable(
                 f"everybody who reaches {self.host} could use every model",
-                "make keys with `serve keys add` and give --keys, or allow it with --anonymous",
+                "make keys with `serve keys add` and name them (keys = … in --gateway's file, SERVE_GATEWAY_KEYS; "
+                "--keys of `serve gateway`), or allow it (anonymous = true, SERVE_GATEWAY_ANONYMOUS; --anonymous)",
             )
 
 
