@@ -32,6 +32,7 @@ from compress.runtime.footprint import EndedError, Footprint, footprint
 from compress.runtime.latency import FEWEST, Latency, Ratio, latency, ratio
 from compress.runtime.machine import fast_bfloat16
 from compress.runtime.measure import cores
+from compress.vetting.loops import may_not_end
 from compress.vetting.memory import memory_left
 
 __all__ = ["at_batch", "beside", "chosen", "refuse_missing", "served"]
@@ -92,6 +93,8 @@ def _survives(model: OnnxModel, threads: int) -> Footprint | None:
     Raises:
         StageError: it ended a process of its own: here it would end the export.
     """
+    if may_not_end(model.path):  # which OpenVINO is never asked for here
+        return None
     sizes = TRIED if model.signature.batches else ()
     try:
         return footprint(model, threads, [model.signature.at(size) for size in sizes])
