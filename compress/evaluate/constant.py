@@ -125,6 +125,7 @@ class OfMeans:
         self._sums.samples += len(next(iter(outputs.values())))
         for name, values in outputs.items():
             vectors = rows(np.asarray(values, np.float64))
+            vectors, _ = without_fills(vectors, vectors)  # which the metric has as 0 where an answer has them, too
             first = self._first.setdefault(name, vectors[:1].copy())  # what all share cancels before it is squared
             if vectors.shape[1] != first.shape[1]:
                 self._sums.fits = False

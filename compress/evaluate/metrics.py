@@ -198,7 +198,7 @@ def _agreement(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array
 
 
 def _cosine(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  # noqa: ARG001
-    return np.asarray(np.mean([cosine_similarity(outputs[name], expected[name]) for name in expected], axis=0))
+    return np.asarray(np.mean([cosine_similarity(expected[name], outputs[name]) for name in expected], axis=0))
 
 
 def _mse(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  # noqa: ARG001

@@ -23,14 +23,14 @@ def comparable(expected: Array, got: Array) -> tuple[Array, Array]:
     return np.asarray(expected, np.float64), np.asarray(got, np.float64)
 
 
-def cosine_similarity(a: Array, b: Array) -> Array:
+def cosine_similarity(expected: Array, got: Array) -> Array:
     """Per sample (first dimension), in float64.
 
-    What is far above the rest in both, as a mask's fill is, hides nothing beside it: the lower of the cosine of all
-    values and that of the rest counts. Two zero vectors are alike (1), one zero vector is not (0); vectors with NaN or
-    infinity in them are as unlike as vectors can be (-1).
+    What is far above the rest in what is expected, as a mask's fill is, hides nothing beside it: the lower of the
+    cosine of all values and that of the rest counts. Two zero vectors are alike (1), one zero vector is not (0);
+    vectors with NaN or infinity in them are as unlike as vectors can be (-1).
     """
-    x, y = map(rows, comparable(a, b))
+    x, y = map(rows, comparable(expected, got))
     rest = without_fills(x, y, alone=True)
     found = _cosine_of(x, y)
     return found if rest[0] is x else np.minimum(found, _cosine_of(*rest))

@@ -65,10 +65,12 @@ class TritonPythonModel:
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 HEEDED = 'parameters { key: "heeds_cancellation" value: { string_value: "true" } }\n'
+PADDING = 'input [{ name: "padding" data_type: TYPE_UINT8 dims: [-1] optional: true }]\n'
 KINDS = {
     "one": (1, "THREADS, HEEDS = False, False", ""),
     "two": (2, "THREADS, HEEDS = False, False", ""),
     "threads": (1, "THREADS, HEEDS = True, False", ""),
+    "padded": (1, "THREADS, HEEDS = True, False", PADDING),
     "heeds": (1, "THREADS, HEEDS = False, True", HEEDED),
 }
 
@@ -248,18 +250,19 @@ def test_a_long_message_of_what_was_left_is_not_counted_once_it_was_sent(
         grpc.insecure_channel(served.grpc_address) as channel,
     ):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        message = asked("threads", 1)
-        message.id = "x" * 3 * MIB
+        message = asked("padded", 1)
+        message.inputs.add(name="padding", datatype="UINT8", shape=[3 * MIB])
+        message.raw_input_contents.append(bytes(3 * MIB))
         found = stub.ModelStreamInfer(iter([message]), metadata=[("x-api-key", alice)])
         next(found)
         found.cancel()
-        until(served, "gateway_model_left", "threads", bob, 1)
+        until(served, "gateway_model_left", "padded", bob, 1)
         assert served.metric("gateway_memory_bytes", bob) > 2 * MIB
         deadline = time.monotonic() + 5 * TIMEOUT_S
         while served.metric("gateway_memory_bytes", bob) > MIB:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        assert metric(served, "gateway_model_left", "threads", bob) == 1
+        assert metric(served, "gateway_model_left", "padded", bob) == 1
 
 
 def test_a_model_that_heeds_is_told(triton: TritonServer, keyed: tuple[Path, str, str]) -> None:

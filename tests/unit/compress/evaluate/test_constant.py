@@ -248,3 +248,25 @@ def test_a_squared_error_is_told_in_the_outputs_own_unit(unit: float) -> None:
     assert "points" not in drop_told(lost, metric="mse")
     small = dataclasses.replace(last, value=1e-6 * constant, drop=1e-6 * constant)
     assert not any("rose" in told for told in findings([rows[0], dataclasses.replace(rows[1], measured=small)]))
+
+
+def test_fills_are_looked_for_in_what_the_original_gives() -> None:
+    """Larger scores in a result hide its fills, by which alone it would be alike."""
+    rng = np.random.default_rng(0)
+    masked = np.arange(12) < 4
+    original, unlike = (np.where(masked, -1e4, size * rng.standard_normal((64, 12))) for size in (2, 4))
+    judge = Judge(Gives(lambda x: original[x]), data(np.arange(64)), METRICS["cosine"])
+    found = judge.drop(Gives(lambda x: unlike[x]))
+    assert found.points > 80
+    assert judge.drop(Gives(lambda x: 2 * original[x] * np.where(masked, 0.5, 1))).points < 1
+
+
+@pytest.mark.parametrize("name", ["cosine", "mse"])
+def test_masks_that_move_do_not_make_nothing_look_like_something(name: str) -> None:
+    rng = np.random.default_rng(0)
+    masked = rng.random((400, 12)) < 0.3
+    original = np.where(masked, -1e9, rng.standard_normal((400, 12)))
+    judge = Judge(Gives(lambda x: original[x]), data(np.arange(400)), METRICS[name])
+    nothing = judge.drop(Gives(lambda x: np.where(masked[x], -1e9, 0.0)))
+    assert nothing.counted == np.inf
+    assert judge.drop(Gives(lambda x: original[x] * np.where(masked[x], 1.0, 1.01))).counted < np.inf
