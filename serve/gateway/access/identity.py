@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from serve.config.names import LONGEST
 from serve.gateway.access.keys import Key, digest_of, read_keys
 from serve.gateway.access.rate_limit import TokenBucket
 from serve.gateway.access.token_rate import TokenRate
@@ -18,7 +19,6 @@ __all__ = ["ANONYMOUS", "KEY_HEADERS", "Identity", "KeyRing"]
 
 KEY_HEADERS = (b"authorization", b"x-api-key")
 REMEMBERED = 1000
-LONGEST = 256  # letters of a model's name (`serve.config.names.MODEL_NAME`): longer ones are kept by nothing
 # What a key may ask besides inference, whatever its own rate: a question costs about as many tokens as it costs Triton
 # answers. Enough for a page that is looked at, and for a client that waits for a model.
 QUESTIONS, QUESTIONS_AT_ONCE = 20.0, 100
