@@ -30,6 +30,7 @@ from compress.stage import Given, Progress, Stage
 from compress.storage.files import make_folder, remove_empty
 from compress.storage.shortages import shortages
 from compress.storage.stage_cache import StageCache
+from compress.storage.steady import refuse_changed
 from compress.vetting.heard import heard
 from compress.vetting.texts import read_json
 
@@ -71,7 +72,8 @@ class Watcher(Protocol):
         """A stage is through."""
 
 
-def hashing_shown(watcher: Watcher) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def hashing_shown(watcher: Watcher) -> Iterator[None]:
     """Show how the hashing of data goes on, of large files or of samples: where it takes long, as a stage does."""
     begun: float = 0.0
     shown: Progress | None = None
@@ -85,7 +87,8 @@ def hashing_shown(watcher: Watcher) -> contextlib.AbstractContextManager[None]:
         if shown is not None:
             shown(done, total, what)
 
-    return heard(tell)
+    with heard(tell):
+        yield
 
 
 def check(stages: Sequence[Stage], model: Model) -> None:
@@ -257,6 +260,7 @@ def _fill(stage: Stage, model: Model, folder: Path, beside: Path, progress: Prog
     start = time.perf_counter()
     given = stage.run(model, beside, progress)
     seconds = time.perf_counter() - start
+    refuse_changed()
     if isinstance(given.model, TorchModel):
         try:
             write(given.model, beside / "model.pt")

@@ -10,7 +10,15 @@ from pathlib import Path
 from compress.console.wording import AssumedWarning, counted
 from compress.errors import DatasetError
 
-__all__ = ["number_of", "numbers_of_folders"]
+__all__ = ["are_numbers", "number_of", "numbers_of_folders"]
+
+
+def are_numbers(labels: Sequence[str]) -> bool:
+    """Whether names of classes look like numbers of others: stars from "1" to "5" are the classes 0 to 4."""
+    return any(
+        label.isascii() and label.isdigit() and (int(label) != number or str(int(label)) != label)
+        for number, label in enumerate(labels)
+    )
 
 
 def number_of(name: str, labels: Sequence[str], what: str) -> int | None:
@@ -51,6 +59,8 @@ def numbers_of_folders(folders: Collection[str], source: Path, labels: Sequence[
     unnamed = all(re.fullmatch(r"LABEL_[0-9]+", label) for label in labels)
     found = {name: number_of(name, labels, f"the folder {source / name}") for name in ordered}
     if None not in found.values():
+        if are_numbers(labels) and any(name.isdigit() for name in ordered):
+            _told(f"the folders of {source} are taken as the model's names of classes, which are numbers, too")
         return {name: number for name, number in found.items() if number is not None}
     if all(name.isascii() and name.isdigit() for name in ordered):
         if labels and (beyond := [name for name in ordered if int(name) >= len(labels)]):

@@ -25,6 +25,7 @@ from compress.errors import DatasetError, SignatureError
 from compress.model import Arrays
 from compress.options.user_code import is_code, user_code
 from compress.storage.hashing import digest_of_arrays, digest_of_samples
+from compress.storage.steady import seen
 from compress.vetting.arrays import open_npy, open_npz
 from compress.vetting.files import NoFileError, files_in
 from compress.vetting.heard import listener
@@ -266,8 +267,8 @@ def _read(place: str, source: str, signature: Signature) -> _Found:
         if not path.is_file():
             raise DatasetError(f"can't read the data {source}", why="there is no such file", mend=_MEND)
         if path.suffix == ".npy":
-            return {"": open_npy(path)}, sha256_of(path, tell=listener()), (), None
-        return dict(open_npz(path)), sha256_of(path, tell=listener()), (), None
+            return {"": open_npy(path)}, _sha256(path), (), None
+        return dict(open_npz(path)), _sha256(path), (), None
     except NoFileError as err:
         mend = "take it away, or put the file itself in its place"
         raise DatasetError(f"can't read the data {source}", why=str(err), mend=mend) from err
@@ -278,8 +279,12 @@ def _read(place: str, source: str, signature: Signature) -> _Found:
 
 def _together(files: Sequence[Path]) -> str:
     """Of the names, which say whose input each is, and of what is in them."""
-    told = json.dumps([[file.name, sha256_of(file, tell=listener())] for file in files])
+    told = json.dumps([[file.name, _sha256(file)] for file in files])
     return hashlib.sha256(told.encode()).hexdigest()
+
+
+def _sha256(file: Path) -> str:
+    return seen(file, lambda: sha256_of(file, tell=listener()))
 
 
 def _call(source: str, signature: Signature) -> _Found:

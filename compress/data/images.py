@@ -6,17 +6,21 @@ import hashlib
 import json
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from compress.artifact import sha256_of
+from compress.console.wording import AssumedWarning, counted
 from compress.data.class_names import numbers_of_folders
 from compress.errors import DatasetError, MissingExtraError, first_line
 from compress.processor import IMAGE_SETTINGS, Processor
+from compress.storage.steady import seen
 from compress.vetting.files import open_file, refuse_hollow, refuse_larger
 from compress.vetting.heard import listener
 from compress.vetting.texts import parse_json, read_bytes, read_json
@@ -25,6 +29,7 @@ __all__ = ["INDEX", "SUFFIXES", "Images", "images_in", "is_image_folder", "write
 
 INDEX = "images.json"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+OTHERS = (".gif", ".tif", ".tiff", ".jfif", ".jp2", ".avif", ".heic", ".heif", ".ppm", ".pgm", ".pnm")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # others are told by their content, and some by programs of their own
 LARGEST = 1 << 26  # pixels of an image, as its header has them: a small file may have any number of one colour
 LARGEST_FILE = LARGEST * 8 + (1 << 20)  # of four channels of 16 bits, not packed
@@ -51,6 +56,20 @@ def _found(path: Path) -> Any:
     return (file for each in ("*", "*/*") for file in path.glob(each) if file.suffix.lower() in SUFFIXES)
 
 
+def _left_out(path: Path) -> str:
+    """What looks like images and is not read, in words; "" where there is none."""
+    others = Counter(
+        file.suffix.lower()
+        for each in ("*", "*/*")
+        for file in path.glob(each)
+        if file.suffix.lower() in OTHERS and not file.is_dir()
+    )
+    deeper = sum(file.suffix.lower() in (*SUFFIXES, *OTHERS) and not file.is_dir() for file in path.glob("*/*/*"))
+    told = [counted(number, f"{suffix} files") for suffix, number in sorted(others.items())]
+    told += [f"{counted(deeper, 'images')} in folders of folders"] if deeper else []
+    return f"not read: {', '.join(told)}; {', '.join(SUFFIXES)} in a folder for each class are" if told else ""
+
+
 def write_index(source: Path, processor: Processor, folder: Path) -> None:
     """Write which images there are, of which class each is, and what makes inputs of them.
 
@@ -69,6 +88,8 @@ def write_index(source: Path, processor: Processor, folder: Path) -> None:
             mend="download it; or give images as arrays in an .npz",
         )
     files = images_in(source)
+    if left := _left_out(source):
+        warnings.warn(f"of {source}, {left}", AssumedWarning, stacklevel=2)
     for file in files:
         with _told(file), open_file(file) as opened:
             refuse_larger(file, opened, LARGEST_FILE)
@@ -104,7 +125,7 @@ def _sums(files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
     tell(0, len(files), KNOWN_BY)
     for number, file in enumerate(files, 1):
         with _told(file):
-            yield file, sha256_of(file, LARGEST_FILE)
+            yield file, seen(file, partial(sha256_of, file, LARGEST_FILE))
         tell(number, len(files), KNOWN_BY)
 
 

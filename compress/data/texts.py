@@ -15,7 +15,7 @@ import numpy as np
 
 from compress.console.durations import bytes_text
 from compress.console.wording import AssumedWarning, counted
-from compress.data.class_names import number_of
+from compress.data.class_names import are_numbers, number_of
 from compress.errors import DatasetError
 from compress.processor import Processor
 from compress.tokenizer.open import open_tokenizer
@@ -51,10 +51,13 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
     wanted = [name for name in (*dataclasses.astuple(processor.columns), *_LABELS) if name]
     lengths: list[int] = []
     labels: list[int | float | None] = []
+    written: set[bool] = set()  # whether labels are
     columns: dict[str, None] = {}
     for number, rows in _chunks(rows_of(source, wanted)):
         lengths += [len(found.ids) for found in tokenizer.encoded(_texts(rows, number, source, processor))]
-        labels += _numbers(_labels_of(rows, number, source, processor), source, processor, number)
+        given = _labels_of(rows, number, source, processor)
+        labels += _numbers(given, source, processor, number)
+        written |= {isinstance(label, str) for label in given if label is not None}
         if len(columns) < MOST_OTHERS:  # each row may have others
             columns |= dict.fromkeys(itertools.chain.from_iterable(rows))
     if not lengths:
@@ -80,6 +83,11 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
     for array in arrays.values():
         array.flush()
     _refuse_exponents(labels, source)
+    if written and are_numbers(processor.labels):
+        taken = "the model's names of classes" if True in written else "numbers of classes from 0"
+        shown = ", ".join(f"{number} is {label!r}" for number, label in enumerate(processor.labels[:3]))
+        told = f"the labels of {source.name} are taken as {taken}; its names are numbers, too: the class {shown}"
+        warnings.warn(told, AssumedWarning, stacklevel=2)
     if _all_labelled(labels, source):
         np.save(folder / "label.npy", _array(labels))
     elif processor.task == "sequence-classification":
@@ -194,6 +202,7 @@ def _numbers(labels: Sequence[Any], source: Path, processor: Processor, first: i
         first: how many rows there are before.
     """
     found: list[int | float | None] = []
+    ambiguous = are_numbers(processor.labels)
     for at, label in enumerate(labels, first + 1):
         number = label
         if label is None:
@@ -202,6 +211,12 @@ def _numbers(labels: Sequence[Any], source: Path, processor: Processor, first: i
         if isinstance(label, str):
             named = number_of(label, processor.labels, f"row {at} of {source}")
             number = _read(label) if named is None else named
+            if named is None and ambiguous:
+                raise DatasetError(
+                    f"row {at} of {source} has the label {label[:60]!r}",
+                    why=f"the model's classes are {', '.join(processor.labels[:8])}: a number may be a name of them",
+                    mend="write every label as the model names its classes; or numbers from 0 as such, in JSON Lines",
+                )
         if not isinstance(number, int | float) or not abs(number) < 1 << 63:  # NaN, too
             known = ", ".join(processor.labels[:8]) or "none by name"
             raise DatasetError(

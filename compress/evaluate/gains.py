@@ -12,16 +12,18 @@ from compress.runtime.latency import Ratio, ratio
 __all__ = ["Gain", "apart", "drop_told", "gains_of", "signed", "speed", "times", "within"]
 
 MOST_DECIMALS = 6
+LARGE = 1e6  # points that nobody reads to two decimals
 
 
 def signed(points: float, metric: str | None = None) -> str:
     """A change of a metric, or what it has dropped by; 0 has a + whatever it was rounded from.
 
     Args:
-        points: to two decimals; a squared error is in the outputs' own unit, of which any may be small.
+        points: to two decimals; a squared error is in the outputs' own unit, of which any may be small or large.
         metric: whose.
     """
-    return f"{points + 0.0:+.4g}" if metric == "mse" else f"{round(points, 2) + 0.0:+.2f}"
+    exactly = metric == "mse" or abs(points) >= LARGE
+    return f"{points + 0.0:+.4g}" if exactly else f"{round(points, 2) + 0.0:+.2f}"
 
 
 def within(low: float | None, high: float | None, metric: str | None = None) -> str:

@@ -44,6 +44,7 @@ from compress.runtime.memory import standing
 from compress.stage import Progress, Stage
 from compress.storage.files import locked
 from compress.storage.stage_cache import StageCache
+from compress.storage.steady import refuse_changed
 from compress.vetting.swap import replacing_folder
 
 __all__ = ["Prepared", "Silent", "baseline_of", "export", "optimize", "prepare"]
@@ -196,6 +197,7 @@ def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watche
     report = dataclasses.replace(report, findings=(*assumed_of(said), *prepared.doubts, *report.findings))
     report = named(report, checkpoint, options, prepared.searched, prepared.again)
     missed = missed_budgets(options, report.stages, prepared.budget)
+    refuse_changed()
     if not missed:
         return write_artifact(final, options.output, report, timed, model.processor), report
     beside = missed_of(options)
@@ -277,6 +279,7 @@ def _optimize(
             cache=cache, cluster=cluster,
         )  # fmt: skip
     folder = searched_of(options)
+    refuse_changed()
     write_search(found, folder)
     tell(found)
     best = found.best

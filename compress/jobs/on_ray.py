@@ -24,6 +24,7 @@ from compress.jobs.recipe import INPUTS, code_of, find_data
 from compress.options import OptimizeOptions, SensitivityOptions
 from compress.options.user_code import is_code
 from compress.storage.stage_cache import StageCache
+from compress.storage.steady import steady
 
 __all__ = ["OnRay", "Task", "needs_of", "on_ray", "reads_of"]
 
@@ -59,7 +60,7 @@ class Task:
             ServerError: the node would give another result.
             ResourceError: it does not have the folder, or in it other inputs.
         """
-        with as_task(self.needs, self.settings) as work:
+        with as_task(self.needs, self.settings) as work, steady():
             if not self.shared.root.is_dir():
                 raise ResourceError(
                     f"the node {_here()} does not see {self.shared.given}",

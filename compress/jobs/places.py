@@ -15,6 +15,7 @@ from compress.jobs.source import DAMAGED
 from compress.processor import FILES
 from compress.storage.files import LOCK, locked, make_folder, remove_empty
 from compress.storage.shortages import cant_write, shortages
+from compress.storage.steady import seen, steady
 from compress.storage.work_folder import marked, refuse_foreign, refuse_others
 from compress.vetting.swap import put_back
 
@@ -81,6 +82,8 @@ def claimed(
         inputs: files and folders that the run reads, the model first.
         also: other files and folders that it may replace.
 
+    The model's files, of which some are read from the disk when they are needed, are `seen` from then on.
+
     Raises:
         ArtifactError: the run would remove what it reads, or the folder that it runs in; or what is kept in the work
             folder may be another user's word, or is no run's.
@@ -98,6 +101,11 @@ def claimed(
             refuse_foreign(work)
             stack.enter_context(locked(_real(work), inside=True))
             stack.enter_context(marked(work))
+        stack.enter_context(steady())
+        for path in inputs[:1]:
+            for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+                if file.is_file():
+                    seen(file)
         try:
             yield
         except Exception as err:

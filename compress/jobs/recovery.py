@@ -39,6 +39,7 @@ from compress.runtime.machine import environment, versions
 from compress.runtime.measure import cores, torch_macs, torch_params
 from compress.stage import Given
 from compress.storage.stage_cache import StageCache
+from compress.storage.steady import refuse_changed
 from compress.training.finetune import Finetune
 from compress.training.loop import TRACE_FILE
 from compress.training.machine.launch import all_here, lost_another
@@ -206,6 +207,7 @@ def _finetune(
             given = dataclasses.replace(given, warnings=(*given.warnings, *doubts))
             findings += doubts
             rows = tuple(_untold(row) for row in rows) if first.doubts else rows
+    refuse_changed()
     _write(model, given, outcome.seconds, rows, options, checkpoint, metric.name if metric else None, stage, work)
     if launched():
         shutil.rmtree(_folder(stage, source, work), ignore_errors=True)

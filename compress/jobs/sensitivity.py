@@ -28,6 +28,7 @@ from compress.prune.known_channels import Known
 from compress.prune.sensitivity import GroupSensitivity, Sensitivity, Thinning, layer_sensitivity
 from compress.report.sensitivity import write_sensitivity
 from compress.stage import Progress
+from compress.storage.steady import refuse_changed
 
 __all__ = ["sensitivity"]
 
@@ -84,6 +85,7 @@ def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher
         notes=(*assumed_of(judging.model.assumed), *(each for each in told if isinstance(each, Note))),
         warnings=(*(each for each in told if not isinstance(each, Note)), *found.warnings),
     )
+    refuse_changed()
     write_sensitivity(found, options.output, options.max_drop)
     if cluster is not None and options.shared is None:  # what nobody looks for again
         cluster.shared.clear()

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
+from compress import __version__
 from compress.data.dataset import Dataset
 from compress.formats.checkpoint import fingerprint
 from compress.formats.native.graph import GraphError, to_data
 from compress.model import TorchModel
 from compress.prune.cut_layers import Place
 from compress.prune.follow_channels import ChannelGroup
+from compress.runtime.machine import versions
 from compress.vetting.replace import replace_file
 from compress.vetting.texts import read_json
 
@@ -53,7 +55,7 @@ class KnownChannels:
     """
 
     def __init__(self, folder: Path, model: TorchModel, samples: Dataset | None, seconds: float) -> None:
-        asked = [None if samples is None else samples.sha256, seconds]
+        asked = [__version__, versions(), None if samples is None else samples.sha256, seconds]
         self._folder = folder
         self._model = _hash([fingerprint(model), *asked])
         self._graph = _hash([_graph(model), *asked])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ from compress.vetting.texts import read_json
 __all__ = ["GroupSensitivity", "Sensitivity", "Thinning", "layer_sensitivity"]
 
 SCHEMA_VERSION = 1
+WORST = 1e300
+"""The drop of what is no number: JSON has no infinity."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class GroupSensitivity:
         width: channels.
         ratios: shares of the channels taken away: the nearest to each that was asked for, which a narrow group may not
             have, and which may be the same for two.
-        drops: what each costs, in points of the metric.
+        drops: what each costs, in points of the metric; `WORST` where that is no number.
         macs_removed: share of the model's MACs that goes with each.
     """
 
@@ -147,7 +150,7 @@ def _group(data: Any) -> GroupSensitivity:
     """
     layers, ratios, drops, removed = (tuple(data[key]) for key in ("layers", "ratios", "drops", "macs_removed"))
     numbers = (*ratios, *drops, *removed)
-    plain = all(type(number) in (int, float) and abs(number) < 1e9 for number in numbers)
+    plain = all(type(number) in (int, float) and abs(number) <= WORST for number in numbers)
     if not plain or not len(ratios) == len(drops) == len(removed) or not all(0 < ratio < 1 for ratio in ratios):
         raise ValueError("a curve in it is not of as many ratios as drops, each a number")
     if not all(type(layer) is str for layer in layers) or type(data["width"]) is not int:
@@ -225,7 +228,8 @@ class Thinning:
                     backends = {"original": self._original, "thinned": self._backend(module)}
                     compared = compare("original", backends, self._part, self._metric)
                 gone.append(1 - self._channels.macs({group.root: weakest}) / self._macs)
-                drops.append(self._metric.drop(self._whole.value, compared["thinned"].value))
+                drop = self._metric.drop(self._whole.value, compared["thinned"].value)
+                drops.append(drop if math.isfinite(drop) else WORST)
             told(f"{group.root} −{count / group.units:.0%}: {drop_told(drops[-1])}")
         taken = tuple(count / group.units for count in counts)
         return GroupSensitivity(group.layers, group.width, taken, tuple(drops), tuple(gone))

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from compress.console.wording import counted
 from compress.evaluate.gains import signed
-from compress.prune.sensitivity import GroupSensitivity, Sensitivity
+from compress.prune.sensitivity import WORST, GroupSensitivity, Sensitivity
 from compress.report.pages import page
 from compress.report.plots import axes_of, svg_of
 from compress.storage.files import write_files
@@ -25,8 +25,9 @@ DARK = 0.4  # relative luminance below which figures are white
 def sensitivity_table(found: Sensitivity, max_drop: float) -> Table:
     """Drops in points by layer and ratio, and the share of channels that each layer bears."""
     limits = found.limits(max_drop)
+    in_points = "" if found.metric == "mse" else " in points"
     table = Table(
-        title=f"drop of {found.metric} in points when one layer alone is pruned (of {found.original:.4f}, "
+        title=f"drop of {found.metric}{in_points} when one layer alone is pruned (of {found.original:.4f}, "
         f"{counted(found.samples, 'samples')})",
         title_justify="left",
     )
@@ -45,7 +46,7 @@ def sensitivity_table(found: Sensitivity, max_drop: float) -> Table:
 def _cells(found: Sensitivity, group: GroupSensitivity) -> list[str]:
     """Drops, each with the share that was taken away where it is another than was asked for."""
     return [
-        signed(drop) if f"{taken:.0%}" == f"{asked:.0%}" else f"{signed(drop)} (−{taken:.0%})"
+        signed(drop, found.metric) + ("" if f"{taken:.0%}" == f"{asked:.0%}" else f" (−{taken:.0%})")
         for drop, taken, asked in zip(group.drops, group.ratios, found.columns, strict=True)
     ]
 
@@ -55,8 +56,12 @@ def heat_map(found: Sensitivity) -> str:
     drops = np.array([group.drops for group in found.groups])
     cells = [_cells(found, group) for group in found.groups]
     figure, axes = axes_of(0.3 * len(found.groups) + 1.2)
-    shown = np.maximum(drops, LEAST)
-    image = axes.imshow(shown, cmap="YlOrRd", norm=LogNorm(LEAST, max(float(shown.max()), 10 * LEAST)), aspect="auto")
+    # A squared error is in the outputs' own unit, where any loss may be small.
+    known = drops[drops < WORST]
+    least = LEAST if found.metric != "mse" or not known.size else max(float(known.max()) / 1000, 1e-30)
+    most = max(float(known.max(initial=0)), 10 * least)
+    shown = np.clip(drops, least, most)
+    image = axes.imshow(shown, cmap="YlOrRd", norm=LogNorm(least, most), aspect="auto")
     for row, column in np.ndindex(*drops.shape):
         red, green, blue, _ = image.cmap(image.norm(shown[row, column]))
         dark = 0.21 * red + 0.72 * green + 0.07 * blue < DARK

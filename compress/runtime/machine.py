@@ -14,7 +14,10 @@ from compress.runtime.measure import cores
 
 __all__ = ["environment", "fast_bfloat16", "int8_saturates", "machine_of", "versions"]
 
-_PACKAGES = ("torch", "onnx", "onnxruntime", "onnxscript", "torch-pruning", "numpy")
+_PACKAGES = (
+    "torch", "onnx", "onnxruntime", "onnxruntime-gpu", "onnxscript", "torch-pruning", "numpy", "scipy", "openvino",
+    "transformers", "tokenizers", "pillow",
+)  # fmt: skip
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "avx512_bf16", "asimddp", "i8mm")
 
 
@@ -60,8 +63,6 @@ def environment(threads: int) -> dict[str, str | int]:
         "python": platform.python_version(),
         "compress": __version__,
     }
-    with contextlib.suppress(PackageNotFoundError):
-        found["openvino"] = version("openvino")
     return found | versions()
 
 

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def digest_of_arrays(arrays: Mapping[str, Any]) -> str:
 def digest_of_code(source: str) -> str:
     """Of the file of what a user names as `package.module:name`, and of the files that this one imports, wherever.
 
-    What is installed, Python's own library and this package are known by their versions elsewhere.
+    Of what is installed and imported there, the versions. Python's own library and this package are known elsewhere.
 
     Raises:
         Exception: whatever the import raises.
@@ -60,8 +61,12 @@ def digest_of_code(source: str) -> str:
 def digest_of_files(module: str) -> str:
     """Of the file of a module and of those that it imports, as in `digest_of_code`; of one without a file, of none."""
     digest = hashlib.sha256()
-    for name, path in sorted(_files_of([module]).items()):
+    installed: set[str] = set()
+    for name, path in sorted(_files_of([module], installed=installed).items()):
         digest.update(f"\n{name}\n".encode() + path.read_bytes())
+    distributions = packages_distributions() if installed else {}
+    behind = {each for name in installed for each in distributions.get(name, ())}
+    digest.update(json.dumps([f"{each} {version(each)}" for each in sorted(behind)]).encode())
     return digest.hexdigest()
 
 
@@ -95,11 +100,12 @@ def is_users(module: str) -> bool:
     return not INSTALLED.intersection(found.parts) and not OWN.intersection(found.parents)
 
 
-def _files_of(names: Iterable[str], *, failing: bool = False) -> dict[str, Path]:
+def _files_of(names: Iterable[str], *, failing: bool = False, installed: set[str] | None = None) -> dict[str, Path]:
     """Python files by module: of those that are named, and of what they and these import; each is looked at once.
 
     Args:
         failing: whether some may fail, and are left out.
+        installed: is given the names of packages that are imported and are not the user's.
     """
     found: dict[str, Path] = {}
     seen: set[str] = set()
@@ -114,6 +120,8 @@ def _files_of(names: Iterable[str], *, failing: bool = False) -> dict[str, Path]
             if path is not None and not INSTALLED.intersection(path.parts) and not OWN.intersection(path.parents):
                 found[module] = path
                 waiting += _imported(path, module if path.name == "__init__.py" else module.rpartition(".")[0])
+            elif installed is not None and module:
+                installed.add(module.partition(".")[0])
         except Exception:
             if not failing:
                 raise

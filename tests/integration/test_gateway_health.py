@@ -15,6 +15,7 @@ import pytest
 import uvloop
 from tritonclient.grpc import service_pb2 as messages
 
+from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
 from serve.http.client import Address, Pool
 from serve.triton.launch import TritonServer
@@ -42,9 +43,17 @@ class TritonPythonModel:
             raise ValueError("out of memory")
         time.sleep(0.005)
         x = [utils.get_input_tensor_by_name(each, "x").as_numpy() for each in requests]
+        if min(each.min() for each in x) < 0:
+            raise ValueError("a negative number")
         return [utils.InferenceResponse([utils.Tensor("y", each)]) for each in x]
 """
-BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}).encode()
+
+
+def body_of(x: float) -> bytes:
+    return json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [x]}]}).encode()
+
+
+BODY = body_of(1)
 CLIENTS = 16
 
 
@@ -128,6 +137,67 @@ def test_a_triton_that_fails_at_once_gets_next_to_nothing_and_comes_back_when_it
                 assert asyncio.get_running_loop().time() < deadline, "it did not come back"
                 await load(CLIENTS)
             assert set(await load(800)) == {"200"}
+
+    try:
+        uvloop.run(main())
+    finally:
+        flag.unlink(missing_ok=True)
+
+
+def message_of(x: float) -> bytes:
+    message = messages.ModelInferRequest(model_name="m")
+    message.inputs.add(name="x", datatype="FP32", shape=[1, 1]).contents.fp32_contents.append(x)
+    body: bytes = message.SerializeToString()
+    return body
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_whoever_makes_a_model_fail_takes_its_servers_from_nobody_else(
+    fleet: tuple[Path, list[TritonServer]], tmp_path: Path, protocol: str
+) -> None:
+    """Of three Tritons one is broken: where the others were ejected, too, the good one would get nothing but its 500s."""
+    flag, servers = fleet
+    port = free_port()
+    keys = tmp_path / "keys.json"
+    good, hostile = (add_key(keys, name)[0] for name in ("good", "hostile"))
+    settings: dict[str, Any] = {
+        "upstream": tuple(f"http://{server.http_address}" for server in servers),
+        "grpc_upstream": tuple(server.grpc_address for server in servers),
+        "keys": keys,
+    }
+
+    async def main() -> None:
+        async with gateway(Settings(**settings, port=0, grpc_port=port), validate=True) as address:
+            pool = Pool(address, timeout_s=30)
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+            ask = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            over = asyncio.Event()
+
+            async def answered(key: str, x: float) -> bool:
+                if protocol == "http":
+                    asked = pool.request(b"POST", b"/v2/models/m/infer", [(b"x-api-key", key.encode())], body_of(x))
+                    return (await asked).status == 200
+                try:
+                    await ask(message_of(x), metadata=(("x-api-key", key),), timeout=30)
+                except grpc.aio.AioRpcError:
+                    return False
+                return True
+
+            async def failing() -> None:
+                while not over.is_set():
+                    assert not await answered(hostile, -1)
+
+            flag.touch()
+            attack = [asyncio.create_task(failing()) for _ in range(4)]
+            seen: Counter[bool] = Counter()
+            for _ in range(60):
+                seen[await answered(good, 1)] += 1
+                await asyncio.sleep(0.1)
+            over.set()
+            await asyncio.gather(*attack)
+            await pool.close()
+            await channel.close()
+            assert seen[False] <= 3, seen  # of the broken one, before it is known to be
 
     try:
         uvloop.run(main())

@@ -184,6 +184,8 @@ class GrpcChannels:
         share: Share | None = None,
         on_left: Callable[[asyncio.Task[bytes]], None] = lambda _: None,
         counted: Share | None = None,
+        *,
+        who: str = "",
     ) -> bytes:
         """ModelInfer of one server, and of others while they can't be reached.
 
@@ -196,6 +198,7 @@ class GrpcChannels:
             share: of the call, whose long message gRPC has a copy of until it is sent; None for short ones.
             on_left: is given what is still with the server when nobody waits for it any more.
             counted: counts an answer that may be long; None for one that can't be.
+            who: the id of the key that asks.
 
         Raises:
             grpc.aio.AioRpcError: as it came, or the deadline passed.
@@ -207,7 +210,7 @@ class GrpcChannels:
         flight = ABOARD.get() if balancer.deaths is not None else None
         tried: list[Node] = []
         while True:
-            attempt = balancer.begin(scope, tried, sequence, flight=flight)
+            attempt = balancer.begin(scope, tried, sequence, who=who, flight=flight)
             tried.append(attempt.node)
             try:
                 return await self._infer(attempt, body, deadline - time.monotonic(), share, counted, on_left)
@@ -285,6 +288,7 @@ class GrpcChannels:
         singly: Callable[[], bytes | None] | None = None,
         heeds: Callable[[], bool] = lambda: False,
         late: asyncio.Future[None] | None = None,
+        who: str = "",
     ) -> AsyncGenerator[bytes]:
         """ModelStreamInfer of one server, to its end; it is one of the requests with that server while it lasts.
 
@@ -300,6 +304,7 @@ class GrpcChannels:
                 None where they go in one.
             heeds: says whether its models end soon where it is cancelled: after the gateway's time-out it is.
             late: done when no answer is waited for any longer, with the reason.
+            who: the id of the key that asks.
 
         Raises:
             GatewayError: there is no room for the stream, or for an answer; what `late` says.
@@ -308,7 +313,8 @@ class GrpcChannels:
         if self._balancer.deaths is None:
             flights = None
         first = None if flights is None else flights.first
-        attempt = self._balancer.begin(self._balancer.scope(scope_name), (), sequence, trial=False, flight=first)
+        asked = self._balancer.scope(scope_name)
+        attempt = self._balancer.begin(asked, (), sequence, who=who, trial=False, flight=first)
         if flights is not None:
             flights.take_to(attempt.node.name)
         server = Verdict.NOTHING

@@ -172,7 +172,9 @@ class Inference:
                 if stays is not None and stays != asked:
                     body = await self._renamed(body, stays, share)
                 if sequence is None:
-                    answer = await self._calls.infer(body, *about(request), deadline, share, left.append, counted)
+                    answer = await self._calls.infer(
+                        body, *about(request), deadline, share, left.append, counted, who=identity.id
+                    )
                 else:
                     path, of_model = asked_of(request).path, self._gate.places(model)
                     self._gate.asides.check(of_model, path, identity.id, waits=waits)
@@ -297,7 +299,7 @@ class Inference:
                 keep(call)
                 aside.append(call)
 
-            return await self._calls.infer(body, *about(request), deadline, kept[0], on_left, kept[1])
+            return await self._calls.infer(body, *about(request), deadline, kept[0], on_left, kept[1], who=identity.id)
 
     async def _renamed(self, body: bytes, target: Target, share: Share) -> bytes:
         """The request as it goes to a model; raises MemoryFullError where there is no room for another copy."""

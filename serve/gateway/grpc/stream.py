@@ -193,6 +193,7 @@ class Streams:
                     answers = self._calls.stream(
                         *scope, whole(), ending.append, left, flights, coming if relayed else None,
                         singly=None if kind is True else lambda: scope[1], heeds=lambda: heeds, late=begun.late,
+                        who=share.key,
                     )  # fmt: skip
                     async with aclosing(answers):
                         async for came in answers:

@@ -29,8 +29,9 @@ from serve.gateway.health.flights import ABOARD, Flight
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.upstream.deadline import tells
 from serve.gateway.upstream.deaths import Deaths
+from serve.gateway.upstream.ejections import State
 from serve.gateway.upstream.node import LONGEST, PROBE_TIMEOUT_S, Node
-from serve.gateway.upstream.outliers import Outliers, State, Verdict
+from serve.gateway.upstream.outliers import Outliers, Verdict
 from serve.gateway.upstream.scopes import Budget, Scope
 from serve.gateway.upstream.sequences import Sequences
 from serve.gateway.upstream.verdicts import STOPPING, is_leaving, verdict_of
@@ -76,23 +77,19 @@ class Attempt:
         trial: whether it decides on the server's return.
     """
 
-    __slots__ = ("_balancer", "_epochs", "_trials", "begun", "node", "scope")
+    __slots__ = ("_balancer", "_tickets", "begun", "node", "scope")
 
-    def __init__(self, balancer: Balancer, node: Node, scope: Scope, now: float, *, trial: bool) -> None:
+    def __init__(self, balancer: Balancer, node: Node, scope: Scope, now: float, *, who: str, trial: bool) -> None:
         self.node = node
         self.scope = scope
         self._balancer = balancer
         self.begun = now
-        records = [level.of(node) for level in balancer.levels(scope)]
-        self._epochs = [record.epoch for record in records]
-        self._trials = [trial and record.state(now) is State.DUE for record in records]
-        for record, decides in zip(records, self._trials, strict=True):
-            record.on_trial = record.on_trial or decides
+        self._tickets = [level.begin(node, who, now, trial=trial) for level in balancer.levels(scope)]
         node.in_flight += 1
 
     @property
     def trial(self) -> bool:
-        return True in self._trials
+        return any(ticket.trials for ticket in self._tickets)
 
     def end(self, server: Verdict, model: Verdict) -> None:
         """Tell how it went.
@@ -109,10 +106,8 @@ class Attempt:
             scope.seconds += (seconds - scope.seconds) * (SMOOTHING if scope.seconds else 1.0)
         elif Verdict.NOTHING not in (server, model) and (until := self.begun + scope.seconds) > now:
             node.hold(until)
-        for level, verdict, epoch, trial in zip(
-            balancer.levels(scope), (server, model), self._epochs, self._trials, strict=True
-        ):
-            level.note(node, verdict, epoch=epoch, trial=trial, now=now, hosts=balancer.nodes)
+        for level, verdict, ticket in zip(balancer.levels(scope), (server, model), self._tickets, strict=True):
+            level.note(node, verdict, ticket, now=now, hosts=balancer.nodes)
 
 
 class Balancer:
@@ -158,7 +153,7 @@ class Balancer:
         self._on_error = on_error
         self._on_retry = on_retry
         self._on_eject = on_eject
-        self._servers = self._outliers("")
+        self._servers = self._outliers("", by_key=False)
         self._scopes: dict[bytes, Scope] = {}
         self._unknown: OrderedDict[bytes, Scope] = OrderedDict()
         self._unknown_budget = Budget()
@@ -191,11 +186,11 @@ class Balancer:
         if err.kind == "closed":
             self.lost(node, flight)
 
-    def _outliers(self, what: str) -> Outliers[Node]:
+    def _outliers(self, what: str, *, by_key: bool = True) -> Outliers[Node]:
         def ejected(node: Node, kind: str) -> None:
             self._on_eject(node.address, what, kind)
 
-        return Outliers(what, time.monotonic(), ejected)
+        return Outliers(what, time.monotonic(), ejected, by_key=by_key)
 
     def scope(self, name: bytes) -> Scope:
         """What is known of a model, or of a name that may be one."""
@@ -223,7 +218,7 @@ class Balancer:
         return [self._servers, *(scope.outliers for scope in scopes)]
 
     def ejected(self) -> list[tuple[Node, str]]:
-        """Which servers are ejected now, and for which model ("" for all)."""
+        """Which servers are ejected now, for all or for some key, and for which model ("" for all)."""
         return [(node, level.what) for level in self._every_level() for node in self.nodes if level.of(node).ejected]
 
     async def exchange(
@@ -242,7 +237,8 @@ class Balancer:
         Args:
             timeout_s: for all tries together.
             sequence: id of the sequence that it belongs to: it is asked once, of the server that has the others.
-            who: the id of the key that asks, for its share of the connections, and for `hold`.
+            who: the id of the key that asks, for its share of the connections, for `hold`, and for whose failures
+                are whose.
 
         Raises:
             ExchangeError: none gave a whole answer.
@@ -271,7 +267,7 @@ class Balancer:
         sent = 0
         suspect = b""
         while True:
-            attempt = self.begin(scope, tried, sequence, flight=flight)
+            attempt = self.begin(scope, tried, sequence, who=who, flight=flight)
             tried.append(attempt.node)
             left = deadline - time.monotonic()
             may = sequence is None and len(tried) < len(self.nodes)
@@ -389,6 +385,7 @@ class Balancer:
         tried: Sequence[Node] = (),
         sequence: bytes | None = None,
         *,
+        who: str = "",
         trial: bool = True,
         flight: Flight | None = None,
     ) -> Attempt:
@@ -397,11 +394,12 @@ class Balancer:
         Args:
             tried: servers that had it already.
             sequence: id of the sequence that it belongs to.
+            who: the id of the key that asks.
             trial: whether it may decide on a server's return; nobody knows when a stream ends.
             flight: the request, where deaths are followed.
         """
         now = time.monotonic()
-        able, due = self._able(scope, tried, now)
+        able, due = self._able(scope, tried, now, who)
         if flight is not None and self.deaths is not None:
             able, due = self.deaths.choose(flight, able, due, tried)
         if sequence is not None:
@@ -410,19 +408,19 @@ class Balancer:
         elif due is not None and trial:
             node = due
         else:
-            node = self._least(scope, able, now)
+            node = self._least(scope, able, now, who)
         if flight is not None:
             flight.server = node.name
-        return Attempt(self, node, scope, now, trial=trial)
+        return Attempt(self, node, scope, now, who=who, trial=trial)
 
-    def _able(self, scope: Scope, tried: Sequence[Node], now: float) -> tuple[list[Node], Node | None]:
+    def _able(self, scope: Scope, tried: Sequence[Node], now: float, who: str) -> tuple[list[Node], Node | None]:
         """Servers that may be asked, best ones only, and one whose trial is due.
 
         Where none is as it should be, the others: an attempt beats a refusal.
         """
         levels = self.levels(scope)
         ready = [node for node in self.nodes if node.ready] or self.nodes
-        states = {node: [level.of(node).state(now) for level in levels] for node in ready}
+        states = {node: [level.of(node).state(now, who) for level in levels] for node in ready}
         inside = [node for node in ready if all(state is State.IN for state in states[node])]
         if 100 * len(inside) < HEALTHY_PANIC_PERCENT * len(ready):
             inside = ready
@@ -438,10 +436,10 @@ class Balancer:
         able = able or [node for node in ready if node not in tried]
         return able or [node for node in self.nodes if node not in tried] or self.nodes, due
 
-    def _least(self, scope: Scope, able: list[Node], now: float) -> Node:
+    def _least(self, scope: Scope, able: list[Node], now: float, who: str) -> Node:
         """The least busy one; one that came into service a short while ago has a share only."""
         levels = self.levels(scope)
-        weights = [min(level.of(node).weight(now) for level in levels) for node in able]
+        weights = [min(level.of(node).weight(now, who) for level in levels) for node in able]
         if min(weights) < 1.0:
             drawn = random.random()  # noqa: S311  no secret
             able = [node for node, weight in zip(able, weights, strict=True) if drawn < weight] or able

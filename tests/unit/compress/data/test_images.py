@@ -92,6 +92,23 @@ def test_an_image_that_is_exchanged_is_read_again(tmp_path: Path, maker: Path) -
     assert opened(images, maker, ("cat", "dog")).sha256 != first.sha256
 
 
+@pytest.mark.filterwarnings("error")
+def test_images_that_are_left_out_are_told(tmp_path: Path, maker: Path) -> None:
+    images = folders(tmp_path / "images", "cat", "dog")
+    for name in ("cat/2.gif", "cat/3.TIF", "dog/4.gif", "dog/notes.txt"):
+        (images / name).touch()
+    folders(images / "dog", "young")
+    with pytest.warns(AssumedWarning, match=r"not read: 2 \.gif files, 1 \.tif file, 1 image in folders of folders;"):
+        assert len(opened(images, maker, ("cat", "dog"))) == 2
+
+
+def test_folders_that_are_called_as_other_classes_numbers_are_told(tmp_path: Path, maker: Path) -> None:
+    stars = ("1", "2", "3")
+    with pytest.warns(AssumedWarning, match="names of classes, which are numbers"):
+        data = opened(folders(tmp_path / "images", "1", "2"), maker, stars)
+    assert np.asarray(data.take(slice(0, 2))[1]).tolist() == [0, 1]
+
+
 FOREIGN = {
     "other names": (("Dog", "Cat"), ("bird", "fish"), "Dog, Cat"),
     "numbers from 1": (("Dog", "Cat"), ("1", "2"), "Dog, Cat"),

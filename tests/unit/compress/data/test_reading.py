@@ -113,6 +113,25 @@ def test_a_row_without_a_label_is_named(tmp_path: Path, processor: Processor) ->
         arrays_of(str(tmp_path / "data.jsonl"), processor)
 
 
+STARS = ("1", "2", "3")
+
+
+def test_labels_that_are_names_and_numbers_are_taken_one_way_and_told(tmp_path: Path, processor: Processor) -> None:
+    """A model of stars calls its class 0 "1": what a file of numbers means can't be seen."""
+    stars = dataclasses.replace(processor, labels=STARS)
+    (tmp_path / "names.csv").write_text("text,label\nword1,1\nword2,3\n")
+    with pytest.warns(AssumedWarning, match="as the model's names of classes; .* the class 0 is '1'"):
+        names = Dataset.open(arrays_of(str(tmp_path / "names.csv"), stars), TOKENS)
+    assert np.asarray(names.labels).tolist() == [0, 2]
+    (tmp_path / "numbers.jsonl").write_text('{"text": "a", "label": 1}\n{"text": "b", "label": 0}\n')
+    with pytest.warns(AssumedWarning, match="as numbers of classes from 0; .* the class 0 is '1'"):
+        numbers = Dataset.open(arrays_of(str(tmp_path / "numbers.jsonl"), stars), TOKENS)
+    assert np.asarray(numbers.labels).tolist() == [1, 0]
+    (tmp_path / "mixed.csv").write_text("text,label\nword1,1\nword2,0\n")
+    with pytest.raises(DatasetError, match=r"row 2 of .* has the label '0'"):
+        arrays_of(str(tmp_path / "mixed.csv"), stars)
+
+
 def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, processor: Processor) -> None:
     (tmp_path / "data.csv").write_text("text,text,label\nword1,word2,1\n")
     with pytest.raises(DatasetError, match="column 'text' twice"):

@@ -64,6 +64,13 @@ def test_a_model_that_was_looked_at_is_not_looked_at_again(name: str, tmp_path: 
     assert same(first, again)
 
 
+def test_what_another_release_found_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fixed()
+    KnownChannels(tmp_path, model, None, 600).write(found(model)[0].known)
+    monkeypatch.setattr("compress.prune.known_channels.__version__", "0.0.0")
+    assert KnownChannels(tmp_path, model, None, 600).read() == Known()
+
+
 def test_a_graph_with_other_sizes_is_proven_anew_but_for_what_failed(tmp_path: Path) -> None:
     model = fixed()
     first, _ = found(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from compress.errors import RecipeError, StageError
 from compress.evaluate.metrics import METRICS
 from compress.model import TorchModel
 from compress.prune.prune_channels import PruneChannels
-from compress.prune.sensitivity import GroupSensitivity, Sensitivity, layer_sensitivity
-from compress.report.sensitivity import heat_map
+from compress.prune.sensitivity import WORST, GroupSensitivity, Sensitivity, layer_sensitivity
+from compress.report.sensitivity import heat_map, write_sensitivity
 from tests.unit.compress.prune.test_prune_channels import quiet, wrapped
 
 
@@ -186,3 +187,23 @@ def test_a_curve_of_a_file_that_is_none_is_refused_when_it_is_read(tmp_path: Pat
     (tmp_path / "sensitivity.json").write_text(json.dumps(data))
     with pytest.raises(RecipeError, match="can't read"):
         Sensitivity.load(tmp_path)
+
+
+def test_drops_of_any_size_and_what_is_no_number_are_read_back(tmp_path: Path) -> None:
+    """Prices have squared errors of billions; a network that breaks has none."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        module.get_parameter("4.weight").mul_(1e8)
+    x = np.random.default_rng(0).standard_normal((100, 6)).astype(np.float32)
+    model, data = wrapped(module, "x:float32[batch,6]"), Dataset("", {"x": x}, None, "")
+    found = layer_sensitivity(model, data, METRICS["mse"])
+    assert max(drop for group in found.groups for drop in group.drops) > 1e9
+    found.save(tmp_path / "sensitivity.json")
+    assert Sensitivity.load(tmp_path).groups == found.groups
+    broken = dataclasses.replace(METRICS["mse"], scale=float("nan"))
+    found = layer_sensitivity(model, data, broken)
+    assert {drop for group in found.groups for drop in group.drops} == {WORST}
+    write_sensitivity(found, tmp_path, 1.0)
+    assert Sensitivity.load(tmp_path).groups == found.groups
+    assert found.limits(1.0) == pytest.approx({"0": 0.0, "2": 0.0})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from compress.options.training import TrainingOptions
 from compress.quantize.quantize_onnx import QuantizeOnnx
 from compress.quantize.quantize_within import QuantizeWithin
 from compress.storage import plain_form
-from compress.storage.hashing import digest_of_arrays, digest_of_samples
+from compress.storage.hashing import digest_of_arrays, digest_of_files, digest_of_samples
 from compress.training.finetune import Finetune
 
 ONE = Signature((TensorSpec("x", "float32", ("batch", 3)),), ())
@@ -278,3 +280,29 @@ def test_numbers_of_buffers_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> 
         found.append(checkpoint.fingerprint_of_module(TorchModel(Buffered(table).eval(), ONE)))
     assert len(set(found)) == 3, "they are in it still"
     assert hashed == [12, 12, 12], "what is no buffer, as `first`, is hashed with the graph"
+
+
+def test_code_is_known_by_the_releases_of_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metric of scikit-learn's may be another one in its next release."""
+    (tmp_path / "judging.py").write_text("import numpy\nfrom helper import wanted\n\ndef metric(): ...\n")
+    (tmp_path / "helper.py").write_text("import thirdparty.part\nwanted = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "site-packages"
+    (package / "thirdparty").mkdir(parents=True)
+    (package / "thirdparty" / "__init__.py").touch()
+    (package / "thirdparty" / "part.py").touch()
+    monkeypatch.syspath_prepend(package)
+
+    def release(version: str) -> str:
+        for old in package.glob("*.dist-info"):
+            shutil.rmtree(old)
+        told = package / f"thirdparty-{version}.dist-info"
+        told.mkdir()
+        (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: thirdparty\nVersion: {version}\n")
+        (told / "top_level.txt").write_text("thirdparty\n")
+        importlib.invalidate_caches()
+        return digest_of_files("judging")
+
+    first = release("1.0")
+    assert release("1.0") == first
+    assert release("2.0") != first

@@ -8,16 +8,15 @@ from collections import Counter
 import pytest
 
 from serve.gateway.upstream.balancer import Balancer, scope_of
-from serve.gateway.upstream.outliers import (
+from serve.gateway.upstream.ejections import (
     BASE_EJECTION_TIME_S,
-    INTERVAL_S,
     MAX_EJECTION_TIME_S,
     MIN_WEIGHT,
+    MOST_KEYS,
     SLOW_START_S,
-    Outliers,
     State,
-    Verdict,
 )
+from serve.gateway.upstream.outliers import INTERVAL_S, Outliers, Ticket, Verdict
 from serve.http.client import ExchangeError
 from tests.serve_http import Received, Scripted
 from tests.serve_http import answer as answering
@@ -27,6 +26,7 @@ from tests.unit.serve.gateway.test_upstream import INFER
 pytestmark = pytest.mark.clock
 
 CLIENTS = 16
+KEY, OTHER, THIRD = "key", "other", "third"
 
 
 async def good(request: Received, writer: asyncio.StreamWriter) -> None:
@@ -72,15 +72,22 @@ class Fleet:
         self.ejections: list[tuple[str, str]] = []
         self.outliers: Outliers[str] = Outliers("m", 0.0, lambda host, kind: self.ejections.append((host, kind)))
 
-    def answers(self, host: str, *verdicts: Verdict, trial: bool = False, epoch: int | None = None) -> None:
-        for verdict in verdicts:
-            known = self.outliers.of(host).epoch if epoch is None else epoch
-            self.outliers.note(host, verdict, epoch=known, trial=trial, now=self.now, hosts=self.hosts)
+    def begin(self, host: str, who: str = KEY, *, trial: bool = False) -> Ticket:
+        return self.outliers.begin(host, who, self.now, trial=trial)
 
-    def seconds(self, host: str) -> float:
-        """How long it still is ejected."""
-        record = self.outliers.of(host)
-        return record.ejected_until - self.now if record.ejected else 0.0
+    def answers(
+        self, host: str, *verdicts: Verdict, who: str = KEY, trial: bool = False, begun: Ticket | None = None
+    ) -> None:
+        for verdict in verdicts:
+            ticket = begun or self.begin(host, who, trial=trial)
+            self.outliers.note(host, verdict, ticket, now=self.now, hosts=self.hosts)
+
+    def state(self, host: str, who: str = KEY) -> State:
+        return self.outliers.of(host).state(self.now, who)
+
+    def seconds(self, host: str, who: str = KEY) -> float:
+        """How long it still is ejected for a key."""
+        return max(each.until - self.now if each.out else 0.0 for each in self.outliers.of(host).ejections(who))
 
 
 GOOD, BAD, LOST = Verdict.GOOD, Verdict.SERVER_ERROR, Verdict.GATEWAY_FAILURE
@@ -111,10 +118,11 @@ def test_what_a_client_ended_says_nothing() -> None:
 
 def test_ten_lost_at_once_eject_for_one_base_time() -> None:
     fleet = Fleet("a", "b")
-    fleet.answers("a", *[LOST] * 10, epoch=0)
+    before = fleet.begin("a")
+    fleet.answers("a", *[LOST] * 10, begun=before)
     assert fleet.ejections == [("a", "consecutive_gateway_failure")]
     assert fleet.seconds("a") == BASE_EJECTION_TIME_S
-    fleet.answers("a", GOOD, epoch=0)  # of a request from before: only a trial decides
+    fleet.answers("a", GOOD, begun=before)  # of a request from before: only a trial decides
     assert fleet.seconds("a") == BASE_EJECTION_TIME_S
 
 
@@ -125,7 +133,7 @@ def test_ejections_grow_to_a_bound_and_shrink_with_time_in_service() -> None:
     for _ in range(40):
         lasted.append(fleet.seconds("a"))
         fleet.now += lasted[-1]
-        assert fleet.outliers.of("a").state(fleet.now) is State.DUE
+        assert fleet.state("a") is State.DUE
         fleet.answers("a", BAD, trial=True)
     assert lasted[:4] == [1, 2, 3, 4]
     assert max(lasted) == MAX_EJECTION_TIME_S
@@ -195,9 +203,96 @@ def test_a_host_that_returns_has_a_small_share_that_grows() -> None:
     fleet.now += 1
     fleet.answers("a", GOOD, trial=True)
     record = fleet.outliers.of("a")
-    shares = [record.weight(fleet.now + after) for after in (0, SLOW_START_S / 2, SLOW_START_S, 100)]
+    shares = [record.weight(fleet.now + after, KEY) for after in (0, SLOW_START_S / 2, SLOW_START_S, 100)]
     assert shares == [MIN_WEIGHT, 0.5, 1, 1]
-    assert fleet.outliers.of("b").weight(fleet.now) == 1
+    assert fleet.outliers.of("b").weight(fleet.now, KEY) == 1
+
+
+def test_what_fails_for_one_key_alone_is_left_alone_by_that_key_alone() -> None:
+    fleet = Fleet("a", "b")
+    fleet.answers("a", GOOD, who=OTHER)
+    fleet.answers("a", *[BAD] * 50, who=KEY)
+    assert fleet.state("a", KEY) is State.OUT
+    assert fleet.state("a", OTHER) is State.IN
+    assert fleet.outliers.of("a").weight(fleet.now, OTHER) == 1
+    for _ in range(20):  # nor do its trials keep the host from others
+        fleet.now += fleet.seconds("a")
+        fleet.answers("a", BAD, who=KEY, trial=True)
+        fleet.answers("a", BAD, GOOD, who=OTHER)  # which fails at times
+    assert fleet.seconds("a", KEY) > 10
+    assert fleet.state("a", OTHER) is State.IN
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [([BAD] * 5, [BAD] * 2), ([BAD] * 3, [BAD] * 2), ([LOST] * 3, [LOST]), ([LOST] * 2, [LOST]), ([BAD] * 4, [LOST])],
+)
+def test_what_fails_for_two_keys_is_left_alone_by_all(first: list[Verdict], second: list[Verdict]) -> None:
+    fleet = Fleet("a", "b")
+    fleet.answers("a", *first, who=KEY)
+    fleet.answers("a", *second, who=OTHER)
+    out = sum(verdict is not GOOD for verdict in second) > 1 or LOST in first
+    assert (fleet.state("a", THIRD) is State.OUT) is out
+
+
+def test_a_trial_that_fails_for_one_key_leaves_it_to_the_others() -> None:
+    fleet = Fleet("a", "b")
+    fleet.answers("a", LOST, LOST, who=KEY)
+    fleet.answers("a", LOST, who=OTHER)
+    assert {fleet.state("a", who) for who in (KEY, OTHER, THIRD)} == {State.OUT}
+    fleet.now += BASE_EJECTION_TIME_S
+    for lasts in (1, 2, 3):
+        fleet.answers("a", BAD, who=KEY, trial=True)
+        assert fleet.seconds("a", KEY) == lasts
+        assert fleet.state("a", THIRD) is State.DUE
+        fleet.now += lasts
+    fleet.answers("a", BAD, who=THIRD, trial=True)  # of two it is the host's doing
+    assert fleet.seconds("a", "fourth") == 2 * BASE_EJECTION_TIME_S
+    fleet.now += 100
+    fleet.answers("a", GOOD, who=OTHER, trial=True)
+    assert fleet.state("a", THIRD) is State.IN
+
+
+def test_one_key_that_fails_everywhere_does_not_hide_a_host_that_fails_for_all() -> None:
+    fleet = Fleet("a", "b", "c")
+    for _ in range(100):
+        for host in "bc":
+            fleet.answers(host, BAD, who=KEY)
+            fleet.answers(host, GOOD, who=OTHER)
+            fleet.answers(host, GOOD, who=THIRD)
+    for _ in range(5):
+        fleet.answers("a", BAD, who=OTHER)
+        fleet.answers("a", BAD, who=THIRD)
+    assert fleet.state("a", "fourth") is State.OUT
+
+
+def test_a_success_rate_that_one_key_spoils_ejects_for_that_key() -> None:
+    """By sequences it may choose where its requests go."""
+    fleet = Fleet("a", "b")
+    for _ in range(200):
+        fleet.answers("a", BAD, GOOD, who=KEY)
+        for host in "ab":
+            fleet.answers(host, GOOD, who=OTHER)
+    fleet.now += INTERVAL_S
+    fleet.answers("b", GOOD, who=OTHER)
+    assert fleet.ejections == [("a", "success_rate")]
+    assert fleet.state("a", KEY) is State.OUT
+    assert fleet.state("a", OTHER) is State.IN
+
+
+def test_of_more_keys_than_are_counted_by_themselves_all_count() -> None:
+    fleet = Fleet("a", "b")
+    for number in range(3 * MOST_KEYS):
+        fleet.answers("a", *[BAD] * 3, GOOD, who=f"key{number}")
+        fleet.answers("a", GOOD, who=OTHER)
+    record = fleet.outliers.of("a")
+    assert sum(record.tally.count()) == 5 * 3 * MOST_KEYS
+    assert len(record.tally.by) == MOST_KEYS + 1
+    for number in range(3 * MOST_KEYS):
+        fleet.answers("a", *[BAD] * 5, GOOD, who=f"key{number}")
+        fleet.answers("a", GOOD, who=OTHER)
+    assert len(record.alone) == MOST_KEYS
+    assert fleet.state("a", OTHER) is State.IN
 
 
 def test_one_model_that_fails_takes_no_other_with_it() -> None:
@@ -220,8 +315,8 @@ def test_where_most_are_ejected_all_are_asked() -> None:
     async def check(balancer: Balancer, servers: list[Scripted]) -> None:
         scope = balancer.scope(scope_of(INFER))
         for level, node in zip(balancer.levels(scope), balancer.nodes, strict=False):
-            record = level.of(node)
-            record.ejected, record.ejected_until = True, float("inf")
+            ejection = level.of(node).all
+            ejection.out, ejection.until = True, float("inf")
         for _ in range(9):
             await balancer.exchange(b"POST", INFER)
         assert [len(server.requests) for server in servers] == [3, 3, 3]
@@ -240,7 +335,7 @@ def test_a_client_that_leaves_does_not_take_the_trial_with_it() -> None:
     async def check(balancer: Balancer, servers: list[Scripted]) -> None:
         nonlocal hangs
         record = balancer.levels(balancer.scope(b""))[0].of(balancer.nodes[0])
-        record.ejected = True
+        record.all.out = True
         for _ in range(5):
             with pytest.raises(ExchangeError, match="in time"):
                 await balancer.exchange(b"POST", INFER, timeout_s=0.05)  # the client's own deadline

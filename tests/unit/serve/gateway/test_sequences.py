@@ -255,8 +255,7 @@ async def test_a_trial_over_grpc_brings_a_server_back() -> None:
         calls = GrpcChannels(balancer, [f"127.0.0.1:{port}"] * 2, [])
         loop = asyncio.get_running_loop()
         for level in balancer.levels(balancer.scope(b"/v2/models/m")):
-            record = level.of(balancer.nodes[0])
-            record.ejected = True
+            level.of(balancer.nodes[0]).all.out = True
         assert len(balancer.ejected()) == 2
         given_up = asyncio.ensure_future(calls.infer(b"x", b"/v2/models/m", None, loop.time() + 10))
         await asyncio.sleep(0)
