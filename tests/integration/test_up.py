@@ -161,7 +161,7 @@ def test_what_can_not_be_told_ends_nothing(tmp_path: Path, repository: Path, tol
     """Its words go to a disk that is full, or to a pipe whose reader has gone."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    words = [str(repository), *FREE, "--port", str(port)]
+    words = [str(repository), "--port", str(port), *FREE[2:]]
     with ExitStack() as stack:
         reader, nobody = os.pipe()
         os.close(reader)
