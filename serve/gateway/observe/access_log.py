@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,6 +39,7 @@ class AccessLog:
         self._path = path
         self._lines: list[bytes] = []
         self._failed = False
+        self._torn = False  # whether it ends within a line
         self.dropped = 0
         try:
             self._file = self._opened()
@@ -80,14 +82,28 @@ class AccessLog:
             if self._moved():
                 self._file.close()
                 self._file = self._opened()
-            self._file.write(b"".join(lines))
-            self._file.flush()
+            self._write(lines)
             self._failed = False
         except (OSError, ValueError) as err:
-            self.dropped += len(lines)
             if not self._failed:
                 logger.error("the access log can't be written: %s", err)
             self._failed = True
+
+    def _write(self, lines: Sequence[bytes]) -> None:
+        """Write lines, of which a disk that is full takes a part; what it did not take whole is dropped.
+
+        Raises:
+            OSError, ValueError: the file takes no more.
+        """
+        torn = b"\n" if self._torn else b""
+        data, done = torn + b"".join(lines), 0
+        try:
+            while done < len(data):
+                done += self._file.write(memoryview(data)[done:]) or 0
+            self._file.flush()
+        finally:
+            self.dropped += data.count(b"\n", max(done, len(torn)))
+            self._torn = not data[:done].endswith(b"\n") if done else self._torn
 
     def _opened(self) -> BinaryIO:
         if str(self._path) == "-":

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
+import io
 import json
+import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +177,45 @@ def test_a_full_disk_drops_lines_and_nothing_else() -> None:
         log.flush()
     assert log.dropped == 3
     log.close()
+
+
+@pytest.mark.parametrize("room", range(0, 60, 7))
+def test_a_disk_that_takes_a_part_leaves_whole_lines_and_counts_the_rest(tmp_path: Path, room: int) -> None:
+    log = AccessLog(tmp_path / "access.log")
+    for number in (1, 2):
+        log.add(number=number)
+    whole = os.write
+    left = room
+
+    class Full(io.RawIOBase):
+        """A raw file that takes so many bytes."""
+
+        def write(self, data: Any) -> int:
+            nonlocal left
+            if left == 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            taken = bytes(data)[:left]
+            left -= len(taken)
+            return whole(file.fileno(), taken)
+
+        def fileno(self) -> int:
+            return file.fileno()
+
+    file, log._file = log._file, Full()  # type: ignore[assignment]
+    log.flush()
+    left = 10_000
+    log.add(number=3)
+    log.close()
+    file.close()
+    lines = (tmp_path / "access.log").read_text().splitlines()
+    read = []
+    for line in lines:
+        with suppress(ValueError):
+            read.append(json.loads(line)["number"])
+    assert read[-1] == 3, lines
+    assert log.dropped == 3 - len(read)
+    telemetry = Telemetry(log)
+    assert f"gateway_access_log_dropped_total {log.dropped}.0" in telemetry.page().decode()
 
 
 def test_lines_that_can_not_be_written_in_time_are_dropped(tmp_path: Path) -> None:
