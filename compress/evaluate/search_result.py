@@ -16,27 +16,47 @@ from compress.runtime.latency import ratio
 
 __all__ = ["THROUGHPUT_BATCH", "Candidate", "Goal", "SearchResult", "Trial", "candidates"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 THROUGHPUT_BATCH = 8
 
 Goal = Literal["latency", "size", "throughput"]
 Int8 = Literal["none", "static", "dynamic", "weights"]
+Precision = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compress: a fraction of MACs to remove, a kind of INT8, and the ranges of a static one."""
+    """One way to compress.
+
+    Attributes:
+        prune: fraction of the MACs to remove.
+        int8: its kind.
+        calibrator: of the ranges of a static one.
+        precision: of what is not quantized.
+    """
 
     prune: float
     int8: Int8
     calibrator: Calibrator | None = None
+    precision: Precision = "fp32"
 
     @property
     def name(self) -> str:
         """Short, for tables."""
         pruned = f"−{self.prune:.0%}" if self.prune else "whole"
-        kind = "float" if self.int8 == "none" else f"INT8 {self.int8}"
-        return f"{pruned} · {kind}" + (f" {self.calibrator}" if self.calibrator else "")
+        return f"{pruned} · {self.kind}" + (f" {self.calibrator}" if self.calibrator else "")
+
+    @property
+    def kind(self) -> str:
+        """The numbers that it computes with."""
+        if self.int8 != "none":
+            return f"INT8 {self.int8}"
+        return "float" if self.precision == "fp32" else self.precision.upper()
+
+    @property
+    def in_float32(self) -> bool:
+        """Whether it is what the others of its pruning are made of."""
+        return self.int8 == "none" and self.precision == "fp32"
 
     def options(self, base: OptimizeOptions) -> ExportOptions:
         """What `compress export` would be asked for."""
@@ -47,6 +67,7 @@ class Candidate:
         }
         static = self.int8 == "static"
         repair = bool(self.prune) and base.repair is not False
+        half = self.precision != "fp32"
         smooth = base.smooth if static or self.int8 == "dynamic" else None
         shared |= {
             "prune": self.prune or None,
@@ -54,9 +75,10 @@ class Candidate:
             "finetune": base.finetune if self.prune else None,
             "tune_training": base.tune_training if self.prune else None,
             "int8": None if self.int8 == "none" else self.int8,
-            "calibration": base.calibration if static or smooth or repair else None,
+            "calibration": base.calibration if static or smooth or repair or half else None,
             "calibrator": self.calibrator or "minmax",
             "smooth": smooth,
+            "precision": self.precision,
             "max_drop": None,  # the winner is judged by its search's own
         }
         return ExportOptions(**shared)
@@ -65,12 +87,13 @@ class Candidate:
 def candidates(options: OptimizeOptions) -> tuple[Candidate, ...]:
     """Every combination that can be made of the data at hand, lightly pruned ones first."""
     found = []
+    floats: tuple[Precision, ...] = ("fp32", *options.precision)
     for prune in sorted(set(options.prune)):
-        kinds: tuple[Int8, ...] = ("none", *(kind for kind in options.int8 if kind != "none"))
-        for int8 in kinds:
-            if int8 != "static":
+        found += [Candidate(prune, "none", precision=precision) for precision in dict.fromkeys(floats)]
+        for int8 in options.int8:
+            if int8 in ("dynamic", "weights"):
                 found.append(Candidate(prune, int8))
-            elif options.calibration is not None:
+            elif int8 == "static" and options.calibration is not None:
                 found += [Candidate(prune, int8, calibrator) for calibrator in options.calibrators]
     return tuple(found)
 
@@ -86,6 +109,7 @@ class Trial:
         value: the metric over all samples that choose.
         drop: against the original, in points; `drop_low` and `drop_high` bound its confidence interval.
         size_bytes: of the ONNX file.
+        runtime: that it was judged and timed on: of several, the one that serves it.
         latency_p50_ms: at batch 1.
         throughput: samples a second at batch 8.
         path: the ONNX file, in the work folder.
@@ -101,6 +125,7 @@ class Trial:
     drop_low: float | None = None
     drop_high: float | None = None
     size_bytes: int | None = None
+    runtime: Runtime | None = None
     latency_p50_ms: float | None = None
     throughput: float | None = None
     path: Path | None = None
@@ -144,7 +169,7 @@ class SearchResult:
         trials: one for each candidate.
         confidence: of the interval whose upper end has to keep the largest drop; None for the estimate itself.
         proof: of the winner, once it is exported.
-        runtime: that candidates were timed on.
+        runtimes: that each candidate was asked on, where it can run there.
         constant: points that the best answer that is always the same loses: what loses as many is not inside.
     """
 
@@ -156,7 +181,7 @@ class SearchResult:
     trials: tuple[Trial, ...]
     confidence: float | None = None
     proof: Proof | None = field(default=None, compare=False)
-    runtime: Runtime = "onnxruntime"
+    runtimes: tuple[Runtime, ...] = ("onnxruntime",)
     constant: float | None = None
 
     @property
@@ -208,20 +233,21 @@ class SearchResult:
 
     @property
     def unpaid(self) -> tuple[str, ...]:
-        """A sentence for each pruned candidate in INT8 that is not faster beyond doubt than the same INT8 unpruned."""
+        """A sentence for each pruned candidate in fewer bits that is not faster beyond doubt than the same unpruned."""
         goal: Goal = "throughput" if self.goal == "throughput" else "latency"
         batch = THROUGHPUT_BATCH if goal == "throughput" else 1
         whole = {t.candidate: t for t in self.measured if not t.candidate.prune}
         told = []
         for trial in self.measured:
             alone = whole.get(dataclasses.replace(trial.candidate, prune=0.0))
-            if alone is None or not trial.candidate.prune or trial.candidate.int8 == "none":
+            if alone is None or not trial.candidate.prune or trial.candidate.in_float32:
                 continue
             found = ratio(alone.rounds(goal), trial.rounds(goal))
             if found is None or found.low is None or found.faster:
                 continue
             told.append(
-                f"{trial.candidate.name} can't be said to be faster than {alone.candidate.name}, INT8 alone: "
+                f"{trial.candidate.name} can't be said to be faster than {alone.candidate.name}, "
+                f"{alone.candidate.kind.split()[0]} alone: "
                 f"{found.value:.2f} times as fast ({found.low:.2f} to {found.high:.2f}, batch {batch}). "
                 "Here pruning it does not pay in time."
             )
@@ -302,7 +328,7 @@ class SearchResult:
             "original": self.original,
             "samples": self.samples,
             "confidence": self.confidence,
-            "runtime": self.runtime,
+            "runtimes": list(self.runtimes),
             "constant": self.constant,
             "proof": None if self.proof is None else dataclasses.asdict(self.proof),
             "unpaid": list(self.unpaid),

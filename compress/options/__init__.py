@@ -280,6 +280,12 @@ class OptimizeOptions(ClusterOptions, CompressOptions):
     )
     """Kinds of INT8 to try; static only with --calibration."""
 
+    precision: Annotated[
+        tuple[Literal["fp32", "bf16"], ...], Parameter(consume_multiple=True, negative="", group=_SEARCH)
+    ] = ()
+    """Precisions to try of what is not quantized; fp32 always is. By default bf16, too, where OpenVINO may serve the
+    result and this CPU multiplies BF16."""
+
     calibrators: Annotated[tuple[Calibrator, ...], Parameter(consume_multiple=True, group=_SEARCH)] = (
         "minmax",
         "percentile",

@@ -17,9 +17,15 @@ from torch import nn
 
 import compress
 from compress import OptimizeOptions
+from compress.artifact import RUNTIME_NAMES
 from compress.cli import main as command
 from compress.errors import BudgetError, RecipeError, StageError
 from compress.evaluate.search_result import Candidate, SearchResult, Trial, candidates
+from compress.jobs import on_runtimes, original, serving_runtime, timed_on
+from compress.jobs.branch import lost
+from compress.report.search import search_table
+from compress.runtime.latency import Ratio
+from compress.runtime.machine import fast_bfloat16
 
 
 def trial(
@@ -41,6 +47,37 @@ def test_candidates_need_what_they_are_made_of() -> None:
     assert names == ["whole · float", "whole · INT8 dynamic", "−50% · float", "−50% · INT8 dynamic"]
     with_data = OptimizeOptions(output=Path("o"), prune=(0.0,), int8=("static",), calibration="c.npz")
     assert [c.calibrator for c in candidates(with_data)] == [None, "minmax", "percentile", "mse"]
+
+
+def test_bf16_is_tried_beside_float32_and_its_failure_ends_no_ratio() -> None:
+    options = OptimizeOptions(output=Path("o"), prune=(0.0, 0.5), int8=("dynamic",), precision=("bf16",))
+    names = [candidate.name for candidate in candidates(options)]
+    assert names == [f"{pruned} · {kind}" for pruned in ("whole", "−50%") for kind in ("float", "BF16", "INT8 dynamic")]
+    floating, half, quantized = (Trial(candidate, "measured") for candidate in candidates(options)[3:])
+    assert half.candidate.options(options).precision == "bf16"
+    assert floating.candidate.options(options).precision == quantized.candidate.options(options).precision == "fp32"
+    assert lost([floating, dataclasses.replace(half, status="failed"), quantized]) is None
+    out = dataclasses.replace(floating, status="eliminated")
+    assert lost([out]) is out
+
+
+@pytest.mark.parametrize(
+    ("more", "native", "tried"),
+    [
+        ({}, True, ("fp32", "bf16")),
+        ({}, False, ("fp32",)),
+        ({"runtime": "onnxruntime"}, True, ("fp32",)),
+        ({"target": "cuda"}, True, ("fp32",)),
+        ({"precision": ("fp32",)}, True, ("fp32",)),
+    ],
+)
+@pytest.mark.usefixtures("openvino")
+def test_bf16_is_tried_by_itself_where_what_may_serve_multiplies_it(
+    task: Path, monkeypatch: pytest.MonkeyPatch, more: Any, native: bool, tried: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(timed_on, "fast_bfloat16", lambda: native)
+    asked = OptimizeOptions(output=Path("o"), **more)
+    assert original.tried(asked, original.original(task / "model.pt", asked)).precision == tried
 
 
 def test_pruning_that_gains_no_time_beside_int8_alone_is_told_and_what_was_not_measured_is_not() -> None:
@@ -261,6 +298,57 @@ def test_the_best_inside_the_limit_is_exported(task: Path, tmp_path: Path) -> No
     assert (tmp_path / "best/recipe.toml").read_text().startswith('command = "optimize"')
     assert 'src="http' not in page
     assert 'href="http' not in page
+
+
+SHORT = {"prune": (0.0,), "int8": ("dynamic",), "finetune": None, "calibration": None, "max_drop": 20.0}
+
+
+@pytest.mark.usefixtures("openvino")
+@pytest.mark.parametrize(
+    ("speedup", "difference", "serves"),
+    [(2.0, None, "openvino"), (1.0, None, "onnxruntime"), (2.0, 0.9, "onnxruntime")],
+    ids=["faster", "as fast", "faster, and something else"],
+)
+def test_a_candidate_counts_by_the_runtime_that_serves_it(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speedup: float, difference: float | None, serves: str
+) -> None:
+    """Files, answers and clocks are real; what the clocks say is another thing on each machine."""
+    monkeypatch.setattr(on_runtimes, "ratio", lambda *_: Ratio(speedup, 0.99 * speedup, 1.01 * speedup))
+    monkeypatch.setattr(on_runtimes, "apart", lambda *given: (difference or serving_runtime.apart(*given)[0], 0.0))
+    told: list[SearchResult] = []
+    asked = options(task, tmp_path / "best", precision=("fp32",), **SHORT)
+    found = compress.optimize(task / "model.pt", asked, tell=told.append)
+    assert found.runtimes == ("onnxruntime", "openvino")
+    assert [trial.runtime for trial in found.trials] == [serves] * 2
+    assert all(trial.latency_p50_ms and trial.throughput and trial.drop is not None for trial in found.trials)
+    data = json.loads((tmp_path / "best.search/search.json").read_text(encoding="utf-8"))
+    assert data["runtimes"] == ["onnxruntime", "openvino"]
+    assert [row["runtime"] for row in data["trials"]] == [serves] * 2
+    page = (tmp_path / "best.search/search.html").read_text(encoding="utf-8")
+    assert f"<td>{RUNTIME_NAMES[serves]}</td>" in page  # type: ignore[index]
+    assert [column.header for column in search_table(found).columns][-2] == "on"
+
+
+@pytest.mark.usefixtures("openvino")
+def test_bf16_is_timed_by_what_multiplies_it(task: Path, tmp_path: Path) -> None:
+    if not fast_bfloat16():
+        pytest.skip("this CPU does not multiply BF16")
+    asked = options(task, tmp_path / "best", **(SHORT | {"int8": ("none",)}))
+    found = compress.optimize(task / "model.pt", asked)
+    floating, half = found.trials
+    assert (half.candidate.name, half.status, half.runtime) == ("whole · BF16", "measured", "openvino")
+    assert 0 < (half.size_bytes or 0) < 0.7 * (floating.size_bytes or 0)
+    assert half.latency_p50_ms
+
+
+def test_bf16_that_nothing_here_multiplies_is_searched_for_its_size(task: Path, tmp_path: Path) -> None:
+    more = SHORT | {"int8": ("none",), "precision": ("bf16",)}
+    with pytest.raises(RecipeError, match="can't search for latency in BF16"):
+        compress.optimize(task / "model.pt", options(task, tmp_path / "best", **more))
+    found = compress.optimize(task / "model.pt", options(task, tmp_path / "best", goal="size", **more))
+    half = found.trials[1]
+    assert (half.candidate.name, half.runtime, half.latency_p50_ms) == ("whole · BF16", "onnxruntime", None)
+    assert found.best is half
 
 
 def test_candidates_made_side_by_side_are_those_made_one_after_the_other(task: Path, tmp_path: Path) -> None:
