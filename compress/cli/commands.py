@@ -160,8 +160,9 @@ def optimize(
     finally:  # of a search that found nothing inside the budget, too
         for table in tables:
             console.print(table)
-    for words in found.unpaid:
-        tell(console, words, warns=False)
+    for words in (found.training, *found.unpaid):
+        if words:
+            tell(console, words, warns=False)
     best = found.best
     assert best is not None  # noqa: S101  none is an error
     proof = found.proof

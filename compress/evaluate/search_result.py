@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 from compress.artifact import Runtime
 from compress.console.wording import counted
+from compress.evaluate.gains import drop_told
 from compress.evaluate.judge import Budget
 from compress.options import Calibrator, ExportOptions, OptimizeOptions
+from compress.options.asked import trains_last
 from compress.runtime.latency import ratio
 
 __all__ = ["THROUGHPUT_BATCH", "Candidate", "Goal", "SearchResult", "Trial", "candidates"]
@@ -33,17 +35,19 @@ class Candidate:
         int8: its kind.
         calibrator: of the ranges of a static one.
         precision: of what is not quantized.
+        trained: whether it is trained after it was pruned.
     """
 
     prune: float
     int8: Int8
     calibrator: Calibrator | None = None
     precision: Precision = "fp32"
+    trained: bool = False
 
     @property
     def name(self) -> str:
         """Short, for tables."""
-        pruned = f"−{self.prune:.0%}" if self.prune else "whole"
+        pruned = f"−{self.prune:.0%}" + ", trained" * self.trained if self.prune else "whole"
         return f"{pruned} · {self.kind}" + (f" {self.calibrator}" if self.calibrator else "")
 
     @property
@@ -72,8 +76,8 @@ class Candidate:
         shared |= {
             "prune": self.prune or None,
             "sensitivity": base.sensitivity if self.prune else None,
-            "finetune": base.finetune if self.prune else None,
-            "tune_training": base.tune_training if self.prune else None,
+            "finetune": base.finetune if self.trained else None,
+            "tune_training": base.tune_training if self.trained else None,
             "int8": None if self.int8 == "none" else self.int8,
             "calibration": base.calibration if static or smooth or repair or half else None,
             "calibrator": self.calibrator or "minmax",
@@ -87,14 +91,16 @@ class Candidate:
 def candidates(options: OptimizeOptions) -> tuple[Candidate, ...]:
     """Every combination that can be made of the data at hand, lightly pruned ones first."""
     found = []
+    trains = options.finetune is not None and not trains_last(options)
     floats: tuple[Precision, ...] = ("fp32", *options.precision)
     for prune in sorted(set(options.prune)):
-        found += [Candidate(prune, "none", precision=precision) for precision in dict.fromkeys(floats)]
+        trained = trains and bool(prune)
+        found += [Candidate(prune, "none", None, each, trained) for each in dict.fromkeys(floats)]
         for int8 in options.int8:
             if int8 in ("dynamic", "weights"):
-                found.append(Candidate(prune, int8))
+                found.append(Candidate(prune, int8, trained=trained))
             elif int8 == "static" and options.calibration is not None:
-                found += [Candidate(prune, int8, calibrator) for calibrator in options.calibrators]
+                found += [Candidate(prune, int8, each, trained=trained) for each in options.calibrators]
     return tuple(found)
 
 
@@ -110,8 +116,8 @@ class Trial:
         drop: against the original, in points; `drop_low` and `drop_high` bound its confidence interval.
         size_bytes: of the ONNX file.
         runtime: that it was judged and timed on: of several, the one that serves it.
-        latency_p50_ms: at batch 1.
-        throughput: samples a second at batch 8.
+        latency_p50_ms: at batch 1; of one that was trained after all were timed, as before: it has the same layers.
+        throughput: samples a second at batch 8, likewise.
         path: the ONNX file, in the work folder.
         rounds_ms: the p50 of each round that all trials took together, at batch 1.
         batched_rounds_ms: the same at batch 8.
@@ -171,6 +177,7 @@ class SearchResult:
         proof: of the winner, once it is exported.
         runtimes: that each candidate was asked on, where it can run there.
         constant: points that the best answer that is always the same loses: what loses as many is not inside.
+        allowance: points more that a candidate may have lost to be trained for the rest; None where none was to wait.
     """
 
     goal: Goal
@@ -183,6 +190,7 @@ class SearchResult:
     proof: Proof | None = field(default=None, compare=False)
     runtimes: tuple[Runtime, ...] = ("onnxruntime",)
     constant: float | None = None
+    allowance: float | None = None
 
     @property
     def budget(self) -> Budget:
@@ -193,14 +201,28 @@ class SearchResult:
     def measured(self) -> tuple[Trial, ...]:
         return tuple(trial for trial in self.trials if trial.status == "measured")
 
+    def inside(self, trial: Trial, allowance: float = 0.0) -> bool:
+        """Whether a trial keeps the largest drop; one that can still be trained may lose the allowance more."""
+        budget = self.budget
+        if allowance and self.can_train(trial):
+            budget = dataclasses.replace(budget, points=budget.points + allowance)
+        return budget.keeps(trial.drop, trial.drop_high)
+
+    def can_train(self, trial: Trial) -> bool:
+        """Whether it is pruned, and has not been trained."""
+        trained = dataclasses.replace(trial.candidate, trained=True)
+        return bool(trial.candidate.prune) and all(other.candidate != trained for other in self.trials)
+
     @property
     def tied(self) -> tuple[Trial, ...]:
         """Those inside the largest drop that no other of them beats by the goal beyond doubt, in the search's order.
 
         Not those like the cheapest: which one that is of some that are alike, and so whom it is like, is chance.
         """
-        budget = self.budget
-        inside = [trial for trial in self.measured if budget.keeps(trial.drop, trial.drop_high)]
+        return self._tied(0.0)
+
+    def _tied(self, allowance: float) -> tuple[Trial, ...]:
+        inside = [trial for trial in self.measured if self.inside(trial, allowance)]
         tied = [trial for trial in inside if not any(self._beats(other, trial) for other in inside)]
         # Medians of ratios can go round in a circle, where each is beaten by one.
         return tuple(tied or sorted(inside, key=lambda trial: trial.cost(self.goal))[:1])
@@ -208,8 +230,12 @@ class SearchResult:
     @property
     def best(self) -> Trial | None:
         """Of those that are tied: the one that loses least, then the smallest, then the first of the search."""
+        return self.best_within(0.0)
+
+    def best_within(self, allowance: float) -> Trial | None:
+        """The same, where what can still be trained may lose so many points more."""
         return min(
-            self.tied,
+            self._tied(allowance),
             key=lambda trial: (math.inf if trial.drop is None else trial.drop, trial.size_bytes or 0),
             default=None,
         )
@@ -237,21 +263,38 @@ class SearchResult:
         goal: Goal = "throughput" if self.goal == "throughput" else "latency"
         batch = THROUGHPUT_BATCH if goal == "throughput" else 1
         whole = {t.candidate: t for t in self.measured if not t.candidate.prune}
-        told = []
+        told: dict[Candidate, str] = {}  # those with and without training have the same layers
         for trial in self.measured:
-            alone = whole.get(dataclasses.replace(trial.candidate, prune=0.0))
+            alone = whole.get(dataclasses.replace(trial.candidate, prune=0.0, trained=False))
             if alone is None or not trial.candidate.prune or trial.candidate.in_float32:
                 continue
             found = ratio(alone.rounds(goal), trial.rounds(goal))
             if found is None or found.low is None or found.faster:
                 continue
-            told.append(
+            told.setdefault(
+                dataclasses.replace(trial.candidate, trained=False),
                 f"{trial.candidate.name} can't be said to be faster than {alone.candidate.name}, "
                 f"{alone.candidate.kind.split()[0]} alone: "
                 f"{found.value:.2f} times as fast ({found.low:.2f} to {found.high:.2f}, batch {batch}). "
-                "Here pruning it does not pay in time."
+                "Here pruning it does not pay in time.",
             )
-        return tuple(told)
+        return tuple(told.values())
+
+    @property
+    def training(self) -> str:
+        """What was trained, and what that brought, in a sentence; empty where no candidate waited for it."""
+        if self.allowance is None:
+            return ""
+        by_candidate = {trial.candidate: trial for trial in self.trials}
+        told = []
+        for trial in self.trials:
+            before = by_candidate.get(dataclasses.replace(trial.candidate, trained=False))
+            if trial.candidate.trained and before is not None and before.drop is not None:
+                after = "failed" if trial.drop is None else drop_told(trial.drop, metric=self.metric)
+                lost = drop_told(before.drop, metric=self.metric)
+                told.append(f"{before.candidate.name} ({lost} before, {after} after)")
+        trained = f"trained were then {', '.join(told)}" if told else "none of them was then trained"
+        return f"Candidates were compared as the repair had left them; {trained}."
 
     @property
     def nearest(self) -> Trial | None:
@@ -330,6 +373,8 @@ class SearchResult:
             "confidence": self.confidence,
             "runtimes": list(self.runtimes),
             "constant": self.constant,
+            "allowance": self.allowance,
+            "training": self.training,
             "proof": None if self.proof is None else dataclasses.asdict(self.proof),
             "unpaid": list(self.unpaid),
             "trials": [row(trial) for trial in self.trials],

@@ -30,7 +30,9 @@ from compress.runtime.backends.openvino_cpu import installed
 from compress.runtime.latency import Latency, latency, ratio
 from compress.runtime.measure import cores
 
-__all__ = ["Bench", "runtimes_of", "weighed"]
+__all__ = ["Bench", "as_timed", "runtimes_of", "weighed"]
+
+NO_NUMBERS = "its answers, or their metric, are no numbers"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Bench:
         judge: by these.
         metric: its name.
         budget: of the drop.
+        allowance: points more that one may lose that is pruned and can still be trained.
     """
 
     options: OptimizeOptions
@@ -52,6 +55,12 @@ class Bench:
     judge: Judge
     metric: str
     budget: Budget
+    allowance: float = 0.0
+
+    def keeps(self, candidate: Candidate, drop: Drop) -> bool:
+        """Whether a drop is one to go on with."""
+        more = self.allowance if candidate.prune and not candidate.trained else 0.0
+        return dataclasses.replace(self.budget, points=self.budget.points + more).keeps(drop.points, drop.high)
 
 
 @dataclass(frozen=True)
@@ -98,8 +107,7 @@ def weighed(trials: Sequence[Trial], bench: Bench, watcher: Watcher) -> tuple[Tr
             found[candidate] = dataclasses.replace(found[candidate], status="failed", why=f"{err.what}: {err.why}")
         else:
             if not opened[candidate]:
-                why = "its answers, or their metric, are no numbers"
-                found[candidate] = dataclasses.replace(found[candidate], status="failed", why=why)
+                found[candidate] = dataclasses.replace(found[candidate], status="failed", why=NO_NUMBERS)
         tick(number, len(files), "candidates evaluated")
     timed = _timed(opened, bench, watcher)
     for candidate, by_runtime in opened.items():
@@ -110,6 +118,29 @@ def weighed(trials: Sequence[Trial], bench: Bench, watcher: Watcher) -> tuple[Tr
             held, clock = by_runtime[choice.runtime], timed[candidate, choice.runtime]
             found[candidate] = _filled(found[candidate], choice, held, clock, bench)
     return tuple(found.get(trial.candidate, trial) for trial in trials)
+
+
+def as_timed(trial: Trial, before: Trial, bench: Bench) -> Trial:
+    """One that was trained after all were timed: judged on what served it before. Layers and times are the same.
+
+    Args:
+        trial: as it was made.
+        before: the same candidate, not trained.
+        bench: what they are held against.
+    """
+    if trial.path is None or trial.status != "measured":
+        return trial
+    file = OnnxModel(trial.path, bench.model.signature, runtime=before.runtime or "onnxruntime")
+    try:
+        drop = bench.judge.drop(open_model(file, threads=cores()))
+    except StageError as err:
+        return dataclasses.replace(trial, status="failed", why=f"{err.what}: {err.why}")
+    if not math.isfinite(drop.points):
+        return dataclasses.replace(trial, status="failed", why=NO_NUMBERS)
+    return dataclasses.replace(
+        before, candidate=trial.candidate, size_bytes=trial.size_bytes, path=trial.path,
+        value=drop.after, drop=drop.points, drop_low=drop.low, drop_high=drop.high,
+    )  # fmt: skip
 
 
 def _opened(file: OnnxModel, later: Mapping[str, Model], bench: Bench) -> dict[Runtime, _Opened]:
@@ -162,16 +193,12 @@ def _choice(
         None if one is None or other is None else ratio(one.rounds_ms, other.rounds_ms),
         quantized,
         at=f"at batch 1 with {counted(bench.options.threads, 'threads')}",
-        keeps=(_keeps(bench, here.drop), _keeps(bench, there.drop)),
+        keeps=(bench.keeps(candidate, here.drop), bench.keeps(candidate, there.drop)),
         worse=is_worse(
             bench.judge.loss_between(there.drop, here.drop), bench.metric, bench.judge.original, bench.judge.constant
         ),
         half=is_half(here.model.path),
     )
-
-
-def _keeps(bench: Bench, drop: Drop) -> bool:
-    return bench.budget.keeps(drop.points, drop.high)
 
 
 def _figures(runtime: Runtime, drop: Drop, timed: Latency | None, difference: float) -> RuntimeFigures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from compress.jobs.on_runtimes import Bench, runtimes_of, weighed
 from compress.jobs.original import Original
 from compress.jobs.timed_on import multiplies_bf16
 from compress.jobs.together import refuse_tuning
+from compress.jobs.train_winner import allowance_of, with_training
 from compress.options import OptimizeOptions
+from compress.options.asked import prunes, trains_last
 from compress.pipeline import Watcher
 from compress.runtime.backends import open_model
 from compress.runtime.measure import cores
@@ -35,7 +38,7 @@ def search(
     Those of one pruning ratio are made one after the other and share what they have in common; with several workers,
     ratios are made at the same time. A ratio whose float model has lost too much ends the search for higher ones.
     Latency is measured at the end, in this process alone, all candidates interleaved, each on every runtime that may
-    serve it.
+    serve it. Where the winner alone is trained (`trains_last`), all that is before it.
 
     Args:
         checkpoint: the model file, which workers load again.
@@ -54,10 +57,11 @@ def search(
     _check(options, plan)
     evaluation = judged(options, model, checkpoint)
     evaluation.refuse(model, budget_of(options, options.max_drop))
-    setting = Setting(checkpoint, options, source, work, cache)
-    trials = branches(setting, plan, watcher, cluster)
     bench = _bench(options, model, evaluation)
-    return SearchResult(
+    wide = dataclasses.replace(options, max_drop=options.max_drop + bench.allowance)
+    setting = Setting(checkpoint, wide, source, work, cache)
+    trials = branches(setting, plan, watcher, cluster)
+    found = SearchResult(
         goal=options.goal,
         max_drop=options.max_drop,
         metric=bench.metric,
@@ -67,14 +71,17 @@ def search(
         trials=weighed(trials, bench, watcher),
         confidence=bench.budget.confidence,
         runtimes=runtimes_of(options),
+        allowance=bench.allowance if trains_last(options) else None,
     )
+    return with_training(found, setting, bench, watcher, cluster) if trains_last(options) else found
 
 
 def _bench(options: OptimizeOptions, model: Original, evaluation: Evaluation) -> Bench:
     data, budget = evaluation.choice, budget_of(options, options.max_drop)
     assert data is not None  # noqa: S101  a search chooses
     judge = Judge(open_model(model, threads=cores()), data, evaluation.metric, confidence=evaluation.confidence)
-    return Bench(options, model, data, judge, evaluation.metric.name, budget.beside(judge.constant))
+    budget = budget.beside(judge.constant)
+    return Bench(options, model, data, judge, evaluation.metric.name, budget, allowance_of(options, judge))
 
 
 def _check(options: OptimizeOptions, plan: Sequence[Candidate]) -> None:
@@ -96,6 +103,13 @@ def _check(options: OptimizeOptions, plan: Sequence[Candidate]) -> None:
             f"can't search for {options.goal} in BF16",
             why="ONNX Runtime only emulates it, and no other runtime that may serve the result multiplies it here",
             mend="take --goal size, leave --precision out, or install OpenVINO where the CPU multiplies BF16",
+        )
+    if options.train == "winner" and options.finetune is not None and prunes(options) and not trains_last(options):
+        raise RecipeError(
+            "can't train the winner alone",
+            why="candidates are compared before, as the repair leaves them, which needs --calibration; and "
+            "--importance taylor chooses channels by training data",
+            mend="add --calibration calibration.npz, without --no-repair and --importance taylor; or take --train all",
         )
     if len(plan) < 2:
         raise RecipeError(

@@ -293,6 +293,10 @@ class OptimizeOptions(ClusterOptions, CompressOptions):
     )
     """Ranges to try for static INT8."""
 
+    train: Annotated[Literal["all", "winner"] | None, Parameter(group=_SEARCH)] = None
+    """Which pruned candidates --finetune data trains: all, or, once all are repaired and compared, the best alone, and
+    up to two more where it then misses --max-drop. By default winner where --calibration data repairs, else all."""
+
     workers: Annotated[int, Parameter(group=RUN)] = 1
     """Candidates made at the same time, each in a process; they are measured one after the other all the same."""
 

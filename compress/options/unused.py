@@ -85,6 +85,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
         CLUSTER,
         (("workers",), lambda o: o.ray is None, "with --ray, the cluster says how many candidates are made at a time"),
         (("sensitivity",), prunes, "nothing is pruned"),
+        (("train",), lambda o: o.finetune is not None and prunes(o), "only what is pruned is trained, by --finetune"),
         (
             ("calibrators",),
             lambda o: "static" in o.int8 and o.calibration is not None,

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ from compress.artifact import RUNTIME_NAMES
 from compress.cli import main as command
 from compress.errors import BudgetError, RecipeError, StageError
 from compress.evaluate.search_result import Candidate, SearchResult, Trial, candidates
-from compress.jobs import on_runtimes, original, serving_runtime, timed_on
+from compress.jobs import on_runtimes, original, serving_runtime, timed_on, train_winner
 from compress.jobs.branch import lost
 from compress.report.search import search_table
 from compress.runtime.latency import Ratio
@@ -107,6 +108,80 @@ def test_a_candidate_is_what_export_is_asked_for() -> None:
     )
     whole = Candidate(0.0, "dynamic").options(base)
     assert (whole.prune, whole.finetune, whole.calibration) == (None, None, None), "nothing to recover or calibrate"
+
+
+@pytest.mark.parametrize(
+    ("more", "trained"),
+    [
+        ({}, False),
+        ({"train": "winner"}, False),
+        ({"train": "all"}, True),
+        ({"calibration": None}, True),
+        ({"repair": False}, True),
+        ({"importance": "taylor"}, True),
+        ({"finetune": None}, False),
+    ],
+)
+def test_pruned_candidates_are_trained_before_they_are_compared_where_nothing_else_brings_them_back(
+    more: dict[str, Any], trained: bool
+) -> None:
+    given: dict[str, Any] = {"calibration": "c.npz", "finetune": "t.npz", "prune": (0.0, 0.5), "int8": ("dynamic",)}
+    asked = OptimizeOptions(output=Path("o"), **(given | more))
+    whole, pruned = candidates(asked)[:2], candidates(asked)[2:]
+    assert not any(candidate.trained or candidate.options(asked).finetune for candidate in whole)
+    assert [candidate.trained for candidate in pruned] == [trained] * 2
+    assert [candidate.options(asked).finetune for candidate in pruned] == ["t.npz" if trained else None] * 2
+    assert pruned[0].name == ("−50%, trained · float" if trained else "−50% · float")
+
+
+def drops(*points: float) -> list[Trial]:
+    """Of pruned candidates, each twice as fast as the one before; the first is whole, and loses nothing."""
+    return [trial(0.1 * at, drop, 0.5**at) for at, drop in enumerate((0.0, *points))]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "trained", "best"),
+    [
+        ((2.0, 9.0, 50.0), {0.2: 0.5}, [0.2], 0.2),  # the fastest within the allowance
+        ((2.0, 9.0), {0.2: 4.0, 0.1: 0.5}, [0.2, 0.1], 0.1),  # 5 points came back: 2 may
+        ((8.0, 9.0), {0.2: 4.0}, [0.2], 0.0),  # …and 8 may not
+        ((0.5, 9.0), {0.2: 9.5, 0.1: 0.2}, [0.2, 0.1], 0.1),  # it made it worse; another is inside by itself
+        ((6.0, 7.0, 8.0, 9.0), {0.4: 1.5, 0.3: 1.5, 0.2: 1.5}, [0.4, 0.3, 0.2], 0.0),  # three at most
+        ((20.0, 30.0), {}, [], 0.0),
+        ((2.0, 9.0), {0.2: None, 0.1: 0.9}, [0.2, 0.1], 0.1),  # a training that fails says nothing of others
+    ],
+)
+def test_the_winner_is_trained_and_the_next_one_where_it_misses(
+    monkeypatch: pytest.MonkeyPatch,
+    before: tuple[float, ...],
+    after: dict[float, float | None],
+    trained: list[float],
+    best: float,
+) -> None:
+    made: list[float] = []
+
+    def make(_setting: Any, plan: list[Candidate], *_rest: Any) -> list[Trial]:
+        (candidate,) = plan
+        assert candidate.trained
+        made.append(round(candidate.prune, 1))
+        return [Trial(candidate, "measured")]
+
+    def judged(new: Trial, old: Trial, _bench: Any) -> Trial:
+        drop = after[made[-1]]
+        status: Literal["measured", "failed"] = "failed" if drop is None else "measured"
+        return dataclasses.replace(old, candidate=new.candidate, drop=drop, status=status)
+
+    monkeypatch.setattr(train_winner, "branches", make)
+    monkeypatch.setattr(train_winner, "as_timed", judged)
+    found = dataclasses.replace(result(*drops(*before)), allowance=10.0)
+    bench: Any = SimpleNamespace(allowance=10.0)
+    ended = train_winner.with_training(found, None, bench, None, None)  # type: ignore[arg-type]
+    assert made == trained
+    assert [round(t.candidate.prune, 1) for t in ended.trials if t.candidate.trained] == sorted(trained)
+    assert ended.best is not None
+    assert round(ended.best.candidate.prune, 1) == best
+    assert ended.training.startswith("Candidates were compared as the repair had left them; ")
+    assert all(f"−{prune:.0%} · float (drop +" in ended.training for prune in trained)
 
 
 @given(st.lists(st.tuples(st.floats(-1, 5), st.floats(0.1, 9)), min_size=1, max_size=12))
@@ -276,7 +351,8 @@ def options(task: Path, output: Path, **more: object) -> OptimizeOptions:
 
 def test_the_best_inside_the_limit_is_exported(task: Path, tmp_path: Path) -> None:
     told: list[SearchResult] = []
-    found = compress.optimize(task / "model.pt", options(task, tmp_path / "best"), tell=told.append)
+    asked = options(task, tmp_path / "best", train="all")
+    found = compress.optimize(task / "model.pt", asked, tell=told.append)
     assert told == [found]
     assert found.best is not None
     assert found.best.drop is not None
@@ -351,6 +427,34 @@ def test_bf16_that_nothing_here_multiplies_is_searched_for_its_size(task: Path, 
     assert found.best is half
 
 
+def test_one_training_is_enough_and_what_proves_it_did_not_choose_it(task: Path, tmp_path: Path) -> None:
+    asked = options(task, tmp_path / "best", prune=(0.0, 0.3, 0.5, 0.7), int8=("none",), goal="size", max_drop=4.0)
+    found = compress.optimize(task / "model.pt", asked)
+    best = found.best
+    assert best is not None
+    assert best.candidate.trained
+    trained = [t for t in found.trials if t.candidate.trained]
+    assert len(list((tmp_path / "best.work").glob("*-finetune-*"))) == len(trained) <= 3
+    before = next(t for t in found.trials if t.candidate == dataclasses.replace(best.candidate, trained=False))
+    assert (best.rounds_ms, best.latency_p50_ms) == (before.rounds_ms, before.latency_p50_ms)
+    assert best.path != before.path
+    assert found.proof is not None
+    assert (found.samples, found.proof.samples) == (500, 500)
+    artifact = compress.Artifact.load(tmp_path / "best")
+    assert [row.stage for row in artifact.stages][2:5] == ["prune_channels", "repair_channels", "finetune"]
+    data = json.loads((tmp_path / "best.search/search.json").read_text(encoding="utf-8"))
+    assert data["allowance"] == found.allowance == pytest.approx(0.25 * (found.constant or 0))
+    assert data["training"] == found.training
+    assert [row["candidate"]["trained"] for row in data["trials"] if row["best"]] == [True]
+    assert found.training in (tmp_path / "best.search/search.html").read_text(encoding="utf-8").replace("&#43;", "+")
+    assert 'train = "' not in (tmp_path / "best/recipe.toml").read_text()
+    before_again = {path: path.stat().st_mtime_ns for path in (tmp_path / "best.work").rglob("stage.json")}
+    again = compress.optimize(task / "model.pt", asked)
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "best.work").rglob("stage.json")}
+    assert after == before_again, "an interrupted search goes on with what is made"
+    assert [(t.candidate, t.drop) for t in again.trials] == [(t.candidate, t.drop) for t in found.trials]
+
+
 def test_candidates_made_side_by_side_are_those_made_one_after_the_other(task: Path, tmp_path: Path) -> None:
     asked = {"prune": (0.0, 0.5), "int8": ("none",), "epochs": 1, "max_drop": 100.0}
     one, two = (
@@ -398,6 +502,9 @@ def test_no_candidate_inside_is_exit_code_3_and_keeps_the_old_artifact(
         ({"target": "tensorrt"}, "says nothing of a GPU"),
         ({"prune": (0.0,), "int8": ("none",)}, "1 candidate"),
         ({"prune": (0.0, 1.5)}, "1.5"),
+        ({"train": "winner", "calibration": None}, "needs --calibration"),
+        ({"train": "winner", "repair": False}, "needs --calibration"),
+        ({"train": "winner", "importance": "taylor"}, "taylor chooses channels by training data"),
         ({"tune_training": 4, "finetune": None}, "no training data"),
         ({"tune_training": 4, "finetune": "train.npz"}, "nothing judges them"),
     ],

@@ -83,6 +83,8 @@ CASES: list[tuple[Any, set[str]]] = [
     (MeasureOptions(data="d", dims=("s=1:2:3",)), {"--dims"}),
     (SensitivityOptions(output=OUT, eval="e", metric="top1", samples=3), set()),
     (SensitivityOptions(output=OUT, eval="e", shared=Path("s")), {"--shared"}),
+    (optimize(eval="e", train="winner"), {"--train"}),
+    (optimize(eval="e", train="all", finetune="t"), set()),
     (optimize(eval="e", shared=Path("s"), workers=2, prune=(0.0,)), {"--shared"}),
     (optimize(eval="e", ray="h:1", shared=Path("s"), workers=2, prune=(0.0,)), {"--workers"}),
 ]  # fmt: skip
