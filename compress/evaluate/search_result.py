@@ -12,8 +12,8 @@ from compress.artifact import Runtime
 from compress.console.wording import counted
 from compress.evaluate.gains import drop_told
 from compress.evaluate.judge import Budget
-from compress.options import Calibrator, ExportOptions, OptimizeOptions
-from compress.options.asked import trains_last
+from compress.options import Allocate, Calibrator, ExportOptions, Importance, OptimizeOptions
+from compress.options.asked import repairs, trains_last
 from compress.runtime.latency import ratio
 
 __all__ = ["THROUGHPUT_BATCH", "Candidate", "Goal", "SearchResult", "Trial", "candidates"]
@@ -36,6 +36,7 @@ class Candidate:
         calibrator: of the ranges of a static one.
         precision: of what is not quantized.
         trained: whether it is trained after it was pruned.
+        importance, allocate: how channels are chosen, where that is asked for in several ways; else None.
     """
 
     prune: float
@@ -43,11 +44,14 @@ class Candidate:
     calibrator: Calibrator | None = None
     precision: Precision = "fp32"
     trained: bool = False
+    importance: Importance | None = None
+    allocate: Allocate | None = None
 
     @property
     def name(self) -> str:
         """Short, for tables."""
-        pruned = f"−{self.prune:.0%}" + ", trained" * self.trained if self.prune else "whole"
+        way = [word for word in (self.importance, self.allocate and f"by {self.allocate}") if word]
+        pruned = " ".join((f"−{self.prune:.0%}", *way)) + ", trained" * self.trained if self.prune else "whole"
         return f"{pruned} · {self.kind}" + (f" {self.calibrator}" if self.calibrator else "")
 
     @property
@@ -56,6 +60,16 @@ class Candidate:
         if self.int8 != "none":
             return f"INT8 {self.int8}"
         return "float" if self.precision == "fp32" else self.precision.upper()
+
+    @property
+    def whole(self) -> Candidate:
+        """The same numbers, where nothing is pruned."""
+        return Candidate(0.0, self.int8, self.calibrator, self.precision)
+
+    @property
+    def ladder(self) -> tuple[Importance | None, Allocate | None]:
+        """What candidates have in common of which one loses more than another that is pruned more lightly."""
+        return self.importance, self.allocate
 
     @property
     def in_float32(self) -> bool:
@@ -83,6 +97,8 @@ class Candidate:
             "calibrator": self.calibrator or "minmax",
             "smooth": smooth,
             "precision": self.precision,
+            "importance": self.importance or base.importance[0],
+            "allocate": self.allocate or base.allocate[0],
             "max_drop": None,  # the winner is judged by its search's own
         }
         return ExportOptions(**shared)
@@ -90,18 +106,33 @@ class Candidate:
 
 def candidates(options: OptimizeOptions) -> tuple[Candidate, ...]:
     """Every combination that can be made of the data at hand, lightly pruned ones first."""
-    found = []
-    trains = options.finetune is not None and not trains_last(options)
     floats: tuple[Precision, ...] = ("fp32", *options.precision)
+    whole = [Candidate(0.0, "none", precision=precision) for precision in dict.fromkeys(floats)]
+    for int8 in options.int8:
+        if int8 in ("dynamic", "weights"):
+            whole.append(Candidate(0.0, int8))
+        elif int8 == "static" and options.calibration is not None:
+            whole += [Candidate(0.0, int8, calibrator) for calibrator in options.calibrators]
+    found: list[Candidate] = []
+    trained = options.finetune is not None and not trains_last(options)
     for prune in sorted(set(options.prune)):
-        trained = trains and bool(prune)
-        found += [Candidate(prune, "none", None, each, trained) for each in dict.fromkeys(floats)]
-        for int8 in options.int8:
-            if int8 in ("dynamic", "weights"):
-                found.append(Candidate(prune, int8, trained=trained))
-            elif int8 == "static" and options.calibration is not None:
-                found += [Candidate(prune, int8, each, trained=trained) for each in options.calibrators]
+        if not prune:
+            found += whole
+            continue
+        for way in _ways(options):
+            # By latency, layers are timed in FP32 and in INT8 alone.
+            kinds = [each for each in whole if each.precision == "fp32" or way["allocate"] == "macs"]
+            told = {name: value for name, value in way.items() if len(set(getattr(options, name))) > 1}
+            found += [dataclasses.replace(each, prune=prune, trained=trained, **told) for each in kinds]
     return tuple(found)
+
+
+def _ways(options: OptimizeOptions) -> list[dict[str, Any]]:
+    """How channels are chosen: what is asked for, without what can't be, unless nothing would be left."""
+    asked = [(one, other) for one in dict.fromkeys(options.importance) for other in dict.fromkeys(options.allocate)]
+    lacking = {"obs": not repairs(options), "taylor": options.finetune is None}
+    able = [(one, other) for one, other in asked if not lacking.get(one) and (other == "macs" or one == "obs")]
+    return [{"importance": importance, "allocate": allocate} for importance, allocate in able or asked]
 
 
 @dataclass(frozen=True)
@@ -265,7 +296,7 @@ class SearchResult:
         whole = {t.candidate: t for t in self.measured if not t.candidate.prune}
         told: dict[Candidate, str] = {}  # those with and without training have the same layers
         for trial in self.measured:
-            alone = whole.get(dataclasses.replace(trial.candidate, prune=0.0, trained=False))
+            alone = whole.get(trial.candidate.whole)
             if alone is None or not trial.candidate.prune or trial.candidate.in_float32:
                 continue
             found = ratio(alone.rounds(goal), trial.rounds(goal))

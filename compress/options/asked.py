@@ -38,5 +38,5 @@ def repairs(options: ExportOptions | OptimizeOptions) -> bool:
 
 def trains_last(options: OptimizeOptions) -> bool:
     """Whether a search trains nothing before all are compared: pruning is repaired, no gradient chooses channels."""
-    able = options.finetune is not None and repairs(options) and options.importance != "taylor"
+    able = options.finetune is not None and repairs(options) and "taylor" not in options.importance
     return able and options.train != "all"

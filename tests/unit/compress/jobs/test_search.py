@@ -81,6 +81,45 @@ def test_bf16_is_tried_by_itself_where_what_may_serve_multiplies_it(
     assert original.tried(asked, original.original(task / "model.pt", asked)).precision == tried
 
 
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        ({"importance": ("magnitude", "obs")}, ["−50% magnitude", "−50% obs"]),
+        ({"importance": ("obs", "magnitude"), "calibration": None}, ["−50% magnitude"]),
+        ({"importance": ("obs", "magnitude"), "repair": False}, ["−50% magnitude"]),
+        ({"importance": ("magnitude", "taylor")}, ["−50% magnitude"]),
+        ({"importance": ("obs",), "allocate": ("macs", "latency")}, ["−50% by macs", "−50% by latency"]),
+        (
+            {"importance": ("magnitude", "obs"), "allocate": ("macs", "latency")},
+            ["−50% magnitude by macs", "−50% obs by macs", "−50% obs by latency"],
+        ),
+        ({"importance": ("obs",)}, ["−50%"]),
+        ({"importance": ("obs",), "calibration": None}, ["−50%"]),  # it fails, and says why
+        ({"importance": "obs"}, ["−50%"]),
+    ],
+)
+def test_channels_are_chosen_in_each_way_that_the_data_allows(more: dict[str, Any], names: list[str]) -> None:
+    given = {"output": Path("o"), "calibration": "c.npz", "prune": (0.0, 0.5), "int8": ("dynamic",), **more}
+    asked = OptimizeOptions(**given)
+    whole, *pruned = [candidate for candidate in candidates(asked) if candidate.in_float32]
+    assert [candidate.name for candidate in pruned] == [f"{name} · float" for name in names]
+    assert whole == pruned[0].whole == Candidate(0.0, "none")
+    for candidate in pruned:
+        made = candidate.options(asked)
+        assert f"−50% {made.importance}" in candidate.name or len(asked.importance) == 1
+        assert f"by {made.allocate}" in candidate.name or len(asked.allocate) == 1
+
+
+def test_by_latency_nothing_is_tried_in_half_precision() -> None:
+    asked = OptimizeOptions(
+        output=Path("o"), calibration="c.npz", prune=(0.5,), int8=("dynamic",), precision=("bf16",), importance=("obs",),
+        allocate=("macs", "latency"),
+    )  # fmt: skip
+    assert [(each.allocate, each.kind) for each in candidates(asked)] == [
+        ("macs", "float"), ("macs", "BF16"), ("macs", "INT8 dynamic"), ("latency", "float"), ("latency", "INT8 dynamic"),
+    ]  # fmt: skip
+
+
 def test_pruning_that_gains_no_time_beside_int8_alone_is_told_and_what_was_not_measured_is_not() -> None:
     def timed(prune: float, kind: Literal["none", "dynamic"], *rounds: float) -> Trial:
         return Trial(Candidate(prune, kind), "measured", drop=prune, latency_p50_ms=rounds[0] or None, rounds_ms=rounds)
@@ -118,7 +157,7 @@ def test_a_candidate_is_what_export_is_asked_for() -> None:
         ({"train": "all"}, True),
         ({"calibration": None}, True),
         ({"repair": False}, True),
-        ({"importance": "taylor"}, True),
+        ({"importance": ("taylor",)}, True),
         ({"finetune": None}, False),
     ],
 )
@@ -504,7 +543,7 @@ def test_no_candidate_inside_is_exit_code_3_and_keeps_the_old_artifact(
         ({"prune": (0.0, 1.5)}, "1.5"),
         ({"train": "winner", "calibration": None}, "needs --calibration"),
         ({"train": "winner", "repair": False}, "needs --calibration"),
-        ({"train": "winner", "importance": "taylor"}, "taylor chooses channels by training data"),
+        ({"train": "winner", "importance": ("taylor",)}, "taylor chooses channels by training data"),
         ({"tune_training": 4, "finetune": None}, "no training data"),
         ({"tune_training": 4, "finetune": "train.npz"}, "nothing judges them"),
     ],
