@@ -121,6 +121,16 @@ def test_a_node_that_dies_in_the_middle_changes_nothing(
     assert cluster.tasks() == []
 
 
+def test_a_winner_is_trained_on_a_node_as_here(cluster: Running, task: Path, tmp_path: Path) -> None:
+    more = {"calibration": "train.npz", "max_drop": 5.0, "int8": ("none",), "importance": ("magnitude", "obs")}
+    here = search(task, tmp_path / "here", **more)
+    there = search(task, tmp_path / "there", ray=cluster.address, **more)
+    assert told(there) == told(here)
+    assert there.training == here.training
+    assert "trained were then " in there.training
+    assert len(list((tmp_path / "there.work").glob("ray/stages/finetune*"))) <= 3
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_a_search_that_ends_early_leaves_nothing_running_and_goes_on_with_what_is_kept(
     cluster: Running, task: Path, tmp_path: Path, alone: SearchResult, number: signal.Signals, code: int
