@@ -35,7 +35,7 @@ class ServersCollector(Collector):
             yield gauge
         gauge = GaugeMetricFamily(
             "gateway_upstream_ejected",
-            "Ejections that last, of a Triton for a model or (model empty) as a whole.",
+            "Ejections that last, of a Triton for a model or (model empty) as a whole, for all keys or some.",
             labels=["upstream", "model"],
         )
         for node, model in ejected:

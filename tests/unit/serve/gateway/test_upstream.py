@@ -45,8 +45,9 @@ def error(response: Response) -> dict[str, Any]:
     return data
 
 
-async def metric(address: Address, name: str, **labels: str) -> float:
-    page = (await ask(address, b"/metrics")).body.decode()
+async def metric(address: Address, name: str, key: str = "", **labels: str) -> float:
+    headers = [(b"x-api-key", key.encode())] if key else []
+    page = (await ask(address, b"/metrics", None, *headers)).body.decode()
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
