@@ -127,8 +127,8 @@ def optimize(
 
     Candidates that have lost too much on a part of the data are not measured further. With --calibration, what pruning
     costs is repaired in seconds, and of --finetune's trainings, which take minutes, only the winner has one (--train).
-    An interrupted search goes on where it stopped. When no candidate is inside, nothing is written but the search's own report, and the exit code
-    is 3.
+    An interrupted search goes on where it stopped. When no candidate is inside, nothing is written but the search's own
+    report, and the exit code is 3.
 
     Parameters
     ----------
