@@ -144,17 +144,22 @@ def as_timed(trial: Trial, before: Trial, bench: Bench) -> Trial:
 
 
 def _opened(file: OnnxModel, later: Mapping[str, Model], bench: Bench) -> dict[Runtime, _Opened]:
-    """By runtime, of those that give numbers; nothing where the first of them does not.
+    """By runtime, of those that run it and give numbers; nothing where the first of them gives none.
 
     Raises:
-        StageError: the one that is asked for can't run it.
+        StageError: the first of them can't run it.
     """
     files = [] if bench.options.runtime == "openvino" else [file]
     others, _, _ = beside(bench.options, {**later, "candidate": file})
     files += others.values()
     found: dict[Runtime, _Opened] = {}
     for each in files:
-        drop = bench.judge.drop(open_model(each, threads=cores()))
+        try:
+            drop = bench.judge.drop(open_model(each, threads=cores()))
+        except StageError:
+            if not found:
+                raise
+            continue
         if math.isfinite(drop.points):
             found[each.runtime] = _Opened(each, drop, open_model(each, threads=bench.options.threads))
         elif not found:

@@ -25,6 +25,7 @@ from compress.evaluate.search_result import Candidate, SearchResult, Trial, cand
 from compress.jobs import on_runtimes, original, serving_runtime, timed_on, train_winner
 from compress.jobs.branch import lost
 from compress.report.search import search_table
+from compress.runtime.backends import open_model
 from compress.runtime.latency import Ratio
 from compress.runtime.machine import fast_bfloat16
 
@@ -442,6 +443,20 @@ def test_a_candidate_counts_by_the_runtime_that_serves_it(
     page = (tmp_path / "best.search/search.html").read_text(encoding="utf-8")
     assert f"<td>{RUNTIME_NAMES[serves]}</td>" in page  # type: ignore[index]
     assert [column.header for column in search_table(found).columns][-2] == "on"
+
+
+@pytest.mark.usefixtures("openvino")
+def test_a_file_that_openvino_fails_at_in_the_middle_is_left_to_the_other(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(model: Any, *, threads: int) -> Any:
+        if getattr(model, "runtime", "") == "openvino":
+            raise StageError("OpenVINO ended", why="a batch that it was not tried at", mend="none")
+        return open_model(model, threads=threads)
+
+    monkeypatch.setattr(on_runtimes, "open_model", fails)
+    found = compress.optimize(task / "model.pt", options(task, tmp_path / "best", precision=("fp32",), **SHORT))
+    assert [(trial.status, trial.runtime) for trial in found.trials] == [("measured", "onnxruntime")] * 2
 
 
 @pytest.mark.usefixtures("openvino")
