@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -250,10 +251,11 @@ class SearchResult:
 
         Not those like the cheapest: which one that is of some that are alike, and so whom it is like, is chance.
         """
-        return self._tied(0.0)
+        return self._tied([trial for trial in self.measured if self.inside(trial)])
 
-    def _tied(self, allowance: float) -> tuple[Trial, ...]:
-        inside = [trial for trial in self.measured if self.inside(trial, allowance)]
+    def _tied(self, inside: Sequence[Trial]) -> tuple[Trial, ...]:
+        if any(trial.candidate.trained for trial in inside):  # the best of many that are not trained has had luck, too
+            inside = [trial for trial in inside if trial.candidate.trained or not trial.candidate.prune]
         tied = [trial for trial in inside if not any(self._beats(other, trial) for other in inside)]
         # Medians of ratios can go round in a circle, where each is beaten by one.
         return tuple(tied or sorted(inside, key=lambda trial: trial.cost(self.goal))[:1])
@@ -261,15 +263,20 @@ class SearchResult:
     @property
     def best(self) -> Trial | None:
         """Of those that are tied: the one that loses least, then the smallest, then the first of the search."""
-        return self.best_within(0.0)
+        return self._first(self.tied)
 
-    def best_within(self, allowance: float) -> Trial | None:
-        """The same, where what can still be trained may lose so many points more."""
+    def _first(self, tied: Sequence[Trial]) -> Trial | None:
         return min(
-            self._tied(allowance),
+            tied,
             key=lambda trial: (math.inf if trial.drop is None else trial.drop, trial.size_bytes or 0),
             default=None,
         )
+
+    def to_train(self, allowance: float) -> Trial | None:
+        """The best of what is not pruned and what can be trained, if it can: that may lose so many points more."""
+        ready = [trial for trial in self.measured if not trial.candidate.prune or self.can_train(trial)]
+        best = self._first(self._tied([trial for trial in ready if self.inside(trial, allowance)]))
+        return best if best is not None and self.can_train(best) else None
 
     def _beats(self, one: Trial, other: Trial) -> bool:
         found = ratio(other.rounds(self.goal), one.rounds(self.goal))

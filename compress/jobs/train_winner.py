@@ -51,8 +51,8 @@ def with_training(
     """
     allowance = bench.allowance
     for _ in range(MOST):
-        best = found.best_within(allowance)
-        if best is None or not found.can_train(best):
+        best = found.to_train(allowance)
+        if best is None:
             break
         candidate = dataclasses.replace(best.candidate, trained=True)
         (made,) = branches(setting, [candidate], watcher, cluster)

@@ -186,6 +186,9 @@ def drops(*points: float) -> list[Trial]:
         ((2.0, 9.0), {0.2: 4.0, 0.1: 0.5}, [0.2, 0.1], 0.1),  # 5 points came back: 2 may
         ((8.0, 9.0), {0.2: 4.0}, [0.2], 0.0),  # …and 8 may not
         ((0.5, 9.0), {0.2: 9.5, 0.1: 0.2}, [0.2, 0.1], 0.1),  # it made it worse; another is inside by itself
+        ((0.5, 0.2), {0.2: 0.2}, [0.2], 0.2),  # as good before: the trained one wins
+        ((0.5, 0.2), {0.2: 0.9}, [0.2], 0.2),  # …and where it is inside, too
+        ((0.5, 0.2), {0.2: 1.5, 0.1: 2.0}, [0.2, 0.1], 0.2),  # none is inside by its training: as it was, one is
         ((6.0, 7.0, 8.0, 9.0), {0.4: 1.5, 0.3: 1.5, 0.2: 1.5}, [0.4, 0.3, 0.2], 0.0),  # three at most
         ((20.0, 30.0), {}, [], 0.0),
         ((2.0, 9.0), {0.2: None, 0.1: 0.9}, [0.2, 0.1], 0.1),  # a training that fails says nothing of others
