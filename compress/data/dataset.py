@@ -262,7 +262,7 @@ def _read(place: str, source: str, signature: Signature) -> _Found:
             files = files_in(path, "*.npy") or files_in(path, "*.npz")
             if files and files[0].suffix == ".npz":
                 shards, starts = open_shards(path)
-                return dict(shards), _together(files), starts, None
+                return dict(shards), _together(files, opened=False), starts, None
             return {file.stem: open_npy(file) for file in files}, _together(files), (), None
         if not path.is_file():
             raise DatasetError(f"can't read the data {source}", why="there is no such file", mend=_MEND)
@@ -277,14 +277,14 @@ def _read(place: str, source: str, signature: Signature) -> _Found:
         raise DatasetError(f"can't read the data {source}", why=why, mend=_MEND) from err
 
 
-def _together(files: Sequence[Path]) -> str:
+def _together(files: Sequence[Path], *, opened: bool = True) -> str:
     """Of the names, which say whose input each is, and of what is in them."""
-    told = json.dumps([[file.name, _sha256(file)] for file in files])
+    told = json.dumps([[file.name, _sha256(file, opened=opened)] for file in files])
     return hashlib.sha256(told.encode()).hexdigest()
 
 
-def _sha256(file: Path) -> str:
-    return seen(file, lambda: sha256_of(file, tell=listener()))
+def _sha256(file: Path, *, opened: bool = True) -> str:
+    return seen(file, lambda: sha256_of(file, tell=listener()), opened=opened)
 
 
 def _call(source: str, signature: Signature) -> _Found:

@@ -125,7 +125,7 @@ def _sums(files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
     tell(0, len(files), KNOWN_BY)
     for number, file in enumerate(files, 1):
         with _told(file):
-            yield file, seen(file, partial(sha256_of, file, LARGEST_FILE))
+            yield file, seen(file, partial(sha256_of, file, LARGEST_FILE), opened=False)
         tell(number, len(files), KNOWN_BY)
 
 

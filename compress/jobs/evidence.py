@@ -6,7 +6,6 @@ import dataclasses
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -44,7 +43,6 @@ from compress.runtime.measure import onnx_layer_bytes, onnx_work
 from compress.runtime.roofline import Roofline, same_roofs
 from compress.storage.files import command_line
 from compress.storage.hashing import loaded_code
-from compress.storage.steady import seen
 
 __all__ = ["exported_row", "missed_budgets", "named", "report_of", "rows_before", "script_of", "unique_names"]
 
@@ -236,8 +234,7 @@ def script_of(checkpoint: Path, options: CompressOptions, recipe: Path | None) -
     files = [checkpoint, *map(Path, sources), *(path for path in named if path is not None)]
     own = [options.output.with_name(options.output.name + ending).resolve() for ending in ("", ".missed", ".work")]
     held = [path for each in files for path in _held(each) if not set(own) & set(path.resolve().parents)]
-    inputs = {path: seen(path, partial(sha256_of, path)) for path in held}
-    inputs |= {path: sha256_of(path) for path in map(_relative, loaded_code())}
+    inputs = {path: sha256_of(path) for path in [*held, *map(_relative, loaded_code())]}
     # Shards are read where a folder has no arrays: one that comes later is to be seen, too.
     listings = {
         (each, ending): len(list(each.glob(f"*{ending}")))

@@ -16,24 +16,28 @@ __all__ = ["refuse_changed", "seen", "steady"]
 
 @dataclass(frozen=True)
 class _Seen:
-    """A file as it was: its place on the disk, size and time of change, and its SHA-256 where that is known."""
+    """A file as it was: its place on the disk, size and time of change.
+
+    Attributes:
+        sha256: of it; "" where that is not known.
+        opened: whether it stays open: another in its place is not read.
+    """
 
     where: tuple[int, int]
     when: tuple[int, int]
-    sha256: str | None
+    sha256: str = ""
+    opened: bool = True
 
     @classmethod
-    def of(cls, path: Path, sha256: str | None = None) -> _Seen:
+    def of(cls, path: Path) -> _Seen:
         found = path.stat()
-        return cls((found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns), sha256)
+        return cls((found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns))
 
     def changed(self, path: Path) -> bool:
         now = _Seen.of(path)
-        if (now.where, now.when) == (self.where, self.when):
+        if (now.where, now.when) == (self.where, self.when) or (self.opened and now.where != self.where):
             return False
-        if self.sha256 is None:  # another file in its place was not read: the old one is still open
-            return now.where == self.where
-        return sha256_of(path) != self.sha256
+        return not self.sha256 or sha256_of(path) != self.sha256
 
 
 _files: ContextVar[dict[Path, _Seen] | None] = ContextVar("files", default=None)
@@ -49,18 +53,19 @@ def steady() -> Iterator[None]:
         _files.reset(token)
 
 
-def seen(path: Path, digest: Callable[[], str] | None = None) -> str:
+def seen(path: Path, digest: Callable[[], str] | None = None, *, opened: bool = True) -> str:
     """A file is read from now on.
 
     Args:
         path: of the file.
         digest: gives its SHA-256, which is returned; None for one that is not known by its bytes: "".
+        opened: whether it stays open, and is not opened again by its name.
     """
     files = _files.get()
     before = None if files is None else _Seen.of(path)
     found = "" if digest is None else digest()
     if files is not None and before is not None:
-        files[path.absolute()] = _Seen(before.where, before.when, found or None)
+        files[path.absolute()] = _Seen(before.where, before.when, found, opened)
     return found
 
 

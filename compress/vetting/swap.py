@@ -4,6 +4,9 @@ What is made stands in a folder beside its place. A file in that is its mark, wh
 kernel lets go of it however the process ends. Moves are written down there before the first is made. So a later run
 tells what a killed one has left, undoes what that had begun, and removes the rest; a folder without the mark is the
 user's, whatever it is called.
+
+Such a folder may come with somebody else's files, in a repository that was cloned or an archive. So what is written
+down names the mark by what no copy has: its inode, and the time when that was last changed, which nobody can set.
 """
 
 from __future__ import annotations
@@ -102,7 +105,7 @@ def move(staged: Path, moves: Sequence[tuple[Path, Path]], files: Mapping[Path, 
         if os.path.lexists(target):
             kept[_kept(target, staged / f"{OLD}-file-{number}")] = target
     moves = [*moves, *((path, target) for target, path in (files or {}).items())]
-    told = {"moves": _told(staged, moves), "files": _told(staged, kept.items())}
+    told = {"mark": _made(staged), "moves": _told(staged, moves), "files": _told(staged, kept.items())}
     replace_file(staged / MOVES, json.dumps(told))
     try:
         for source, target in moves:
@@ -166,14 +169,22 @@ def _kept(file: Path, name: Path) -> Path:
     return name
 
 
+def _made(staged: Path) -> list[int]:
+    """What tells a mark that this folder was made with from one that came with it."""
+    mark = (staged / MARK).lstat()
+    return [mark.st_ino, mark.st_ctime_ns]
+
+
 def _told(staged: Path, moves: Any) -> list[list[str]]:
     return [[str(path.relative_to(staged.parent)) for path in pair] for pair in moves]
 
 
 def _undo(staged: Path) -> bool:
-    """Undo moves; whether all that was set aside is back."""
+    """Undo moves; whether all that was set aside is back. What is told in a copy of such a folder is not done."""
     try:
         told = read_json(staged / MOVES)
+        if told["mark"] != _made(staged):
+            return False
         pairs = {
             key: [(_below(staged, source), _below(staged, target)) for source, target in told[key]]
             for key in ("moves", "files")

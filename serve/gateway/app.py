@@ -237,7 +237,7 @@ def create_app(
     app.include_router(embeddings_router(settings, way))
     app.include_router(rerank_router(settings, way))
     app.include_router(protocol_router(upstream, gate, settings.timeout_s, draining))
-    app.include_router(health_router(upstream, telemetry, draining))
+    app.include_router(health_router(upstream, telemetry, draining, gate.keys))
     app.include_router(rollouts_router(releases))
     app.include_router(feedback_router(feedback, memory))
     app.include_router(admin_router(settings, upstream, gate, loading))

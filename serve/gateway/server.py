@@ -93,7 +93,6 @@ async def serve_gateway(
     uvicorn_log = logging.getLogger("uvicorn.error")
     uvicorn_log.setLevel(logging.ERROR)  # not a line for each client that sends rubbish
     uvicorn_log.addFilter(_of_no_cut)
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # nor for each form that is none
     # As many threads as the machine has cores would be asyncio's own choice, whatever a container may use.
     most = min(32, cores_here().count + 4)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(most, "gateway"))

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ def up(
         repository: what `serve pack` wrote; None for a Triton that runs already.
         options: ports and times.
         on_ready: called once, when requests are answered.
-        on_event: told what happens later: a restart, a reload.
+        on_event: told what happens later: a restart, a reload. Where it, or on_ready, fails, serving goes on.
 
     Raises:
         RepositoryError: there is nothing to serve.
@@ -112,8 +112,14 @@ def up(
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     grpc = f"{host}:{settings.grpc_port}" if settings.grpc_port else ""
 
+    def event(text: str) -> None:
+        """What can't be told, to a disk that is full or a pipe that nobody reads, ends nothing."""
+        with suppress(Exception, SystemExit):
+            on_event(text)
+
     def ready(started: Started) -> None:
-        on_ready(replace(started, grpc=grpc))
+        with suppress(Exception, SystemExit):
+            on_ready(replace(started, grpc=grpc))
 
     drain_s = float(settings.drain_timeout_s) if options.drain_timeout is None else options.drain_timeout
     # Until the event loop takes the signals over, they end the start as Ctrl-C does: Triton is stopped, not left.
@@ -139,8 +145,8 @@ def up(
                     claim_ports(options.ports)
                 with serving(repository, options.public_key, trust_changes=changes) as served:
                     check_models(repository, container=container, trust_changes=changes)
-                    on_event(f"starting Triton on {repository} …")
-                    serve(served, options, drain_s, ready, on_event)
+                    event(f"starting Triton on {repository} …")
+                    serve(served, options, drain_s, ready, event)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

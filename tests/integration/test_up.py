@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +154,63 @@ def test_a_triton_that_dies_is_started_again_behind_the_same_gateway(tmp_path: P
         in running.said
     )
     assert running.process.returncode == 0
+
+
+@pytest.mark.parametrize("told", ["to a full disk", "to nobody"])
+def test_what_can_not_be_told_ends_nothing(tmp_path: Path, repository: Path, told: str) -> None:
+    """Its words go to a disk that is full, or to a pipe whose reader has gone."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    words = [str(repository), "--port", str(port), *FREE[2:]]
+    with ExitStack() as stack:
+        reader, nobody = os.pipe()
+        os.close(reader)
+        stack.callback(os.close, nobody)
+        full = os.open("/dev/full", os.O_WRONLY)
+        stack.callback(os.close, full)
+        out = full if told == "to a full disk" else nobody
+        command = [sys.executable, "-m", "serve", "up", *words]
+        running = subprocess.Popen(command, stdout=out, stderr=out)
+        stack.callback(running.wait, 200)
+        stack.callback(running.send_signal, signal.SIGINT)
+
+        def answered() -> bool:
+            assert running.poll() is None, "it has ended"
+            try:
+                return label(url) == "b"
+            except OSError:
+                return False
+
+        def until(what: Callable[[], Any]) -> Any:
+            deadline = time.monotonic() + 200
+            while not (found := what()):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            return found
+
+        until(answered)
+        first = triton_of(running)
+        os.kill(first, signal.SIGKILL)
+        assert until(lambda: triton_of(running) not in (0, first))
+        until(answered)
+        hooks = [stub for stub in stubs_of(running) if "tiny_preprocess" in stub[1]]
+        assert hooks
+        for pid, _ in hooks:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: {pid for pid, _ in hooks}.isdisjoint(pid for pid, _ in stubs_of(running)))
+        until(answered)
+
+
+def stubs_of(process: subprocess.Popen[bytes]) -> list[tuple[int, str]]:
+    """The processes of Python models that its Triton has started: their ids and command lines."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with suppress(OSError):
+                words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+                if "triton_python_backend_stub" in words.split(" ")[0] and str(triton_of(process)) in words:
+                    found.append((int(folder.name), words))
+    return found
 
 
 def test_a_triton_that_dies_too_often_ends_it(tmp_path: Path, repository: Path) -> None:

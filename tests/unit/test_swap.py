@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -153,6 +155,9 @@ def test_a_folder_without_name_and_mark_is_the_user_s(tmp_path: Path, name: str,
         '{"moves": [["../victim", "out"]], "files": []}',
         '{"moves": [["/etc/nothing", "victim"]], "files": []}',
         '{"moves": [], "files": [["victim", "../../victim"]]}',
+        '{"moves": [], "files": [["here/.out.01234567.part/hook", "victim"]]}',
+        '{"moves": [[".out.01234567.part/x", "victim"]], "files": []}',
+        '{"mark": [1, 2], "moves": [[".out.01234567.part/x", "victim"]], "files": []}',
         '{"moves": 7}',
         "[" * 1000,
         "",
@@ -167,6 +172,28 @@ def test_moves_that_no_run_has_written_down_are_not_made(tmp_path: Path, text: s
     before = tree(tmp_path)
     put_back(tmp_path / "here" / "out")
     assert tree(tmp_path) == before
+
+
+def test_what_a_killed_run_left_elsewhere_is_not_done_in_a_copy(tmp_path: Path) -> None:
+    """A repository that is cloned, or an archive, may hold such a folder, and links that lead anywhere."""
+    (tmp_path / "theirs" / "out").mkdir(parents=True)
+    (tmp_path / "theirs" / "victim").write_text("theirs")
+    for left in range(40):
+        subprocess.run([sys.executable, "-c", FOLDER, str(tmp_path / "theirs" / "out"), str(left)], check=False)
+        if list((tmp_path / "theirs").glob(f".out.*.part/{MOVES}")):
+            break
+    (staged,) = {path.parent for path in (tmp_path / "theirs").glob(f".out.*.part/{MOVES}")}
+    copy = tmp_path / "ours" / staged.name
+    shutil.copytree(staged, copy)
+    told = json.loads((copy / MOVES).read_text())
+    (copy / "hook").write_text("evil")
+    (copy / MOVES).write_text(json.dumps({**told, "files": [[f"{staged.name}/hook", "victim"]]}))
+    (tmp_path / "ours" / "victim").write_text("mine")
+    before = tree(tmp_path / "ours")
+    put_back(tmp_path / "ours" / "out")
+    assert tree(tmp_path / "ours") == before
+    put_back(tmp_path / "theirs" / "out")  # where it was made, it is
+    assert not staged.exists()
 
 
 def test_another_user_s_folder_is_left_alone(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from torch import fx, nn
 from compress.artifact import Signature
 from compress.data.dataset import Dataset
 from compress.errors import StageError, first_line
+from compress.model.infer import BATCH, elsewhere, runs_at
+from compress.model.inputs import example_inputs
 from compress.prune.blocks.without_blocks import Ends, silenced, without
 from compress.prune.cut_layers import Layers
 from compress.prune.prove_channels import Proof
@@ -23,7 +25,8 @@ class BlockProof:
     """Tries networks without blocks, on a copy.
 
     Both have to give the very same numbers, since nothing is added where zeros were: on random inputs, on samples, and
-    with weights drawn anew, as for channels.
+    with weights drawn anew, as for channels; and where each dimension that varies has another size, since what is added
+    may have brought its shape, which sizes of 1 hide.
 
     Args:
         graph: the whole, in eval mode.
@@ -35,6 +38,10 @@ class BlockProof:
         layers = Layers(graph)
         assert isinstance(layers.module, fx.GraphModule)  # noqa: S101  a copy of one
         self._whole, self._proof = layers.module, Proof(layers, signature, samples)
+        sizes = signature.at(BATCH)
+        with unfused():
+            other = elsewhere(runs_at(self._whole, signature.inputs), sizes, sizes)
+        self._elsewhere = [example_inputs(signature.inputs, other)] if other != sizes else []
 
     def difference(self, ends: Ends, made: nn.Module | None = None) -> str:
         """Why the network without these blocks is not the one in which they add zeros; empty where it is.
@@ -45,7 +52,7 @@ class BlockProof:
         """
         try:
             silent, gone = silenced(self._whole, ends), without(self._whole, ends)
-            for arrays, seed in self._proof.trials(thorough=True):
+            for arrays, seed in [*self._proof.trials(thorough=True), *((each, None) for each in self._elsewhere)]:
                 with torch.no_grad(), unfused(), self._proof.weights(seed):
                     wanted = self._proof.run(arrays, silent)
                     have = [self._proof.run(arrays, gone)]

@@ -177,7 +177,8 @@ class Gate:
             yield self._others
 
     async def watch_keys(self) -> None:
-        """Follow the file of keys until cancelled; a broken one changes nothing."""
+        """Follow the file of keys until cancelled; a broken one changes nothing, and is told once."""
+        told = ""
         while not self.keys.open:
             await asyncio.sleep(LOOK_S)
             self.keys.look()
@@ -185,10 +186,15 @@ class Gate:
                 try:
                     self.keys.reload()
                     logger.info("read %d keys anew", len(self.keys))
-                except ServerError as err:
-                    logger.error("the keys stay as they were: %s (%s)", err.what, err.why)
-                except Exception:  # whatever it is, the next look must come: who was revoked would stay
-                    logger.exception("the keys stay as they were")
+                    told = ""
+                except Exception as err:  # whatever it is, the next look must come: who was revoked would stay
+                    before, told = told, repr(err)
+                    if told == before:
+                        continue
+                    if isinstance(err, ServerError):
+                        logger.error("the keys stay as they were: %s (%s)", err.what, err.why)
+                    else:
+                        logger.exception("the keys stay as they were")
 
     def _add(self, model: str) -> Admission:
         self._places[model] = self._new(model)

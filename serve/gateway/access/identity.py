@@ -285,12 +285,12 @@ class KeyRing:
         """Read the file again; keys whose limits are as before keep what they have used of them.
 
         Raises:
-            ServerError: it can't be used; the keys stay as they were.
+            ServerError: it can't be used; the keys stay as they were, and it counts as `changed` still: it may be that
+                it could not be read just then.
         """
         if self._path is None:
             return
-        self._seen = self._mark()
-        now = time.monotonic()
+        mark, now = self._mark(), time.monotonic()
         before = {identity.id: identity for identity in self._by_digest.values()}
         ring: dict[bytes, Identity] = {}
         for key in read_keys(self._path):
@@ -306,7 +306,7 @@ class KeyRing:
             if tokens and counted and counted.per_minute == tokens.per_minute:
                 tokens = counted
             ring[bytes.fromhex(key.digest)] = Identity(key, bucket, asked, tokens)
-        self._by_digest = ring
+        self._by_digest, self._seen = ring, mark
 
     def _mark(self) -> tuple[int, int, int] | None:
         try:

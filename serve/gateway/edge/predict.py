@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import Message as ASGIMessage
 
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
 from serve.gateway.edge.asking import CLIENT_LEFT, unless_client_leaves, until_loaded
 from serve.gateway.edge.bodies import read_unpacked
+from serve.gateway.edge.form import file_of
 from serve.gateway.edge.listed_values import tokens_of
 from serve.gateway.edge.predict_values import answer_of, message_from, message_of
 from serve.gateway.edge.routes import UPSTREAM
@@ -35,7 +32,7 @@ from serve.gateway.errors import (
 )
 from serve.gateway.oip.apart import NoRoomError
 from serve.gateway.oip.contracts import Contracts
-from serve.gateway.oip.cost import CHEAP_BYTES, LONG_JSON
+from serve.gateway.oip.cost import CHEAP_BYTES
 from serve.gateway.oip.encoding import Packed
 from serve.gateway.oip.friendly import from_file
 from serve.gateway.oip.metadata import ModelMetadata
@@ -194,8 +191,7 @@ async def message_asked(
     if media.startswith("image/") or media == "application/octet-stream":
         return message_from(from_file(metadata, body), most), True
     if media == "multipart/form-data":
-        long = len(body) > LONG_JSON
-        file = await (asyncio.to_thread(asyncio.run, _form_file(request, body)) if long else _form_file(request, body))
+        file = await file_of(request.headers["content-type"], body)
         return message_from(from_file(metadata, file), most), True
     came = media or "none"
     raise UnsupportedMediaError(
@@ -211,24 +207,6 @@ def is_json(request: Request) -> bool:
 def _media(request: Request) -> str:
     """A request's content type, without its parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-async def _form_file(request: Request, body: bytes) -> bytes:
-    """The one file of a form whose bytes have been read."""
-
-    async def replay() -> ASGIMessage:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    form_request = Request(request.scope, replay)
-    try:
-        async with form_request.form(max_files=1, max_fields=16) as form:
-            files = [part for part in form.values() if isinstance(part, UploadFile)]
-            if len(files) == 1:
-                return await files[0].read()
-            why = "it holds no file"
-    except HTTPException as err:
-        why = str(err.detail)
-    raise BadRequestError("the form can't be read", why=why, mend="send a form with one file: curl -F file=@image.png")
 
 
 def _tokens(answer: UpstreamResponse, name: str) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -16,6 +17,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from serve.gateway.access.gate import Gate
+from serve.gateway.access.identity import KeyRing
+from serve.gateway.edge.guard import key_headers
 from serve.gateway.errors import GatewayError, Problem, UpstreamBrokenError, UpstreamDownError
 from serve.gateway.observe.telemetry import Telemetry
 from serve.gateway.oip.metadata import EXAMPLE_SOURCE, example_json
@@ -61,7 +64,7 @@ HEALTH: dict[int | str, dict[str, Any]] = {
 HIDDEN_EXTENSIONS = re.compile("model_repository|shared_memory|trace|logging")
 
 
-def health_router(upstream: Upstream, telemetry: Telemetry, draining: Callable[[], bool]) -> APIRouter:
+def health_router(upstream: Upstream, telemetry: Telemetry, draining: Callable[[], bool], keys: KeyRing) -> APIRouter:
     """/healthz, /readyz and /metrics."""
     router = APIRouter(tags=["health"])
 
@@ -70,14 +73,19 @@ def health_router(upstream: Upstream, telemetry: Telemetry, draining: Callable[[
         return {"status": "alive"}
 
     @router.get("/readyz", summary="Can it serve?", responses={503: {"description": "Not now.", **JSON_CONTENT}})
-    async def readyz() -> JSONResponse:
-        """503 while the model server is not ready, and when the gateway is about to stop."""
+    async def readyz(request: Request) -> JSONResponse:
+        """503 while the model server is not ready, and when the gateway is about to stop.
+
+        Who asks with a key is told which of its models are down.
+        """
         if draining():
             return JSONResponse({"status": "stopping"}, 503)
         ready = await upstream.ready()
         told: dict[str, Any] = {"status": "ready" if ready else "model server not ready"}
-        if down := dict(upstream.outages):
-            told["down"] = sorted(down)  # why is for those who may see the models
+        if down := sorted(dict(upstream.outages)):  # why is for those who may see the models
+            with suppress(GatewayError):
+                identity = keys.identify(key_headers(request.scope["headers"]))
+                told |= {"down": seen} if (seen := [name for name in down if identity.sees(name)]) else {}
         return JSONResponse(told, 200 if ready else 503)
 
     @router.get("/metrics", summary="Prometheus metrics", responses={200: {"content": {"text/plain": {}}}})

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from importlib.resources import as_file, files
-from pathlib import Path
+from importlib.resources import files
 
 import orjson
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import HTMLResponse, Response
 
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
@@ -63,9 +62,7 @@ def add_docs(app: FastAPI, gate: Gate, upstream: Upstream) -> None:
         told = await asyncio.to_thread(schema, shown) if shown else without
         return Response(told, media_type="application/json")
 
-    with as_file(files("fastapi_offline") / "static") as folder:
-        static = Path(folder)
-
+    static = files("fastapi_offline") / "static"
     page = (files("serve.gateway.site") / "ui" / "docs.html").read_bytes()
 
     @app.get("/docs", include_in_schema=False)
@@ -73,10 +70,10 @@ def add_docs(app: FastAPI, gate: Gate, upstream: Upstream) -> None:
         return HTMLResponse(page, headers={"content-security-policy": POLICY})
 
     for name, media in ASSETS.items():
-        _add_asset(app, static / name, media)
+        _add_asset(app, name, (static / name).read_bytes(), media)
 
 
-def _add_asset(app: FastAPI, path: Path, media: str) -> None:
-    @app.get(f"/docs/{path.name}", include_in_schema=False)
-    async def asset() -> FileResponse:
-        return FileResponse(path, media_type=media)
+def _add_asset(app: FastAPI, name: str, content: bytes, media: str) -> None:
+    @app.get(f"/docs/{name}", include_in_schema=False)
+    async def asset() -> Response:  # not in ranges, of which one request may ask for any number
+        return Response(content, media_type=media, headers={"cache-control": "public, max-age=3600"})

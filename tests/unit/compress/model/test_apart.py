@@ -163,3 +163,26 @@ def test_answers_of_another_model_are_told_beside_a_mask_and_beside_their_own_sq
     filled, other = (np.where(MASKS["a few"], -1e9, values) for values in (scores, moved))
     assert apart(told(filled), told(other))
     assert not apart(told(filled), told(filled))
+
+
+@pytest.mark.parametrize("codes", [2, 12])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_codes_that_are_looked_up_are_no_fills(codes: int, sign: int) -> None:
+    """An item's number beside its scores repeats, too, and is wrong if it is another's."""
+    numbers = sign * (100_000 + 407 * np.arange(codes) / (codes - 1)).round()
+    want = np.hstack([RNG.random((200, 4)), RNG.choice(numbers, (200, 8))])
+    got = np.hstack([want[:, :4], np.full((200, 8), sign * 99_616.0)])
+    told = METRICS["mse"].per_sample({"y": got}, {"y": want}, None)  # type: ignore[misc]
+    if sign > 0 or codes > 3:
+        assert told.tolist() == pytest.approx(np.square(got - want).mean(1).tolist())
+
+
+@pytest.mark.parametrize(("fill", "given"), [(-1e4, -1.005e4), (-1e9, -65504.0), (-1e9, -9.99292928e8), (3e38, 1e9)])
+def test_a_fill_is_one_in_other_formats_too(fill: float, given: float) -> None:
+    want, got = (masked(SCORES, value, "a few") for value in (fill, given))
+    assert METRICS["mse"].per_sample({"y": got}, {"y": want}, None).max() == 0  # type: ignore[misc]
+
+
+def test_what_is_half_of_a_fill_is_another_answer() -> None:
+    want, got = (masked(SCORES, value, "a few") for value in (-1e4, -5e3))
+    assert METRICS["mse"].per_sample({"y": got}, {"y": want}, None).mean() > 1e5  # type: ignore[misc]

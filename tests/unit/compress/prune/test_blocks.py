@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx, nn
 
+from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
 from compress.model import TorchModel, call
 from compress.options.training import TrainingOptions
@@ -354,3 +356,28 @@ def test_numbers_are_the_same_by_the_bit_or_the_proof_fails() -> None:
     other = without(graph, {blocks[1].end: blocks[1].shortcut})
     assert "adds zeros" in BlockProof(graph, model.signature, None).difference(ends, other)
     assert bool(answers(other, model).isfinite().all())
+
+
+class Gated(nn.Module):
+    """A mean over the sequence, and what is added to it has the whole sequence: at a length of 1 none can tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c, self.d = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        m = h.mean(1, keepdim=True)
+        y = m + self.b(h * torch.sigmoid(m))
+        return self.d(y + self.c(torch.relu(y)))  # type: ignore[no-any-return]
+
+
+def test_what_brings_the_shape_of_its_sum_is_no_block_at_any_size() -> None:
+    model = wrapped(Gated(), "x:float32[batch,seq,16]")
+    one = TorchModel(model.module, model.signature.sized({"seq": 1}))
+    x = np.random.default_rng(0).standard_normal((50, 1, 16)).astype(np.float32)
+    stage = DropBlocks(1, Dataset("", {"x": x}, None, ""))
+    _, blocks, left_alone, _ = stage._found(one, quiet)
+    assert [block.name for block in blocks] == ["c"]
+    assert list(left_alone) == ["b"]

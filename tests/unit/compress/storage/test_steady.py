@@ -30,25 +30,29 @@ def replaced(path: Path) -> None:
     path.with_name("new").rename(path)
 
 
-CHANGES: dict[str, tuple[Callable[[Path], object], bool, bool]] = {  # whether refused, where its bytes are known or not
-    "nothing": (lambda _path: None, False, False),
-    "overwritten": (overwritten, True, True),
-    "replaced": (replaced, True, False),  # one that is open stays what it was
-    "gone": (Path.unlink, False, False),
-    "touched": (lambda path: os.utime(path, (1, 1)), False, True),
+CHANGES: dict[str, tuple[Callable[[Path], object], set[str]]] = {  # and of which it is refused
+    "nothing": (lambda _path: None, set()),
+    "overwritten": (overwritten, {"bytes", "open", "by name"}),
+    "replaced": (replaced, {"by name"}),  # one that is open stays what it was
+    "gone": (Path.unlink, set()),
+    "touched": (lambda path: os.utime(path, (1, 1)), {"open"}),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("known", [True, False])
-def test_a_file_that_was_written_to_is_refused(tmp_path: Path, change: str, known: bool) -> None:
-    happen, by_bytes, by_time = CHANGES[change]
+@pytest.mark.parametrize("kind", ["bytes", "open", "by name"])
+def test_a_file_that_was_written_to_is_refused(tmp_path: Path, change: str, kind: str) -> None:
+    happen, refused = CHANGES[change]
     path = tmp_path / "data"
     path.write_bytes(b"first and more")
+    known = sha256_of(path)
     with steady():
-        assert seen(path, (lambda: sha256_of(path)) if known else None) == (sha256_of(path) if known else "")
+        if kind == "open":
+            assert seen(path) == ""
+        else:
+            assert seen(path, lambda: sha256_of(path), opened=kind == "bytes") == known
         happen(path)
-        if by_bytes if known else by_time:
+        if kind in refused:
             with pytest.raises(DatasetError, match="data was written to while this ran"):
                 refuse_changed()
         else:

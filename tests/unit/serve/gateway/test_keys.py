@@ -10,12 +10,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import uvloop
 
 from compress.errors import ServerError
 from serve.cli.main import main
+from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import KeyRing
 from serve.gateway.access.keys import add_key, read_keys, revoke_key
 from serve.gateway.errors import RateLimitedError, UnauthorizedError
@@ -179,10 +181,42 @@ def test_a_reload_keeps_what_was_used_of_a_limit_and_a_broken_file_keeps_the_key
     identity = ring.identify_key(secret.encode())
     assert identity.bucket is not None
     assert identity.bucket.take(time.monotonic()) > 0
+    whole = path.read_text()
     path.write_text("{")
     with pytest.raises(ServerError):
         ring.reload()
     assert ring.names() == ["k", "other"]
+    assert ring.changed()
+    path.write_text(whole)
+
+
+def test_a_revocation_that_could_not_be_read_is_read_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For a moment the process has no file left: who was revoked must not stay for good."""
+    path = tmp_path / "keys.json"
+    add_key(path, "bob")
+    add_key(path, "alice")
+    gate = Gate(Settings(keys=path))
+    keys = gate.keys
+    none_left = patch("serve.gateway.access.identity.read_keys", side_effect=ServerError("no", why="EMFILE", mend="-"))
+
+    async def main() -> None:
+        monkeypatch.setattr("serve.gateway.access.gate.LOOK_S", 0.01)
+        watching = asyncio.create_task(gate.watch_keys())
+        with none_left:
+            revoke_key(path, "bob")
+            await asyncio.sleep(0.2)
+            assert keys.names() == ["alice", "bob"]
+        for _ in range(1000):
+            if keys.names() == ["alice"]:
+                break
+            await asyncio.sleep(0.01)
+        assert keys.names() == ["alice"]
+        watching.cancel()
+
+    asyncio.run(main())
+    assert len([each for each in caplog.records if "stay as they were" in each.getMessage()]) == 1
 
 
 def test_a_key_is_worth_nothing_once_it_has_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
