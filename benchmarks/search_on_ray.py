@@ -86,6 +86,7 @@ def asked(output: Path, address: str) -> OptimizeOptions:
     return OptimizeOptions(
         output=output, eval="eval.npz", finetune="train.npz", epochs=EPOCHS, prune=PRUNE, int8=("none", "dynamic"),
         goal="size", max_drop=100.0, train_threads=1, compile="off", ray=address or None, workers=1 if address else 3,
+        runtime="onnxruntime",
     )  # fmt: skip
 
 

@@ -125,9 +125,10 @@ def optimize(
 ) -> None:
     """Try pruning, precisions and calibrators, measure each, and export the best that loses no more than --max-drop.
 
-    Candidates that have lost too much on a part of the data are not measured further. An interrupted search goes on
-    where it stopped. When no candidate is inside, nothing is written but the search's own report, and the exit code
-    is 3.
+    Candidates that have lost too much on a part of the data are not measured further. With --calibration, what pruning
+    costs is repaired in seconds, and of --finetune's trainings, which take minutes, only the winner has one (--train).
+    An interrupted search goes on where it stopped. When no candidate is inside, nothing is written but the search's own
+    report, and the exit code is 3.
 
     Parameters
     ----------
@@ -160,8 +161,9 @@ def optimize(
     finally:  # of a search that found nothing inside the budget, too
         for table in tables:
             console.print(table)
-    for words in found.unpaid:
-        tell(console, words, warns=False)
+    for words in (found.training, *found.unpaid):
+        if words:
+            tell(console, words, warns=False)
     best = found.best
     assert best is not None  # noqa: S101  none is an error
     proof = found.proof

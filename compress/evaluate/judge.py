@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -88,6 +88,7 @@ class Drop:
         low, high: its confidence interval, paired by sample; None where the metric is no mean of scores, or the samples
             don't tell.
         counted: what a budget is held against; infinite where none counts as kept.
+        scores: of the model, each sample's [n]; of a metric that is no mean, its one value [1].
     """
 
     before: float
@@ -96,6 +97,7 @@ class Drop:
     low: float | None
     high: float | None
     counted: float = math.inf
+    scores: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(0), compare=False, repr=False)
 
 
 def spread(data: Dataset, count: int) -> Dataset:
@@ -164,15 +166,28 @@ class Judge:
         before, after = self.original, float(scores.mean())
         points = self._metric.drop(before, after)
         points = math.inf if math.isnan(points) else points
-        low = high = None
-        if self.gives_intervals and scores.shape == self._original.shape:
-            found = difference_interval(
-                scores, self._original, confidence=self._confidence or CONFIDENCE, bounds=self._metric.bounds
-            ).times(self._metric.points)
-            low, high = (end if math.isfinite(end) else None for end in (found.low, found.high))
+        low, high = self._between(scores, self._original)
         held = Budget(0.0, self._confidence).beside(self.constant)
         counted = math.inf if self.doubts else held.counted(points, high)
-        return Drop(before, after, points, low, high, counted)
+        return Drop(before, after, points, low, high, counted, scores)
+
+    def loss_between(self, one: Drop, other: Drop) -> float | None:
+        """What a model loses against another for sure: the interval's lower end, in points; None without intervals.
+
+        Args:
+            one, other: of both, by this judge.
+        """
+        return None if self.doubts else self._between(one.scores, other.scores)[0]
+
+    def _between(self, scores: np.ndarray[Any, Any], first: np.ndarray[Any, Any]) -> tuple[float | None, float | None]:
+        """The interval of what is lost, paired by sample, in points."""
+        if not self.gives_intervals or scores.shape != first.shape or first.shape != self._original.shape:
+            return None, None
+        found = difference_interval(
+            scores, first, confidence=self._confidence or CONFIDENCE, bounds=self._metric.bounds
+        ).times(self._metric.points)
+        low, high = (end if math.isfinite(end) else None for end in (found.low, found.high))
+        return low, high
 
     def squared_error(self, model: Backend) -> float:
         """Mean over samples of the squared difference to the original's outputs, each output in its own scale.

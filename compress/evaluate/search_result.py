@@ -4,39 +4,78 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from compress.artifact import Runtime
 from compress.console.wording import counted
+from compress.evaluate.gains import drop_told
 from compress.evaluate.judge import Budget
-from compress.options import Calibrator, ExportOptions, OptimizeOptions
+from compress.options import Allocate, Calibrator, ExportOptions, Importance, OptimizeOptions
+from compress.options.asked import repairs, trains_last
 from compress.runtime.latency import ratio
 
 __all__ = ["THROUGHPUT_BATCH", "Candidate", "Goal", "SearchResult", "Trial", "candidates"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 THROUGHPUT_BATCH = 8
 
 Goal = Literal["latency", "size", "throughput"]
 Int8 = Literal["none", "static", "dynamic", "weights"]
+Precision = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compress: a fraction of MACs to remove, a kind of INT8, and the ranges of a static one."""
+    """One way to compress.
+
+    Attributes:
+        prune: fraction of the MACs to remove.
+        int8: its kind.
+        calibrator: of the ranges of a static one.
+        precision: of what is not quantized.
+        trained: whether it is trained after it was pruned.
+        importance, allocate: how channels are chosen, where that is asked for in several ways; else None.
+    """
 
     prune: float
     int8: Int8
     calibrator: Calibrator | None = None
+    precision: Precision = "fp32"
+    trained: bool = False
+    importance: Importance | None = None
+    allocate: Allocate | None = None
 
     @property
     def name(self) -> str:
         """Short, for tables."""
-        pruned = f"−{self.prune:.0%}" if self.prune else "whole"
-        kind = "float" if self.int8 == "none" else f"INT8 {self.int8}"
-        return f"{pruned} · {kind}" + (f" {self.calibrator}" if self.calibrator else "")
+        way = [word for word in (self.importance, self.allocate and f"by {self.allocate}") if word]
+        pruned = " ".join((f"−{self.prune:.0%}", *way)) + ", trained" * self.trained if self.prune else "whole"
+        return f"{pruned} · {self.kind}" + (f" {self.calibrator}" if self.calibrator else "")
+
+    @property
+    def kind(self) -> str:
+        """The numbers that it computes with."""
+        if self.int8 != "none":
+            return f"INT8 {self.int8}"
+        return "float" if self.precision == "fp32" else self.precision.upper()
+
+    @property
+    def whole(self) -> Candidate:
+        """The same numbers, where nothing is pruned."""
+        return Candidate(0.0, self.int8, self.calibrator, self.precision)
+
+    @property
+    def ladder(self) -> tuple[Importance | None, Allocate | None]:
+        """What candidates have in common of which one loses more than another that is pruned more lightly."""
+        return self.importance, self.allocate
+
+    @property
+    def in_float32(self) -> bool:
+        """Whether it is what the others of its pruning are made of."""
+        return self.int8 == "none" and self.precision == "fp32"
 
     def options(self, base: OptimizeOptions) -> ExportOptions:
         """What `compress export` would be asked for."""
@@ -47,16 +86,20 @@ class Candidate:
         }
         static = self.int8 == "static"
         repair = bool(self.prune) and base.repair is not False
+        half = self.precision != "fp32"
         smooth = base.smooth if static or self.int8 == "dynamic" else None
         shared |= {
             "prune": self.prune or None,
             "sensitivity": base.sensitivity if self.prune else None,
-            "finetune": base.finetune if self.prune else None,
-            "tune_training": base.tune_training if self.prune else None,
+            "finetune": base.finetune if self.trained else None,
+            "tune_training": base.tune_training if self.trained else None,
             "int8": None if self.int8 == "none" else self.int8,
-            "calibration": base.calibration if static or smooth or repair else None,
+            "calibration": base.calibration if static or smooth or repair or half else None,
             "calibrator": self.calibrator or "minmax",
             "smooth": smooth,
+            "precision": self.precision,
+            "importance": self.importance or base.importance[0],
+            "allocate": self.allocate or base.allocate[0],
             "max_drop": None,  # the winner is judged by its search's own
         }
         return ExportOptions(**shared)
@@ -64,15 +107,33 @@ class Candidate:
 
 def candidates(options: OptimizeOptions) -> tuple[Candidate, ...]:
     """Every combination that can be made of the data at hand, lightly pruned ones first."""
-    found = []
+    floats: tuple[Precision, ...] = ("fp32", *options.precision)
+    whole = [Candidate(0.0, "none", precision=precision) for precision in dict.fromkeys(floats)]
+    for int8 in options.int8:
+        if int8 in ("dynamic", "weights"):
+            whole.append(Candidate(0.0, int8))
+        elif int8 == "static" and options.calibration is not None:
+            whole += [Candidate(0.0, int8, calibrator) for calibrator in options.calibrators]
+    found: list[Candidate] = []
+    trained = options.finetune is not None and not trains_last(options)
     for prune in sorted(set(options.prune)):
-        kinds: tuple[Int8, ...] = ("none", *(kind for kind in options.int8 if kind != "none"))
-        for int8 in kinds:
-            if int8 != "static":
-                found.append(Candidate(prune, int8))
-            elif options.calibration is not None:
-                found += [Candidate(prune, int8, calibrator) for calibrator in options.calibrators]
+        if not prune:
+            found += whole
+            continue
+        for way in _ways(options):
+            # By latency, layers are timed in FP32 and in INT8 alone.
+            kinds = [each for each in whole if each.precision == "fp32" or way["allocate"] == "macs"]
+            told = {name: value for name, value in way.items() if len(set(getattr(options, name))) > 1}
+            found += [dataclasses.replace(each, prune=prune, trained=trained, **told) for each in kinds]
     return tuple(found)
+
+
+def _ways(options: OptimizeOptions) -> list[dict[str, Any]]:
+    """How channels are chosen: what is asked for, without what can't be, unless nothing would be left."""
+    asked = [(one, other) for one in dict.fromkeys(options.importance) for other in dict.fromkeys(options.allocate)]
+    lacking = {"obs": not repairs(options), "taylor": options.finetune is None}
+    able = [(one, other) for one, other in asked if not lacking.get(one) and (other == "macs" or one == "obs")]
+    return [{"importance": importance, "allocate": allocate} for importance, allocate in able or asked]
 
 
 @dataclass(frozen=True)
@@ -86,8 +147,9 @@ class Trial:
         value: the metric over all samples that choose.
         drop: against the original, in points; `drop_low` and `drop_high` bound its confidence interval.
         size_bytes: of the ONNX file.
-        latency_p50_ms: at batch 1.
-        throughput: samples a second at batch 8.
+        runtime: that it was judged and timed on: of several, the one that serves it.
+        latency_p50_ms: at batch 1; of one that was trained after all were timed, as before: it has the same layers.
+        throughput: samples a second at batch 8, likewise.
         path: the ONNX file, in the work folder.
         rounds_ms: the p50 of each round that all trials took together, at batch 1.
         batched_rounds_ms: the same at batch 8.
@@ -101,6 +163,7 @@ class Trial:
     drop_low: float | None = None
     drop_high: float | None = None
     size_bytes: int | None = None
+    runtime: Runtime | None = None
     latency_p50_ms: float | None = None
     throughput: float | None = None
     path: Path | None = None
@@ -144,8 +207,9 @@ class SearchResult:
         trials: one for each candidate.
         confidence: of the interval whose upper end has to keep the largest drop; None for the estimate itself.
         proof: of the winner, once it is exported.
-        runtime: that candidates were timed on.
+        runtimes: that each candidate was asked on, where it can run there.
         constant: points that the best answer that is always the same loses: what loses as many is not inside.
+        allowance: points more that a candidate may have lost to be trained for the rest; None where none was to wait.
     """
 
     goal: Goal
@@ -156,8 +220,9 @@ class SearchResult:
     trials: tuple[Trial, ...]
     confidence: float | None = None
     proof: Proof | None = field(default=None, compare=False)
-    runtime: Runtime = "onnxruntime"
+    runtimes: tuple[Runtime, ...] = ("onnxruntime",)
     constant: float | None = None
+    allowance: float | None = None
 
     @property
     def budget(self) -> Budget:
@@ -168,14 +233,29 @@ class SearchResult:
     def measured(self) -> tuple[Trial, ...]:
         return tuple(trial for trial in self.trials if trial.status == "measured")
 
+    def inside(self, trial: Trial, allowance: float = 0.0) -> bool:
+        """Whether a trial keeps the largest drop; one that can still be trained may lose the allowance more."""
+        budget = self.budget
+        if allowance and self.can_train(trial):
+            budget = dataclasses.replace(budget, points=budget.points + allowance)
+        return budget.keeps(trial.drop, trial.drop_high)
+
+    def can_train(self, trial: Trial) -> bool:
+        """Whether it is pruned, and has not been trained."""
+        trained = dataclasses.replace(trial.candidate, trained=True)
+        return bool(trial.candidate.prune) and all(other.candidate != trained for other in self.trials)
+
     @property
     def tied(self) -> tuple[Trial, ...]:
         """Those inside the largest drop that no other of them beats by the goal beyond doubt, in the search's order.
 
         Not those like the cheapest: which one that is of some that are alike, and so whom it is like, is chance.
         """
-        budget = self.budget
-        inside = [trial for trial in self.measured if budget.keeps(trial.drop, trial.drop_high)]
+        return self._tied([trial for trial in self.measured if self.inside(trial)])
+
+    def _tied(self, inside: Sequence[Trial]) -> tuple[Trial, ...]:
+        if any(trial.candidate.trained for trial in inside):  # the best of many that are not trained has had luck, too
+            inside = [trial for trial in inside if trial.candidate.trained or not trial.candidate.prune]
         tied = [trial for trial in inside if not any(self._beats(other, trial) for other in inside)]
         # Medians of ratios can go round in a circle, where each is beaten by one.
         return tuple(tied or sorted(inside, key=lambda trial: trial.cost(self.goal))[:1])
@@ -183,11 +263,20 @@ class SearchResult:
     @property
     def best(self) -> Trial | None:
         """Of those that are tied: the one that loses least, then the smallest, then the first of the search."""
+        return self._first(self.tied)
+
+    def _first(self, tied: Sequence[Trial]) -> Trial | None:
         return min(
-            self.tied,
+            tied,
             key=lambda trial: (math.inf if trial.drop is None else trial.drop, trial.size_bytes or 0),
             default=None,
         )
+
+    def to_train(self, allowance: float) -> Trial | None:
+        """The best of what is not pruned and what can be trained, if it can: that may lose so many points more."""
+        ready = [trial for trial in self.measured if not trial.candidate.prune or self.can_train(trial)]
+        best = self._first(self._tied([trial for trial in ready if self.inside(trial, allowance)]))
+        return best if best is not None and self.can_train(best) else None
 
     def _beats(self, one: Trial, other: Trial) -> bool:
         found = ratio(other.rounds(self.goal), one.rounds(self.goal))
@@ -208,24 +297,42 @@ class SearchResult:
 
     @property
     def unpaid(self) -> tuple[str, ...]:
-        """A sentence for each pruned candidate in INT8 that is not faster beyond doubt than the same INT8 unpruned."""
+        """A sentence for each pruned candidate in fewer bits that is not faster beyond doubt than the same unpruned."""
         goal: Goal = "throughput" if self.goal == "throughput" else "latency"
         batch = THROUGHPUT_BATCH if goal == "throughput" else 1
         whole = {t.candidate: t for t in self.measured if not t.candidate.prune}
-        told = []
+        told: dict[Candidate, str] = {}  # those with and without training have the same layers
         for trial in self.measured:
-            alone = whole.get(dataclasses.replace(trial.candidate, prune=0.0))
-            if alone is None or not trial.candidate.prune or trial.candidate.int8 == "none":
+            alone = whole.get(trial.candidate.whole)
+            if alone is None or not trial.candidate.prune or trial.candidate.in_float32:
                 continue
             found = ratio(alone.rounds(goal), trial.rounds(goal))
             if found is None or found.low is None or found.faster:
                 continue
-            told.append(
-                f"{trial.candidate.name} can't be said to be faster than {alone.candidate.name}, INT8 alone: "
+            told.setdefault(
+                dataclasses.replace(trial.candidate, trained=False),
+                f"{trial.candidate.name} can't be said to be faster than {alone.candidate.name}, "
+                f"{alone.candidate.kind.split()[0]} alone: "
                 f"{found.value:.2f} times as fast ({found.low:.2f} to {found.high:.2f}, batch {batch}). "
-                "Here pruning it does not pay in time."
+                "Here pruning it does not pay in time.",
             )
-        return tuple(told)
+        return tuple(told.values())
+
+    @property
+    def training(self) -> str:
+        """What was trained, and what that brought, in a sentence; empty where no candidate waited for it."""
+        if self.allowance is None:
+            return ""
+        by_candidate = {trial.candidate: trial for trial in self.trials}
+        told = []
+        for trial in self.trials:
+            before = by_candidate.get(dataclasses.replace(trial.candidate, trained=False))
+            if trial.candidate.trained and before is not None and before.drop is not None:
+                after = "failed" if trial.drop is None else drop_told(trial.drop, metric=self.metric)
+                lost = drop_told(before.drop, metric=self.metric)
+                told.append(f"{before.candidate.name} ({lost} before, {after} after)")
+        trained = f"trained were then {', '.join(told)}" if told else "none of them was then trained"
+        return f"Candidates were compared as the repair had left them; {trained}."
 
     @property
     def nearest(self) -> Trial | None:
@@ -302,8 +409,10 @@ class SearchResult:
             "original": self.original,
             "samples": self.samples,
             "confidence": self.confidence,
-            "runtime": self.runtime,
+            "runtimes": list(self.runtimes),
             "constant": self.constant,
+            "allowance": self.allowance,
+            "training": self.training,
             "proof": None if self.proof is None else dataclasses.asdict(self.proof),
             "unpaid": list(self.unpaid),
             "trials": [row(trial) for trial in self.trials],

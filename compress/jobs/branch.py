@@ -66,9 +66,7 @@ def judged(options: OptimizeOptions, model: Original, checkpoint: Path) -> Evalu
 
 def lost(trials: Sequence[Trial]) -> Trial | None:
     """The float model of a pruned ratio, if it is out: then every higher ratio is."""
-    return next(
-        (t for t in trials if t.candidate.int8 == "none" and t.candidate.prune and t.status != "measured"), None
-    )
+    return next((t for t in trials if t.candidate.in_float32 and t.candidate.prune and t.status != "measured"), None)
 
 
 def skipped(group: Sequence[Candidate], out: Trial) -> list[Trial]:
@@ -167,7 +165,7 @@ def _sharing(stage: Stage) -> Stage:
 def _screened(candidate: Candidate, model: OnnxModel, judge: Judge, options: OptimizeOptions, metric: str) -> Trial:
     """Out when even the lower end of its drop's interval, on a part of the data, is beyond the limit."""
     kept = Trial(candidate, "measured", size_bytes=size_of(model.path), path=model.path)
-    if candidate.prune == 0 and candidate.int8 == "none":
+    if candidate.prune == 0 and candidate.in_float32:
         return kept
     drop = judge.drop(open_model(model, threads=cores()))
     if drop.low is None or drop.high is None or drop.low <= options.max_drop:

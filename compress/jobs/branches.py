@@ -1,7 +1,7 @@
 """The pruning ratios of a search, each with its candidates: one after the other, in processes, or on a cluster.
 
 However they are made, what comes of them is the same: a ratio above one whose float model is out counts as not tried,
-whether it was made meanwhile or not.
+whether it was made meanwhile or not. What channels are chosen by is part of a ratio: one way says nothing of another.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import concurrent.futures
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from compress.console.wording import counted
 from compress.evaluate.search_result import Candidate, Trial
@@ -32,8 +33,10 @@ def branches(setting: Setting, plan: Group, watcher: Watcher, cluster: OnRay | N
         watcher: is told of stages, or, where several ratios are made at the same time, of ratios.
         cluster: where they are made; on this machine by default.
     """
-    ratios = sorted({candidate.prune for candidate in plan})
-    found = _Found([[candidate for candidate in plan if candidate.prune == ratio] for ratio in ratios])
+    ratios: dict[tuple[Any, ...], list[Candidate]] = {}
+    for candidate in sorted(plan, key=lambda candidate: candidate.prune):
+        ratios.setdefault((candidate.prune, candidate.ladder), []).append(candidate)
+    found = _Found(list(ratios.values()))
     workers = min(setting.options.workers, len(found.groups))
     if cluster is None and workers == 1:
         for place, group in enumerate(found.groups):
@@ -65,16 +68,22 @@ class _Found:
 
     def wanted(self) -> frozenset[int]:
         """Places that are still to be made: none above one that is out."""
-        end = min((place for place in self._by_place if lost(self._by_place[place])), default=len(self.groups))
-        return frozenset(range(end)) - self._by_place.keys()
+        return frozenset(
+            place for place in range(len(self.groups)) if place not in self._by_place and self._out(place) is None
+        )
 
     def trials(self) -> list[Trial]:
         found: list[Trial] = []
-        out: Trial | None = None
         for place, group in enumerate(self.groups):
+            out = self._out(place)
             found += skipped(group, out) if out else self._by_place[place]
-            out = out or lost(self._by_place[place])
         return found
+
+    def _out(self, place: int) -> Trial | None:
+        """The float model of the lightest ratio on the way to this one that is out."""
+        ladder = self.groups[place][0].ladder
+        before = [at for at in sorted(self._by_place) if at < place and self.groups[at][0].ladder == ladder]
+        return next(filter(None, (lost(self._by_place[at]) for at in before)), None)
 
 
 def _in_processes(setting: Setting, found: _Found, workers: int) -> Iterator[tuple[int, list[Trial]]]:

@@ -287,7 +287,8 @@ def _optimize(
         raise BudgetError(
             "no candidate is inside the budget",
             why=found.missed,
-            mend=f"see {folder / 'search.html'}; allow more, try smaller --prune fractions, or more --epochs",
+            mend=f"see {folder / 'search.html'}; allow more, try smaller --prune fractions, or more --epochs"
+            + ("" if found.allowance is None else ", or --train all"),
         )
     asked = dataclasses.replace(best.candidate.options(options), work=work)
     prepared = dataclasses.replace(

@@ -135,18 +135,27 @@ class OnRay:
         """
         checkpoint, options = self.placed(setting.checkpoint, setting.options)
         there = dataclasses.replace(setting, checkpoint=checkpoint, options=options, cache=self.cache)
-        given = [(self.task, self.shared, there, group) for group in groups]
-        yield from self.answers(_branch, given, wanted)
+        task = self.task
+        # A process whose CUDA has begun without GPUs never sees one: where a training will have some, all tasks do.
+        if not task.needs.gpus and not any(candidate.trained for group in groups for candidate in group):
+            task = dataclasses.replace(task, needs=Needs(options.threads))
+        given = [(task, self.shared, there, group) for group in groups]
+        yield from self.answers(_branch, given, wanted, task.needs)
 
     def answers(
-        self, work: Callable[..., Any], given: Sequence[tuple[Any, ...]], wanted: Callable[[], Collection[int]]
-    ) -> Iterator[tuple[int, Any]]:
+        self, work: Callable[..., Any], given: Sequence[tuple[Any, ...]], wanted: Callable[[], Collection[int]],
+        needs: Needs | None = None,
+    ) -> Iterator[tuple[int, Any]]:  # fmt: skip
         """What tasks give, by place, as they come.
+
+        Args:
+            work, given, wanted: as of `compress.cluster.tasks.answers`.
+            needs: of one of these tasks, where it is not what tasks of the command need.
 
         Raises:
             ToolkitError: what a task gave in place of an answer.
         """
-        with closing(answers(self.ray, work, given, self.task.needs, wanted)) as coming:
+        with closing(answers(self.ray, work, given, needs or self.task.needs, wanted)) as coming:
             for place, answer in coming:
                 if isinstance(answer, ToolkitError):
                     raise answer

@@ -9,6 +9,7 @@ from compress.errors import RecipeError, StageError
 from compress.formats.identity import fingerprint_of_module, unknown_of
 from compress.formats.onnx.load import fingerprint_of_file, is_onnx, load_onnx
 from compress.jobs.source import load_source
+from compress.jobs.timed_on import multiplies_bf16
 from compress.model import OnnxModel, TorchModel
 from compress.onnx_export.torch_from_onnx import taken_back
 from compress.options import OptimizeOptions, SourceOptions
@@ -37,7 +38,12 @@ def original(checkpoint: Path, options: SourceOptions, *, as_it_is: bool = False
 
 
 def tried(options: OptimizeOptions, model: Original) -> OptimizeOptions:
-    """What a search tries: precisions alone, where nobody asked for pruning and an ONNX file has no layers for it."""
+    """What a search tries where nobody says: BF16 where this machine multiplies it, no pruning where no layers are.
+
+    It is settled here, once: machines that make candidates may have other CPUs.
+    """
+    if not options.precision:
+        options = dataclasses.replace(options, precision=("fp32", "bf16") if multiplies_bf16(options) else ("fp32",))
     if isinstance(model, TorchModel) or options.prune != OptimizeOptions.prune or options.finetune is not None:
         return options
     try:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from compress.console.wording import counted
-from compress.data.sizes import typical_inputs
-from compress.errors import RecipeError, StageError
+from compress.errors import RecipeError
 from compress.evaluate.evaluation import Evaluation, budget_of
 from compress.evaluate.judge import Judge
-from compress.evaluate.search_result import THROUGHPUT_BATCH, Candidate, SearchResult, Trial, candidates
+from compress.evaluate.search_result import Candidate, SearchResult, candidates
 from compress.jobs.branch import Setting, judged
 from compress.jobs.branches import branches
 from compress.jobs.on_ray import OnRay
+from compress.jobs.on_runtimes import Bench, runtimes_of, weighed
 from compress.jobs.original import Original
-from compress.jobs.timed_on import timed_on
+from compress.jobs.timed_on import multiplies_bf16
 from compress.jobs.together import refuse_tuning
-from compress.model import OnnxModel
+from compress.jobs.train_winner import allowance_of, with_training
 from compress.options import OptimizeOptions
+from compress.options.asked import prunes, trains_last
 from compress.pipeline import Watcher
-from compress.runtime.backends import Backend, open_model
-from compress.runtime.latency import latency
+from compress.runtime.backends import open_model
 from compress.runtime.measure import cores
 from compress.storage.stage_cache import StageCache
 
@@ -38,7 +37,8 @@ def search(
 
     Those of one pruning ratio are made one after the other and share what they have in common; with several workers,
     ratios are made at the same time. A ratio whose float model has lost too much ends the search for higher ones.
-    Latency is measured at the end, in this process alone, all candidates interleaved.
+    Latency is measured at the end, in this process alone, all candidates interleaved, each on every runtime that may
+    serve it. Where the winner alone is trained (`trains_last`), all that is before it.
 
     Args:
         checkpoint: the model file, which workers load again.
@@ -57,9 +57,31 @@ def search(
     _check(options, plan)
     evaluation = judged(options, model, checkpoint)
     evaluation.refuse(model, budget_of(options, options.max_drop))
-    setting = Setting(checkpoint, options, source, work, cache)
+    bench = _bench(options, model, evaluation)
+    wide = dataclasses.replace(options, max_drop=options.max_drop + bench.allowance)
+    setting = Setting(checkpoint, wide, source, work, cache)
     trials = branches(setting, plan, watcher, cluster)
-    return _measured(trials, options, model, evaluation, watcher)
+    found = SearchResult(
+        goal=options.goal,
+        max_drop=options.max_drop,
+        metric=bench.metric,
+        original=bench.judge.original,
+        constant=bench.judge.constant,
+        samples=len(bench.data),
+        trials=weighed(trials, bench, watcher),
+        confidence=bench.budget.confidence,
+        runtimes=runtimes_of(options),
+        allowance=bench.allowance if trains_last(options) else None,
+    )
+    return with_training(found, setting, bench, watcher, cluster) if trains_last(options) else found
+
+
+def _bench(options: OptimizeOptions, model: Original, evaluation: Evaluation) -> Bench:
+    data, budget = evaluation.choice, budget_of(options, options.max_drop)
+    assert data is not None  # noqa: S101  a search chooses
+    judge = Judge(open_model(model, threads=cores()), data, evaluation.metric, confidence=evaluation.confidence)
+    budget = budget.beside(judge.constant)
+    return Bench(options, model, data, judge, evaluation.metric.name, budget, allowance_of(options, judge))
 
 
 def _check(options: OptimizeOptions, plan: Sequence[Candidate]) -> None:
@@ -76,6 +98,19 @@ def _check(options: OptimizeOptions, plan: Sequence[Candidate]) -> None:
             why="it would be measured with ONNX Runtime on this CPU, which says nothing of a GPU",
             mend="take --goal size, or export candidates and run `compress measure --device cuda` where the GPU is",
         )
+    if "bf16" in options.precision and options.goal != "size" and not multiplies_bf16(options):
+        raise RecipeError(
+            f"can't search for {options.goal} in BF16",
+            why="ONNX Runtime only emulates it, and no other runtime that may serve the result multiplies it here",
+            mend="take --goal size, leave --precision out, or install OpenVINO where the CPU multiplies BF16",
+        )
+    if options.train == "winner" and options.finetune is not None and prunes(options) and not trains_last(options):
+        raise RecipeError(
+            "can't train the winner alone",
+            why="candidates are compared before, as the repair leaves them, which needs --calibration; and "
+            "--importance taylor chooses channels by training data",
+            mend="add --calibration calibration.npz, without --no-repair and --importance taylor; or take --train all",
+        )
     if len(plan) < 2:
         raise RecipeError(
             "there is nothing to search",
@@ -85,59 +120,3 @@ def _check(options: OptimizeOptions, plan: Sequence[Candidate]) -> None:
     if any(not 0 <= candidate.prune < 1 for candidate in plan):
         why = f"--prune holds {', '.join(f'{c:g}' for c in options.prune)}"
         raise RecipeError("can't prune so much", why=why, mend="give fractions from 0 to below 1")
-
-
-def _measured(
-    trials: Sequence[Trial],
-    options: OptimizeOptions,
-    model: Original,
-    evaluation: Evaluation,
-    watcher: Watcher,
-) -> SearchResult:
-    """All samples that choose through what is left, then the clock."""
-    left = {trial.candidate.name: trial for trial in trials if trial.status == "measured"}
-    data, budget = evaluation.choice, budget_of(options, options.max_drop)
-    assert data is not None  # noqa: S101  a search chooses
-    judge = Judge(open_model(model, threads=cores()), data, evaluation.metric, confidence=evaluation.confidence)
-    tick = watcher.started("compare")
-    runtime = timed_on(options)  # the winner alone is measured on both, where it is to be chosen
-    opened: dict[str, Backend] = {}
-    for number, (name, trial) in enumerate(left.items(), 1):
-        assert trial.path is not None  # noqa: S101  set for what is measured
-        onnx = OnnxModel(trial.path, model.signature, runtime=runtime)
-        try:
-            drop = judge.drop(open_model(onnx, threads=cores()))
-        except StageError as err:  # an operator that OpenVINO lacks
-            left[name] = dataclasses.replace(trial, status="failed", why=f"{err.what}: {err.why}")
-            continue
-        if math.isfinite(drop.points):
-            left[name] = dataclasses.replace(
-                trial, value=drop.after, drop=drop.points, drop_low=drop.low, drop_high=drop.high
-            )
-            opened[name] = open_model(onnx, threads=options.threads)
-        else:
-            left[name] = dataclasses.replace(trial, status="failed", why="its answers, or their metric, are no numbers")
-        tick(number, len(left), "candidates evaluated")
-    tick = watcher.started("measure")
-    one, eight = (typical_inputs(model.signature, data, size) for size in (1, THROUGHPUT_BATCH))
-    single = latency(opened, one, progress=lambda done, total: tick(done, 2 * total, "interleaved rounds"))
-    batched = latency(opened, eight, progress=lambda done, total: tick(total + done, 2 * total, "interleaved rounds"))
-    for name in opened:
-        left[name] = dataclasses.replace(
-            left[name],
-            latency_p50_ms=single[name].p50_ms,
-            throughput=1000 * THROUGHPUT_BATCH / batched[name].p50_ms,
-            rounds_ms=single[name].rounds_ms,
-            batched_rounds_ms=batched[name].rounds_ms,
-        )
-    return SearchResult(
-        goal=options.goal,
-        max_drop=options.max_drop,
-        metric=evaluation.metric.name,
-        original=judge.original,
-        constant=judge.constant,
-        samples=len(data),
-        trials=tuple(left.get(trial.candidate.name, trial) for trial in trials),
-        confidence=budget.confidence,
-        runtime=runtime,
-    )

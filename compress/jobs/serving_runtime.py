@@ -22,7 +22,7 @@ from compress.jobs.prove import Found, judged_fields, loss_between
 from compress.jobs.recipe import data_at
 from compress.model import Arrays, Model, OnnxModel, TorchModel, sample_inputs
 from compress.model.inputs import example_inputs
-from compress.options import ExportOptions
+from compress.options import CompressOptions, ExportOptions
 from compress.quantize.precision import FOUR_BIT
 from compress.report.findings import telling
 from compress.runtime.backends import Backend, open_model
@@ -35,7 +35,7 @@ from compress.runtime.measure import cores
 from compress.vetting.loops import may_not_end
 from compress.vetting.memory import memory_left
 
-__all__ = ["at_batch", "beside", "chosen", "refuse_missing", "served"]
+__all__ = ["apart", "at_batch", "beside", "chosen", "is_worse", "looked_at", "refuse_missing", "served"]
 
 COMPARED = 256  # samples, whose outputs on both runtimes are held against each other
 TWICE = 2  # it is opened once to be measured, and once to be compared
@@ -52,8 +52,8 @@ def refuse_missing(runtime: str) -> None:
 
 
 def beside(
-    options: ExportOptions, rows: Mapping[str, Model]
-) -> tuple[dict[str, Model], dict[str, Footprint], Choice | None]:
+    options: CompressOptions, rows: Mapping[str, Model]
+) -> tuple[dict[str, OnnxModel], dict[str, Footprint], Choice | None]:
     """The last row's file on OpenVINO, if that is to be measured, and what it costs; else why it is not.
 
     Returns:
@@ -227,7 +227,18 @@ def _apart(
     before = next((model for model in reversed(list(rows.values())) if _exact(model)), final)
     compared = {"last": final, "other": other} | ({} if before is final else {"before": before})
     opened = {name: open_model(model, threads=cores()) for name, model in compared.items()}
-    found = distances(opened, "last", _batches(options, rows, opened["last"], judged, checkpoint))
+    return apart(opened, _batches(options, rows, opened["last"], judged, checkpoint))
+
+
+def apart(opened: Mapping[str, Backend], batches: Sequence[Arrays]) -> tuple[float, float]:
+    """How far a file's outputs on another runtime are from its own, and how far those of what it was made of.
+
+    Args:
+        opened: the file as "last", it on the other runtime as "other", and, if it is another, the float32 file that it
+            was made of as "before".
+        batches: inputs.
+    """
+    found = distances(opened, "last", batches)
     return found["other"], found.get("before", 0.0)
 
 
@@ -251,8 +262,11 @@ def _batches(
     assert isinstance(original, TorchModel | OnnxModel)  # noqa: S101  engines come last
     if data is None and options.calibration is not None:
         data = Dataset.open(data_at(options.calibration, checkpoint, original), signature)
-    if data is None:
-        return [typical_inputs(signature, None, 1)]
+    return [typical_inputs(signature, None, 1)] if data is None else looked_at(data, backend)
+
+
+def looked_at(data: Dataset, backend: Backend) -> list[Arrays]:
+    """The samples, in batches, whose outputs on two runtimes are held against each other."""
     some = spread(data, COMPARED)
     return [inputs for inputs, _ in some.batches(batch_for(backend, some))]
 
@@ -273,12 +287,23 @@ def _figures(name: str, found: Found, runtime: str, difference: float) -> Runtim
 
 
 def _worse(found: Found, last: str, other: str) -> bool:
-    """Whether the file loses more on OpenVINO, beyond doubt and by what is worth a word."""
-    if found.judged is None or (loss := loss_between(found, other, last)) is None:
+    if found.judged is None:
         return False
     first = found.compared["original"]
-    lost = Measured(metric=found.judged.metric.name, drop=loss, drop_constant=first.constant)
-    return telling(lost, Measured(value=first.value))
+    return is_worse(loss_between(found, other, last), found.judged.metric.name, first.value, first.constant)
+
+
+def is_worse(loss: float | None, metric: str, original: float, constant: float | None) -> bool:
+    """Whether a file loses more on OpenVINO, beyond doubt and by what is worth a word.
+
+    Args:
+        loss: against ONNX Runtime for sure, in points; None where that is not known.
+        metric: its name.
+        original: its value of the original.
+        constant: points that the best answer that is always the same loses.
+    """
+    lost = Measured(metric=metric, drop=loss, drop_constant=constant)
+    return telling(lost, Measured(value=original))
 
 
 def served(

@@ -17,12 +17,14 @@ from compress.options.training import DATA, MACHINE, TrainingOptions
 
 __all__ = [
     "RUN",
+    "Allocate",
     "Calibrator",
     "CompressOptions",
     "EngineOptions",
     "ExplainOptions",
     "ExportOptions",
     "FinetuneOptions",
+    "Importance",
     "MeasureOptions",
     "OptimizeOptions",
     "SensitivityOptions",
@@ -30,6 +32,8 @@ __all__ = [
 ]
 
 Calibrator = Literal["minmax", "percentile", "entropy", "mse"]
+Importance = Literal["magnitude", "taylor", "obs", "random"]
+Allocate = Literal["macs", "latency"]
 
 _SOURCE = Group("The model", sort_key=1)
 _PRUNE = Group("Pruning", sort_key=3)
@@ -101,10 +105,6 @@ class CompressOptions(TrainingOptions, SourceOptions):
 
     finetune: Annotated[str | None, Parameter(group=DATA)] = None
     """Training data for the recovery, with labels or without."""
-
-    importance: Annotated[Literal["magnitude", "taylor", "obs", "random"], Parameter(group=_PRUNE)] = "magnitude"
-    """How to choose the channels that go; taylor needs --finetune data, obs --calibration data and the repair behind
-    it, random is a control."""
 
     repair: Annotated[bool | None, Parameter(group=_PRUNE)] = None
     """After pruning, fit the layers behind it to what the original gave, by --calibration data: by default where there
@@ -216,7 +216,11 @@ class ExportOptions(CompressOptions, EngineOptions):
     prune: Annotated[float | None, Parameter(group=_PRUNE)] = None
     """Fraction of the multiply-accumulates to remove, such as 0.5; with --allocate latency, of the latency."""
 
-    allocate: Annotated[Literal["macs", "latency"], Parameter(group=_PRUNE)] = "macs"
+    importance: Annotated[Importance, Parameter(group=_PRUNE)] = "magnitude"
+    """How to choose the channels that go; taylor needs --finetune data, obs --calibration data and the repair behind
+    it, random is a control."""
+
+    allocate: Annotated[Allocate, Parameter(group=_PRUNE)] = "macs"
     """How many channels each layer loses: by what its multiply-accumulates cost in error, or by what the time does that
     its shapes take here, measured on --runtime; needs --importance obs."""
 
@@ -271,6 +275,16 @@ class OptimizeOptions(ClusterOptions, CompressOptions):
     prune: Annotated[tuple[float, ...], Parameter(consume_multiple=True, group=_SEARCH)] = (0.0, 0.3, 0.5, 0.7, 0.85)
     """Fractions of the multiply-accumulates to try; --finetune or --calibration (the repair) bring accuracy back."""
 
+    importance: Annotated[tuple[Importance, ...], Parameter(consume_multiple=True, negative="", group=_SEARCH)] = (
+        "magnitude",
+    )
+    """How to choose the channels that go, one way or several; taylor needs --finetune data, obs --calibration data and
+    the repair behind it, random is a control. Of several, those that lack their data are left out."""
+
+    allocate: Annotated[tuple[Allocate, ...], Parameter(consume_multiple=True, negative="", group=_SEARCH)] = ("macs",)
+    """How many channels each layer loses, one way or both: by what its multiply-accumulates cost in error, or, with
+    obs, by what the time does that its shapes take here; --prune is then a fraction of the latency."""
+
     int8: Annotated[
         tuple[Literal["none", "static", "dynamic", "weights"], ...], Parameter(consume_multiple=True, group=_SEARCH)
     ] = (
@@ -280,6 +294,12 @@ class OptimizeOptions(ClusterOptions, CompressOptions):
     )
     """Kinds of INT8 to try; static only with --calibration."""
 
+    precision: Annotated[
+        tuple[Literal["fp32", "bf16"], ...], Parameter(consume_multiple=True, negative="", group=_SEARCH)
+    ] = ()
+    """Precisions to try of what is not quantized; fp32 always is. By default bf16, too, where OpenVINO may serve the
+    result and this CPU multiplies BF16."""
+
     calibrators: Annotated[tuple[Calibrator, ...], Parameter(consume_multiple=True, group=_SEARCH)] = (
         "minmax",
         "percentile",
@@ -287,8 +307,17 @@ class OptimizeOptions(ClusterOptions, CompressOptions):
     )
     """Ranges to try for static INT8."""
 
+    train: Annotated[Literal["all", "winner"] | None, Parameter(group=_SEARCH)] = None
+    """Which pruned candidates --finetune data trains: all, or, once all are repaired and compared, the best alone, and
+    up to two more where it then misses --max-drop. By default winner where --calibration data repairs, else all."""
+
     workers: Annotated[int, Parameter(group=RUN)] = 1
     """Candidates made at the same time, each in a process; they are measured one after the other all the same."""
+
+    def __post_init__(self, trust_pickle: bool) -> None:
+        super().__post_init__(trust_pickle)
+        if isinstance(self.importance, str):  # it took one alone
+            object.__setattr__(self, "importance", (self.importance,))
 
 
 @Parameter(name="*")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compress.options import ExportOptions, OptimizeOptions
 
-__all__ = ["chooses", "drops", "is_static", "prunes", "repairs"]
+__all__ = ["chooses", "drops", "is_static", "prunes", "repairs", "trains_last"]
 
 
 def prunes(options: ExportOptions | OptimizeOptions) -> bool:
@@ -34,3 +34,9 @@ def repairs(options: ExportOptions | OptimizeOptions) -> bool:
     """Whether layers behind what is pruned are fitted."""
     pruned = prunes(options) or drops(options)
     return pruned and options.calibration is not None and options.repair is not False
+
+
+def trains_last(options: OptimizeOptions) -> bool:
+    """Whether a search trains nothing before all are compared: pruning is repaired, no gradient chooses channels."""
+    able = options.finetune is not None and repairs(options) and "taylor" not in options.importance
+    return able and options.train != "all"

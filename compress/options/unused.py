@@ -54,7 +54,11 @@ SHARED: tuple[Rule, ...] = (
     (("repair",), lambda o: prunes(o) or drops(o), "nothing is pruned"),
     (("repair",), lambda o: o.repair or o.calibration is not None, "nothing is repaired without --calibration"),
     (("scope",), lambda o: o.sensitivity is None, "--sensitivity sets what each layer loses, in its place"),
-    (("scope",), lambda o: o.importance != "obs", "obs has every layer lose what costs its consumers the same"),
+    (
+        ("scope",),
+        lambda o: o.importance not in ("obs", ("obs",)),
+        "obs has every layer lose what costs its consumers the same",
+    ),
     (("metric", "confidence"), lambda o: o.eval is not None, "nothing is judged without --eval"),
 )
 
@@ -84,7 +88,8 @@ RULES: dict[type, tuple[Rule, ...]] = {
         *TRAINING,
         CLUSTER,
         (("workers",), lambda o: o.ray is None, "with --ray, the cluster says how many candidates are made at a time"),
-        (("sensitivity",), prunes, "nothing is pruned"),
+        (("sensitivity", "allocate"), prunes, "nothing is pruned"),
+        (("train",), lambda o: o.finetune is not None and prunes(o), "only what is pruned is trained, by --finetune"),
         (
             ("calibrators",),
             lambda o: "static" in o.int8 and o.calibration is not None,

@@ -22,8 +22,8 @@ from compress.storage.files import write_files
 
 __all__ = ["search_table", "write_search"]
 
-COLUMNS = ("candidate", "{metric}", "drop", "interval", "size", "p50", "samples/s", "")
-MARKERS = {"none": "o", "static": "s", "dynamic": "^", "weights": "D"}
+COLUMNS = ("candidate", "{metric}", "drop", "interval", "size", "p50", "samples/s", "on", "")
+MARKERS = {"float": "o", "BF16": "P", "INT8 static": "s", "INT8 dynamic": "^", "INT8 weights": "D"}
 COLOURS = ("#3b8bc4", "#2ca25f", "#e08214", "#8c6bb1", "#c51b7d", "#8c510a", "#01665e")
 
 
@@ -33,13 +33,12 @@ def search_table(result: SearchResult) -> Table:
         title=f"{counted(len(result.trials), 'candidates')} by {result.goal}, {result.metric} of the original "
         f"{result.original:.4f} on the {counted(result.samples, 'samples')} that choose; "
         f"at most {counted(result.max_drop, 'points')} may go"
-        + ("" if result.runtime == "onnxruntime" else f", timed on {RUNTIME_NAMES[result.runtime]}")
         + ("" if result.confidence is None else f", with {percent(result.confidence)} confidence"),
         title_justify="left",
     )
     for column in _columns(result):
         table.add_column(
-            escape(column), justify="left" if column in ("candidate", "") else "right", no_wrap=column != ""
+            escape(column), justify="left" if column in ("candidate", "on", "") else "right", no_wrap=column != ""
         )
     for row in _rows(result):
         table.add_row(*map(escape, row), style="bold green" if row[-1].startswith("best") else None)
@@ -77,6 +76,7 @@ def _rows(result: SearchResult) -> list[tuple[str, ...]]:
                 "–" if trial.size_bytes is None else bytes_text(trial.size_bytes),
                 shown(trial.latency_p50_ms, "{:.3f} ms"),
                 shown(trial.throughput, "{:,.0f}"),
+                "–" if trial.runtime is None else RUNTIME_NAMES[trial.runtime],
                 word,
             )
         )
@@ -98,7 +98,7 @@ def pareto_plot(result: SearchResult) -> str:
     for trial in result.measured:
         axes.scatter(
             _cost(trial, result), trial.drop or 0.0, s=60, alpha=0.85,
-            marker=MARKERS[trial.candidate.int8],
+            marker=MARKERS[trial.candidate.kind],
             color=COLOURS[ratios.index(trial.candidate.prune) % len(COLOURS)],
         )  # fmt: skip
     front = result.line
@@ -115,9 +115,9 @@ def pareto_plot(result: SearchResult) -> str:
         )
         for index, ratio in enumerate(ratios)
     ] + [
-        axes.scatter([], [], color="#999999", marker=marker, label="float" if kind == "none" else f"INT8 {kind}")
+        axes.scatter([], [], color="#999999", marker=marker, label=kind)
         for kind, marker in MARKERS.items()
-        if any(trial.candidate.int8 == kind for trial in result.measured)
+        if any(trial.candidate.kind == kind for trial in result.measured)
     ]
     axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, frameon=False, fontsize=9)
     log_axis(axes)

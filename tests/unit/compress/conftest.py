@@ -12,7 +12,7 @@ import torch
 from torch._export import utils as _utils
 
 from compress.formats.onnx.load import fingerprint_of_file
-from compress.jobs import prove, search, serving_runtime
+from compress.jobs import on_runtimes, prove, serving_runtime
 from compress.model import OnnxModel
 from compress.report import export as report
 from compress.runtime import grid, roofline, roofs
@@ -76,7 +76,7 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(models: Any, inputs: Any, **options: Any) -> Any:
         return latency(models, inputs, **(options | {"rounds": 2, "block_seconds": 0.01}))
 
-    for module in (grid, prove, search, serving_runtime):
+    for module in (grid, on_runtimes, prove, serving_runtime):
         monkeypatch.setattr(module, "latency", short)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,25 @@ def test_in_whatever_order_they_come_the_trials_are_the_same(out: tuple[int, ...
     assert [t.candidate for t in only] == [candidate for group in GROUPS for candidate in group]
     beyond = [t for t in only if t.candidate.prune > GROUPS[min(first, len(GROUPS) - 1)][0].prune]
     assert all(t.status == "eliminated" and t.why.startswith("not tried: ") for t in beyond)
+
+
+def test_what_one_way_to_choose_channels_loses_ends_no_other_way() -> None:
+    ways: list[Any] = ["magnitude", "obs"]
+    groups = [[Candidate(0.0, "none")]]
+    groups += [[Candidate(prune, "none", importance=way)] for prune in (0.3, 0.5, 0.9) for way in ways]
+    results = set()
+    for order in itertools.permutations(range(len(groups))):
+        found = module._Found(groups)
+        for place in order:
+            if place in found.wanted():
+                (candidate,) = groups[place]
+                out = (candidate.prune, candidate.importance) in ((0.3, "magnitude"), (0.5, "obs"))
+                found.add(place, [Trial(candidate, "eliminated" if out else "measured", "out early" if out else "")])
+        results.add(tuple(found.trials()))
+    (only,) = results
+    untried = [trial.candidate for trial in only if trial.why.startswith("not tried: ")]
+    assert [(each.prune, each.importance) for each in untried] == [(0.5, "magnitude"), (0.9, "magnitude"), (0.9, "obs")]
+    assert [trial.candidate for trial in only] == [candidate for group in groups for candidate in group]
 
 
 @pytest.mark.parametrize(

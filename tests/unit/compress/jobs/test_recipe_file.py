@@ -90,6 +90,29 @@ def test_a_recipe_that_cannot_be_read_is_told(text: str | None, why: str, tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("line", "ways"), [('importance = "obs"', ("obs",)), ('importance = ["obs", "magnitude"]', ("obs", "magnitude"))]
+)
+def test_one_way_to_choose_channels_is_read_as_several_are(
+    line: str, ways: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recipes of before it could be several name one, alone."""
+    asked: list[OptimizeOptions] = []
+
+    def take(_checkpoint: Path, options: OptimizeOptions, **_more: Any) -> None:
+        asked.append(options)
+        raise RecipeError("that will do", why="it is read", mend="nothing")
+
+    monkeypatch.setattr("compress.jobs.export.optimize", take)
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(f'command = "optimize"\ncheckpoint = "m.pt"\noutput = "o"\n{line}\n', encoding="utf-8")
+    with pytest.raises(SystemExit):
+        main(["run", str(recipe)])
+    assert [options.importance for options in asked] == [ways]
+    write(recipe, Path("m.pt"), asked[0])
+    assert read(recipe)[1]["importance"] == list(ways)
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [("prune = 'much'", 'unable to convert "much"'), ("prun = 0.5", "Unknown option"), ("int8 = 'int4'", "int8")],
 )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,9 +18,16 @@ from torch import nn
 
 import compress
 from compress import OptimizeOptions
+from compress.artifact import RUNTIME_NAMES
 from compress.cli import main as command
 from compress.errors import BudgetError, RecipeError, StageError
 from compress.evaluate.search_result import Candidate, SearchResult, Trial, candidates
+from compress.jobs import on_runtimes, original, serving_runtime, timed_on, train_winner
+from compress.jobs.branch import lost
+from compress.report.search import search_table
+from compress.runtime.backends import open_model
+from compress.runtime.latency import Ratio
+from compress.runtime.machine import fast_bfloat16
 
 
 def trial(
@@ -41,6 +49,76 @@ def test_candidates_need_what_they_are_made_of() -> None:
     assert names == ["whole · float", "whole · INT8 dynamic", "−50% · float", "−50% · INT8 dynamic"]
     with_data = OptimizeOptions(output=Path("o"), prune=(0.0,), int8=("static",), calibration="c.npz")
     assert [c.calibrator for c in candidates(with_data)] == [None, "minmax", "percentile", "mse"]
+
+
+def test_bf16_is_tried_beside_float32_and_its_failure_ends_no_ratio() -> None:
+    options = OptimizeOptions(output=Path("o"), prune=(0.0, 0.5), int8=("dynamic",), precision=("bf16",))
+    names = [candidate.name for candidate in candidates(options)]
+    assert names == [f"{pruned} · {kind}" for pruned in ("whole", "−50%") for kind in ("float", "BF16", "INT8 dynamic")]
+    floating, half, quantized = (Trial(candidate, "measured") for candidate in candidates(options)[3:])
+    assert half.candidate.options(options).precision == "bf16"
+    assert floating.candidate.options(options).precision == quantized.candidate.options(options).precision == "fp32"
+    assert lost([floating, dataclasses.replace(half, status="failed"), quantized]) is None
+    out = dataclasses.replace(floating, status="eliminated")
+    assert lost([out]) is out
+
+
+@pytest.mark.parametrize(
+    ("more", "native", "tried"),
+    [
+        ({}, True, ("fp32", "bf16")),
+        ({}, False, ("fp32",)),
+        ({"runtime": "onnxruntime"}, True, ("fp32",)),
+        ({"target": "cuda"}, True, ("fp32",)),
+        ({"precision": ("fp32",)}, True, ("fp32",)),
+    ],
+)
+@pytest.mark.usefixtures("openvino")
+def test_bf16_is_tried_by_itself_where_what_may_serve_multiplies_it(
+    task: Path, monkeypatch: pytest.MonkeyPatch, more: Any, native: bool, tried: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(timed_on, "fast_bfloat16", lambda: native)
+    asked = OptimizeOptions(output=Path("o"), **more)
+    assert original.tried(asked, original.original(task / "model.pt", asked)).precision == tried
+
+
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        ({"importance": ("magnitude", "obs")}, ["−50% magnitude", "−50% obs"]),
+        ({"importance": ("obs", "magnitude"), "calibration": None}, ["−50% magnitude"]),
+        ({"importance": ("obs", "magnitude"), "repair": False}, ["−50% magnitude"]),
+        ({"importance": ("magnitude", "taylor")}, ["−50% magnitude"]),
+        ({"importance": ("obs",), "allocate": ("macs", "latency")}, ["−50% by macs", "−50% by latency"]),
+        (
+            {"importance": ("magnitude", "obs"), "allocate": ("macs", "latency")},
+            ["−50% magnitude by macs", "−50% obs by macs", "−50% obs by latency"],
+        ),
+        ({"importance": ("obs",)}, ["−50%"]),
+        ({"importance": ("obs",), "calibration": None}, ["−50%"]),  # it fails, and says why
+        ({"importance": "obs"}, ["−50%"]),
+    ],
+)
+def test_channels_are_chosen_in_each_way_that_the_data_allows(more: dict[str, Any], names: list[str]) -> None:
+    given = {"output": Path("o"), "calibration": "c.npz", "prune": (0.0, 0.5), "int8": ("dynamic",), **more}
+    asked = OptimizeOptions(**given)
+    whole, *pruned = [candidate for candidate in candidates(asked) if candidate.in_float32]
+    assert [candidate.name for candidate in pruned] == [f"{name} · float" for name in names]
+    assert whole == pruned[0].whole == Candidate(0.0, "none")
+    for candidate in pruned:
+        made = candidate.options(asked)
+        assert f"−50% {made.importance}" in candidate.name or len(asked.importance) == 1
+        assert f"by {made.allocate}" in candidate.name or len(asked.allocate) == 1
+
+
+def test_by_latency_nothing_is_tried_in_half_precision() -> None:
+    asked = OptimizeOptions(
+        output=Path("o"), calibration="c.npz", prune=(0.5,), int8=("dynamic",), precision=("bf16",), importance=("obs",),
+        allocate=("macs", "latency"),
+    )  # fmt: skip
+    assert [(each.allocate, each.kind) for each in candidates(asked)] == [
+        ("macs", "float"), ("macs", "BF16"), ("macs", "INT8 dynamic"), ("latency", "float"), ("latency", "INT8 dynamic"),
+    ]  # fmt: skip
 
 
 def test_pruning_that_gains_no_time_beside_int8_alone_is_told_and_what_was_not_measured_is_not() -> None:
@@ -70,6 +148,83 @@ def test_a_candidate_is_what_export_is_asked_for() -> None:
     )
     whole = Candidate(0.0, "dynamic").options(base)
     assert (whole.prune, whole.finetune, whole.calibration) == (None, None, None), "nothing to recover or calibrate"
+
+
+@pytest.mark.parametrize(
+    ("more", "trained"),
+    [
+        ({}, False),
+        ({"train": "winner"}, False),
+        ({"train": "all"}, True),
+        ({"calibration": None}, True),
+        ({"repair": False}, True),
+        ({"importance": ("taylor",)}, True),
+        ({"finetune": None}, False),
+    ],
+)
+def test_pruned_candidates_are_trained_before_they_are_compared_where_nothing_else_brings_them_back(
+    more: dict[str, Any], trained: bool
+) -> None:
+    given: dict[str, Any] = {"calibration": "c.npz", "finetune": "t.npz", "prune": (0.0, 0.5), "int8": ("dynamic",)}
+    asked = OptimizeOptions(output=Path("o"), **(given | more))
+    whole, pruned = candidates(asked)[:2], candidates(asked)[2:]
+    assert not any(candidate.trained or candidate.options(asked).finetune for candidate in whole)
+    assert [candidate.trained for candidate in pruned] == [trained] * 2
+    assert [candidate.options(asked).finetune for candidate in pruned] == ["t.npz" if trained else None] * 2
+    assert pruned[0].name == ("−50%, trained · float" if trained else "−50% · float")
+
+
+def drops(*points: float) -> list[Trial]:
+    """Of pruned candidates, each twice as fast as the one before; the first is whole, and loses nothing."""
+    return [trial(0.1 * at, drop, 0.5**at) for at, drop in enumerate((0.0, *points))]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "trained", "best"),
+    [
+        ((2.0, 9.0, 50.0), {0.2: 0.5}, [0.2], 0.2),  # the fastest within the allowance
+        ((2.0, 9.0), {0.2: 4.0, 0.1: 0.5}, [0.2, 0.1], 0.1),  # 5 points came back: 2 may
+        ((8.0, 9.0), {0.2: 4.0}, [0.2], 0.0),  # …and 8 may not
+        ((0.5, 9.0), {0.2: 9.5, 0.1: 0.2}, [0.2, 0.1], 0.1),  # it made it worse; another is inside by itself
+        ((0.5, 0.2), {0.2: 0.2}, [0.2], 0.2),  # as good before: the trained one wins
+        ((0.5, 0.2), {0.2: 0.9}, [0.2], 0.2),  # …and where it is inside, too
+        ((0.5, 0.2), {0.2: 1.5, 0.1: 2.0}, [0.2, 0.1], 0.2),  # none is inside by its training: as it was, one is
+        ((6.0, 7.0, 8.0, 9.0), {0.4: 1.5, 0.3: 1.5, 0.2: 1.5}, [0.4, 0.3, 0.2], 0.0),  # three at most
+        ((20.0, 30.0), {}, [], 0.0),
+        ((2.0, 9.0), {0.2: None, 0.1: 0.9}, [0.2, 0.1], 0.1),  # a training that fails says nothing of others
+    ],
+)
+def test_the_winner_is_trained_and_the_next_one_where_it_misses(
+    monkeypatch: pytest.MonkeyPatch,
+    before: tuple[float, ...],
+    after: dict[float, float | None],
+    trained: list[float],
+    best: float,
+) -> None:
+    made: list[float] = []
+
+    def make(_setting: Any, plan: list[Candidate], *_rest: Any) -> list[Trial]:
+        (candidate,) = plan
+        assert candidate.trained
+        made.append(round(candidate.prune, 1))
+        return [Trial(candidate, "measured")]
+
+    def judged(new: Trial, old: Trial, _bench: Any) -> Trial:
+        drop = after[made[-1]]
+        status: Literal["measured", "failed"] = "failed" if drop is None else "measured"
+        return dataclasses.replace(old, candidate=new.candidate, drop=drop, status=status)
+
+    monkeypatch.setattr(train_winner, "branches", make)
+    monkeypatch.setattr(train_winner, "as_timed", judged)
+    found = dataclasses.replace(result(*drops(*before)), allowance=10.0)
+    bench: Any = SimpleNamespace(allowance=10.0)
+    ended = train_winner.with_training(found, None, bench, None, None)  # type: ignore[arg-type]
+    assert made == trained
+    assert [round(t.candidate.prune, 1) for t in ended.trials if t.candidate.trained] == sorted(trained)
+    assert ended.best is not None
+    assert round(ended.best.candidate.prune, 1) == best
+    assert ended.training.startswith("Candidates were compared as the repair had left them; ")
+    assert all(f"−{prune:.0%} · float (drop +" in ended.training for prune in trained)
 
 
 @given(st.lists(st.tuples(st.floats(-1, 5), st.floats(0.1, 9)), min_size=1, max_size=12))
@@ -239,7 +394,8 @@ def options(task: Path, output: Path, **more: object) -> OptimizeOptions:
 
 def test_the_best_inside_the_limit_is_exported(task: Path, tmp_path: Path) -> None:
     told: list[SearchResult] = []
-    found = compress.optimize(task / "model.pt", options(task, tmp_path / "best"), tell=told.append)
+    asked = options(task, tmp_path / "best", train="all")
+    found = compress.optimize(task / "model.pt", asked, tell=told.append)
     assert told == [found]
     assert found.best is not None
     assert found.best.drop is not None
@@ -261,6 +417,99 @@ def test_the_best_inside_the_limit_is_exported(task: Path, tmp_path: Path) -> No
     assert (tmp_path / "best/recipe.toml").read_text().startswith('command = "optimize"')
     assert 'src="http' not in page
     assert 'href="http' not in page
+
+
+SHORT = {"prune": (0.0,), "int8": ("dynamic",), "finetune": None, "calibration": None, "max_drop": 20.0}
+
+
+@pytest.mark.usefixtures("openvino")
+@pytest.mark.parametrize(
+    ("speedup", "difference", "serves"),
+    [(2.0, None, "openvino"), (1.0, None, "onnxruntime"), (2.0, 0.9, "onnxruntime")],
+    ids=["faster", "as fast", "faster, and something else"],
+)
+def test_a_candidate_counts_by_the_runtime_that_serves_it(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speedup: float, difference: float | None, serves: str
+) -> None:
+    """Files, answers and clocks are real; what the clocks say is another thing on each machine."""
+    monkeypatch.setattr(on_runtimes, "ratio", lambda *_: Ratio(speedup, 0.99 * speedup, 1.01 * speedup))
+    monkeypatch.setattr(on_runtimes, "apart", lambda *given: (difference or serving_runtime.apart(*given)[0], 0.0))
+    told: list[SearchResult] = []
+    asked = options(task, tmp_path / "best", precision=("fp32",), **SHORT)
+    found = compress.optimize(task / "model.pt", asked, tell=told.append)
+    assert found.runtimes == ("onnxruntime", "openvino")
+    assert [trial.runtime for trial in found.trials] == [serves] * 2
+    assert all(trial.latency_p50_ms and trial.throughput and trial.drop is not None for trial in found.trials)
+    data = json.loads((tmp_path / "best.search/search.json").read_text(encoding="utf-8"))
+    assert data["runtimes"] == ["onnxruntime", "openvino"]
+    assert [row["runtime"] for row in data["trials"]] == [serves] * 2
+    page = (tmp_path / "best.search/search.html").read_text(encoding="utf-8")
+    assert f"<td>{RUNTIME_NAMES[serves]}</td>" in page  # type: ignore[index]
+    assert [column.header for column in search_table(found).columns][-2] == "on"
+
+
+@pytest.mark.usefixtures("openvino")
+def test_a_file_that_openvino_fails_at_in_the_middle_is_left_to_the_other(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(model: Any, *, threads: int) -> Any:
+        if getattr(model, "runtime", "") == "openvino":
+            raise StageError("OpenVINO ended", why="a batch that it was not tried at", mend="none")
+        return open_model(model, threads=threads)
+
+    monkeypatch.setattr(on_runtimes, "open_model", fails)
+    found = compress.optimize(task / "model.pt", options(task, tmp_path / "best", precision=("fp32",), **SHORT))
+    assert [(trial.status, trial.runtime) for trial in found.trials] == [("measured", "onnxruntime")] * 2
+
+
+@pytest.mark.usefixtures("openvino")
+def test_bf16_is_timed_by_what_multiplies_it(task: Path, tmp_path: Path) -> None:
+    if not fast_bfloat16():
+        pytest.skip("this CPU does not multiply BF16")
+    asked = options(task, tmp_path / "best", **(SHORT | {"int8": ("none",)}))
+    found = compress.optimize(task / "model.pt", asked)
+    floating, half = found.trials
+    assert (half.candidate.name, half.status, half.runtime) == ("whole · BF16", "measured", "openvino")
+    assert 0 < (half.size_bytes or 0) < 0.7 * (floating.size_bytes or 0)
+    assert half.latency_p50_ms
+
+
+def test_bf16_that_nothing_here_multiplies_is_searched_for_its_size(task: Path, tmp_path: Path) -> None:
+    more = SHORT | {"int8": ("none",), "precision": ("bf16",)}
+    with pytest.raises(RecipeError, match="can't search for latency in BF16"):
+        compress.optimize(task / "model.pt", options(task, tmp_path / "best", **more))
+    found = compress.optimize(task / "model.pt", options(task, tmp_path / "best", goal="size", **more))
+    half = found.trials[1]
+    assert (half.candidate.name, half.runtime, half.latency_p50_ms) == ("whole · BF16", "onnxruntime", None)
+    assert found.best is half
+
+
+def test_one_training_is_enough_and_what_proves_it_did_not_choose_it(task: Path, tmp_path: Path) -> None:
+    asked = options(task, tmp_path / "best", prune=(0.0, 0.3, 0.5, 0.7), int8=("none",), goal="size", max_drop=4.0)
+    found = compress.optimize(task / "model.pt", asked)
+    best = found.best
+    assert best is not None
+    assert best.candidate.trained
+    trained = [t for t in found.trials if t.candidate.trained]
+    assert len(list((tmp_path / "best.work").glob("*-finetune-*"))) == len(trained) <= 3
+    before = next(t for t in found.trials if t.candidate == dataclasses.replace(best.candidate, trained=False))
+    assert (best.rounds_ms, best.latency_p50_ms) == (before.rounds_ms, before.latency_p50_ms)
+    assert best.path != before.path
+    assert found.proof is not None
+    assert (found.samples, found.proof.samples) == (500, 500)
+    artifact = compress.Artifact.load(tmp_path / "best")
+    assert [row.stage for row in artifact.stages][2:5] == ["prune_channels", "repair_channels", "finetune"]
+    data = json.loads((tmp_path / "best.search/search.json").read_text(encoding="utf-8"))
+    assert data["allowance"] == found.allowance == pytest.approx(0.25 * (found.constant or 0))
+    assert data["training"] == found.training
+    assert [row["candidate"]["trained"] for row in data["trials"] if row["best"]] == [True]
+    assert found.training in (tmp_path / "best.search/search.html").read_text(encoding="utf-8").replace("&#43;", "+")
+    assert 'train = "' not in (tmp_path / "best/recipe.toml").read_text()
+    before_again = {path: path.stat().st_mtime_ns for path in (tmp_path / "best.work").rglob("stage.json")}
+    again = compress.optimize(task / "model.pt", asked)
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "best.work").rglob("stage.json")}
+    assert after == before_again, "an interrupted search goes on with what is made"
+    assert [(t.candidate, t.drop) for t in again.trials] == [(t.candidate, t.drop) for t in found.trials]
 
 
 def test_candidates_made_side_by_side_are_those_made_one_after_the_other(task: Path, tmp_path: Path) -> None:
@@ -310,6 +559,9 @@ def test_no_candidate_inside_is_exit_code_3_and_keeps_the_old_artifact(
         ({"target": "tensorrt"}, "says nothing of a GPU"),
         ({"prune": (0.0,), "int8": ("none",)}, "1 candidate"),
         ({"prune": (0.0, 1.5)}, "1.5"),
+        ({"train": "winner", "calibration": None}, "needs --calibration"),
+        ({"train": "winner", "repair": False}, "needs --calibration"),
+        ({"train": "winner", "importance": ("taylor",)}, "taylor chooses channels by training data"),
         ({"tune_training": 4, "finetune": None}, "no training data"),
         ({"tune_training": 4, "finetune": "train.npz"}, "nothing judges them"),
     ],

@@ -83,6 +83,11 @@ CASES: list[tuple[Any, set[str]]] = [
     (MeasureOptions(data="d", dims=("s=1:2:3",)), {"--dims"}),
     (SensitivityOptions(output=OUT, eval="e", metric="top1", samples=3), set()),
     (SensitivityOptions(output=OUT, eval="e", shared=Path("s")), {"--shared"}),
+    (optimize(eval="e", train="winner"), {"--train"}),
+    (optimize(eval="e", prune=(0.0,), importance=("obs",), allocate=("macs", "latency")), {"--importance", "--allocate"}),
+    (optimize(eval="e", calibration="c", importance=("obs", "magnitude"), scope="local"), set()),
+    (optimize(eval="e", calibration="c", importance=("obs",), scope="local"), {"--scope"}),
+    (optimize(eval="e", train="all", finetune="t"), set()),
     (optimize(eval="e", shared=Path("s"), workers=2, prune=(0.0,)), {"--shared"}),
     (optimize(eval="e", ray="h:1", shared=Path("s"), workers=2, prune=(0.0,)), {"--workers"}),
 ]  # fmt: skip

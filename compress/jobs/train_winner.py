@@ -1,0 +1,66 @@
+"""The winner of a search is trained, once all candidates are compared as they were repaired: a training takes minutes.
+
+Which of them wins is then open still: how much a training brings back is not known before. So the best by the goal is
+trained of those that have lost no more than that may be, and the next one where it turns out to be less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from compress.evaluate.judge import Judge
+from compress.evaluate.search_result import SearchResult
+from compress.jobs.branch import Setting
+from compress.jobs.branches import branches
+from compress.jobs.on_ray import OnRay
+from compress.jobs.on_runtimes import Bench, as_timed
+from compress.options import OptimizeOptions
+from compress.options.asked import trains_last
+from compress.pipeline import Watcher
+
+__all__ = ["allowance_of", "with_training"]
+
+MOST = 3  # trainings
+# What one may bring back, at most: a share of what an answer that is always the same loses, which is known of each
+# metric of the project's own, and, where it is not, so many times the largest drop.
+REGAINED, TIMES = 0.25, 10.0
+
+
+def allowance_of(options: OptimizeOptions, judge: Judge) -> float:
+    """Points beyond the largest drop that a candidate may have lost to be worth a training; 0 where none waits."""
+    if not trains_last(options):
+        return 0.0
+    return TIMES * options.max_drop if judge.constant is None else max(0.0, REGAINED * judge.constant)
+
+
+def with_training(
+    found: SearchResult, setting: Setting, bench: Bench, watcher: Watcher, cluster: OnRay | None
+) -> SearchResult:
+    """A search's result with the trials of those that were trained, each behind itself as it was repaired.
+
+    The best by the goal is trained, of those inside the largest drop and the allowance. Where that does not bring it
+    inside the largest drop, the allowance is what it did bring, if that is less, and the next best is trained: three in
+    all. What is judged by are the samples that choose.
+
+    Args:
+        found: no candidate is trained.
+        setting: of the search.
+        bench: that its candidates were held against.
+        watcher: is told how it goes on.
+        cluster: makes candidates; this machine does by default.
+    """
+    allowance = bench.allowance
+    for _ in range(MOST):
+        best = found.to_train(allowance)
+        if best is None:
+            break
+        candidate = dataclasses.replace(best.candidate, trained=True)
+        (made,) = branches(setting, [candidate], watcher, cluster)
+        trial = as_timed(made, best, bench)
+        behind = found.trials.index(best) + 1
+        found = dataclasses.replace(found, trials=(*found.trials[:behind], trial, *found.trials[behind:]))
+        if found.inside(trial):
+            break
+        if trial.drop is not None and best.drop is not None:
+            allowance = min(allowance, max(0.0, best.drop - trial.drop))
+    return found
