@@ -246,7 +246,13 @@ def _refuse_exponents(labels: Sequence[int | float | None], source: Path) -> Non
 
 def _array(labels: Sequence[int | float | None]) -> np.ndarray[Any, Any]:
     """Of all rows [n]."""
-    return np.asarray(labels, np.int64 if all(isinstance(each, int) for each in labels) else np.float32)
+    if all(isinstance(each, int) for each in labels):
+        return np.asarray(labels, np.int64)
+    array = np.asarray(labels, np.float64)
+    small = array.astype(np.float32)
+    # A number of a class beside 2.0 stays the one that it is.
+    whole = [isinstance(each, int) and float(other) != each for each, other in zip(labels, small, strict=True)]
+    return array if any(whole) else small
 
 
 def _read(text: str) -> int | float | None:

@@ -30,3 +30,4 @@ def test_a_label_that_is_no_number_of_a_class_is_named_with_its_row(label: objec
 def test_numbers_and_names_are_labels() -> None:
     assert _array(_numbers([0, "1", "yes", "no"], Path("data.csv"), NAMED)).tolist() == [0, 1, 1, 0]
     assert _array(_numbers([0.5, "2e3", (1 << 53)], Path("data.csv"), NAMED)).dtype == np.float32
+    assert _array(_numbers([2.0, 16777217], Path("data.jsonl"), NAMED)).tolist() == [2, 16777217]
