@@ -192,6 +192,8 @@ def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watche
     first, final = baseline[-1].given.model if baseline else model, outcomes[-1].given.model
     assert isinstance(first, OnnxModel)  # noqa: S101  both lists end in ONNX stages
     assert not isinstance(final, TorchModel)  # noqa: S101
+    # Where the same sizes are from is this run's, whichever run a stage was kept by.
+    final = dataclasses.replace(final, signature=dataclasses.replace(final.signature, sources=model.signature.sources))
     report, timed = report_of(checkpoint, options, model, first, outcomes, prepared.judged, watcher, prepared.budget)
     said = model.assumed if isinstance(model, TorchModel) else ""
     report = dataclasses.replace(report, findings=(*assumed_of(said), *prepared.doubts, *report.findings))

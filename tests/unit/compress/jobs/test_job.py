@@ -175,3 +175,20 @@ def test_a_batch_that_is_fixed_is_not_told_as_another(tmp_path: Path) -> None:
     assert "batches" not in next(row.did for row in report.stages if row.stage == "onnx_from_torch")
     with pytest.raises(ToolkitError, match="batch 8"):
         compress.export(tmp_path / "model.pt", ExportOptions(output=tmp_path / "out", batches=(1, 8)))
+
+
+def test_where_a_size_is_from_is_this_run_s_word(tmp_path: Path) -> None:
+    """Stages that are kept were made when the size was given."""
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    save(module, tmp_path / "model.pt", inputs="x:float32[batch,seq,4]")
+    np.savez(tmp_path / "eval.npz", x=np.random.default_rng(0).standard_normal((40, 6, 4)).astype(np.float32))
+    told = []
+    for size in (("seq=6",), ()):
+        options = ExportOptions(
+            output=tmp_path / "artifact", size=size, eval=str(tmp_path / "eval.npz"), metric="cosine", int8="dynamic"
+        )
+        artifact, _ = compress.export(tmp_path / "model.pt", options)
+        assert artifact.signature.sizes["seq"] == 6
+        told.append(Artifact.load(tmp_path / "artifact").signature.sources["seq"])
+    assert told[0] != told[1]
+    assert "eval" in told[1]
