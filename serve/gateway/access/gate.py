@@ -182,7 +182,9 @@ class Gate:
         while not self.keys.open:
             await asyncio.sleep(LOOK_S)
             self.keys.look()
-            if self.keys.changed():
+            if not self.keys.changed():
+                told = ""
+            else:
                 try:
                     self.keys.reload()
                     logger.info("read %d keys anew", len(self.keys))

@@ -39,6 +39,8 @@ async def file_of(content_type: str, body: bytes) -> bytes:
     for number in range(MOST_PARTS + 1):
         at += len(delimiter)
         if body.startswith(b"--", at):
+            if body[at + 2 : at + 4].strip(b" \t") not in (b"", b"\r\n", b"\r"):
+                raise _unreadable("a line begins with its boundary, and goes on")
             break
         if number == MOST_PARTS:
             raise _unreadable(f"it has more than {MOST_PARTS} parts")
@@ -51,7 +53,7 @@ async def file_of(content_type: str, body: bytes) -> bytes:
         rest, *lines = body[at:head].split(b"\r\n")
         if rest.strip():
             raise _unreadable("a line begins with its boundary, and goes on")
-        if any(name.startswith(b"filename") for name in _names(lines)):
+        if not {b"filename", b"filename*"}.isdisjoint(_names(lines)):
             files.append(slice(head + 4, end))
         at = end
     if len(files) != 1:
@@ -61,12 +63,13 @@ async def file_of(content_type: str, body: bytes) -> bytes:
 
 def _boundary(content_type: str) -> bytes:
     said = content_type.encode("latin-1", "replace")
-    found: dict[bytes, bytes] = {name.lower(): value for name, value in PARAMETER.findall(said[:LONGEST_TYPE])}
-    boundary = found.get(b"boundary", b"").strip()
+    given: list[tuple[bytes, bytes]] = PARAMETER.findall(said[:LONGEST_TYPE])
+    found = [value.strip() for name, value in given if name.lower() == b"boundary"]
+    boundary = found[0] if len(found) == 1 else b""
     if boundary.startswith(b'"'):
         boundary = re.sub(rb"\\(.)", rb"\1", boundary[1:-1], flags=re.DOTALL)
     if len(said) > LONGEST_TYPE or not BOUNDARY.fullmatch(boundary):
-        raise _unreadable("Content-Type names no boundary of 1 to 70 letters")
+        raise _unreadable("Content-Type names no boundary of 1 to 70 letters, or several")
     return boundary
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import sys
@@ -81,7 +82,7 @@ class AccessLog:
         try:
             if self._moved():
                 self._file.close()
-                self._file = self._opened()
+                self._file, self._torn = self._opened(), False
             self._write(lines)
             self._failed = False
         except (OSError, ValueError) as err:
@@ -99,7 +100,9 @@ class AccessLog:
         data, done = torn + b"".join(lines), 0
         try:
             while done < len(data):
-                done += self._file.write(memoryview(data)[done:]) or 0
+                if not (taken := self._file.write(memoryview(data)[done:])):
+                    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+                done += taken
             self._file.flush()
         finally:
             self.dropped += data.count(b"\n", max(done, len(torn)))

@@ -182,9 +182,9 @@ class _Requests(Collector):
     def collect(self) -> Iterator[Metric]:
         telemetry = self._telemetry
         yield GaugeMetricFamily("gateway_requests_in_flight", "Requests being answered.", telemetry.in_flight)
-        if telemetry.access is not None:
-            told = "Lines of the access log that could not be written."
-            yield CounterMetricFamily("gateway_access_log_dropped", told, telemetry.access.dropped)
+        dropped = 0 if telemetry.access is None else telemetry.access.dropped
+        told = "Lines of the access log that could not be written."
+        yield CounterMetricFamily("gateway_access_log_dropped", told, dropped)
         requests = CounterMetricFamily("gateway_requests", "Requests answered.", labels=["model", "route", "code"])
         for (model, route, code), count in list(telemetry.requests.items()):
             requests.add_metric([model, route, str(code)], count)

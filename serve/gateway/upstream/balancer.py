@@ -219,7 +219,8 @@ class Balancer:
 
     def ejected(self) -> list[tuple[Node, str]]:
         """Which servers are ejected now, for all or for some key, and for which model ("" for all)."""
-        return [(node, level.what) for level in self._every_level() for node in self.nodes if level.of(node).ejected]
+        now, levels = time.monotonic(), self._every_level()
+        return [(node, level.what) for level in levels for node in self.nodes if level.of(node).ejected(now)]
 
     async def exchange(
         self,

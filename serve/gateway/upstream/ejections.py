@@ -10,6 +10,7 @@ __all__ = ["MOST_KEYS", "THE_REST", "Ejection", "State", "Tally"]
 
 BASE_EJECTION_TIME_S = 1.0
 MAX_EJECTION_TIME_S = 30.0
+TRIAL_S = 1.0
 SLOW_START_S = 5.0
 MIN_WEIGHT = 0.1
 MOST_KEYS = 64  # that are counted by themselves
@@ -37,6 +38,7 @@ class Ejection:
         returned: when it last came into service.
         epoch: another number after each ejection and return; answers to requests of an earlier one say nothing.
         failed: the one key whose trials have failed since; None for none.
+        trier, tried_at: whose the last trials were that have decided nothing, and when the first of these began.
     """
 
     out: bool = False
@@ -46,11 +48,25 @@ class Ejection:
     returned: float = -math.inf
     epoch: int = 0
     failed: str | None = None
+    trier: str | None = None
+    tried_at: float = -math.inf
 
-    def state(self, now: float) -> State:
+    def state(self, now: float, who: str) -> State:
+        """For a key: a trial that takes long, or says nothing again and again, keeps no other key from one."""
         if not self.out:
             return State.IN
-        return State.DUE if now >= self.until and not self.on_trial else State.OUT
+        free = not self.on_trial or (who != self.trier and now - self.tried_at >= TRIAL_S)
+        return State.DUE if now >= self.until and free else State.OUT
+
+    def forgotten(self, now: float) -> bool:
+        """Whether its trial has been due for so long that nobody seems to come for it."""
+        return self.out and not self.on_trial and now >= self.until + MAX_EJECTION_TIME_S
+
+    def try_(self, who: str, now: float) -> None:
+        """A key's request is its trial."""
+        self.on_trial = True
+        if self.trier != who:
+            self.trier, self.tried_at = who, now
 
     def weight(self, now: float) -> float:
         """Its share of what it would get, which grows to 1 after it has come into service."""
@@ -60,13 +76,13 @@ class Ejection:
         """Take it out of service; the seconds until its trial."""
         self.count += 1
         seconds = min(BASE_EJECTION_TIME_S * self.count, MAX_EJECTION_TIME_S)
-        self.out, self.until, self.failed = True, now + seconds, None
+        self.out, self.until, self.failed, self.trier = True, now + seconds, None, None
         self.epoch += 1
         return seconds
 
     def take_back(self, now: float) -> None:
         """Its trial went well."""
-        self.out, self.failed, self.returned = False, None, now
+        self.out, self.failed, self.trier, self.returned = False, None, None, now
         self.epoch += 1
 
 

@@ -67,10 +67,9 @@ class Record:
     tally: Tally = field(default_factory=Tally)
     before: Tally = field(default_factory=Tally)
 
-    @property
-    def ejected(self) -> bool:
-        """Whether it is out of service for anybody."""
-        return self.all.out or any(each.out for each in self.alone.values())
+    def ejected(self, now: float) -> bool:
+        """Whether it is out of service for anybody who may still come."""
+        return self.all.out or any(each.out and not each.forgotten(now) for each in self.alone.values())
 
     def ejections(self, who: str) -> list[Ejection]:
         """Those that hold for a key."""
@@ -82,20 +81,17 @@ class Record:
         return self.all.out or (who is not None and (alone := self.alone.get(who)) is not None and alone.out)
 
     def state(self, now: float, who: str) -> State:
-        states = {each.state(now) for each in self.ejections(who)}
+        states = {each.state(now, who) for each in self.ejections(who)}
         return next(state for state in (State.OUT, State.DUE, State.IN) if state in states)
 
     def weight(self, now: float, who: str) -> float:
         """A key's share of what it would get, which grows to 1 after it has come into service."""
         return min(each.weight(now) for each in self.ejections(who))
 
-    def of_key(self, who: str) -> Ejection | None:
-        """The ejection for one key, a new one where there was none; None where there are too many."""
+    def of_key(self, who: str) -> Ejection:
+        """The ejection for one key, a new one where there was none; of too many the one that is over first goes."""
         if len(self.alone) >= MOST_KEYS and who not in self.alone:
-            idle = next((key for key, each in self.alone.items() if not each.out), None)
-            if idle is None:
-                return None
-            del self.alone[idle]
+            del self.alone[min(self.alone, key=lambda key: (self.alone[key].out, self.alone[key].until))]
         return self.alone.setdefault(who, Ejection())
 
     def forgive(self) -> None:
@@ -162,9 +158,9 @@ class Outliers(Generic[Host]):
             trial: whether it may decide on the host's return.
         """
         ejections = self.of(host).ejections(who)
-        due = tuple(each for each in ejections if trial and each.state(now) is State.DUE)
+        due = tuple(each for each in ejections if trial and each.state(now, who) is State.DUE)
         for each in due:
-            each.on_trial = True
+            each.try_(who, now)
         return Ticket(who, tuple(each.epoch for each in ejections), due)
 
     def note(self, host: Host, verdict: Verdict, ticket: Ticket, *, now: float, hosts: Sequence[Host]) -> None:
@@ -218,8 +214,11 @@ class Outliers(Generic[Host]):
         if good:
             for each in ticket.trials:
                 each.take_back(now)
-            record.forgive()
-            record.tally, record.before = Tally(), Tally()
+            if record.all in ticket.trials:
+                record.forgive()
+                record.tally, record.before = Tally(), Tally()
+            for counts in (record.failed, record.lost, record.tally.by, record.before.by):
+                counts.pop(ticket.who, None)
             return
         # A trial that fails for one key alone says nothing to the others: theirs is due.
         for_all = record.all in ticket.trials and (not self._by_key or record.all.failed not in (None, ticket.who))
@@ -246,10 +245,7 @@ class Outliers(Generic[Host]):
 
     def _eject(self, host: Host, record: Record, kind: str, now: float, who: str | None) -> None:
         """Leave a host alone: for all, or for one key."""
-        ejection = record.all if who is None else record.of_key(who)
-        if ejection is None:
-            return
-        seconds = ejection.eject(now)
+        seconds = (record.all if who is None else record.of_key(who)).eject(now)
         if who is None:
             record.forgive()
         of = f" for {self.what}" if self.what else ""
@@ -259,12 +255,11 @@ class Outliers(Generic[Host]):
 
     def _end_interval(self, now: float, hosts: Sequence[Host]) -> None:
         worst = self._worst(hosts)
-        if worst is not None:
-            whose = _most_failing([self.of(worst).tally]) if self._by_key else None
-            if whose is not None and self._worst(hosts, without=whose) is worst:
-                whose = None
-            if self._may_eject(worst, hosts, whose):
-                self._eject(worst, self.of(worst), "success_rate", now, whose)
+        whose = _most_failing([self.of(worst).tally]) if worst is not None and self._by_key else None
+        clean = worst if whose is None else self._worst(hosts, without=whose)
+        for host, who in {clean: None, worst: whose}.items() if clean is not worst else [(clean, None)]:
+            if host is not None and not self.of(host).out(who) and self._may_eject(host, hosts, who):
+                self._eject(host, self.of(host), "success_rate", now, who)
         stale = now - self._interval_from >= 2 * INTERVAL_S
         self._interval_from = now
         for record in self._records.values():
@@ -273,7 +268,8 @@ class Outliers(Generic[Host]):
             for each in (record.all, *record.alone.values()):
                 if each.count and not each.out and now - each.returned >= INTERVAL_S:
                     each.count -= 1
-            record.alone = {key: each for key, each in record.alone.items() if each.out or each.count}
+            kept = {key: each for key, each in record.alone.items() if each.out or each.count}
+            record.alone = {key: each for key, each in kept.items() if not each.forgotten(now)}
 
     def _worst(self, hosts: Sequence[Host], without: str | None = None) -> Host | None:
         """The host whose success rate lies furthest below that of the others, if it is beyond chance.
@@ -308,9 +304,9 @@ def _count(run: dict[str, int], who: str) -> None:
 
 
 def _most_failing(tallies: Sequence[Tally]) -> str | None:
-    """The key with the most bad answers; None where there are none."""
+    """The key with the most bad answers; None where there are none. Those that are counted as one are several."""
     bad: dict[str, int] = {}
     for tally in tallies:
         for who, counts in tally.by.items():
-            bad[who] = bad.get(who, 0) + counts[1]
+            bad[who] = bad.get(who, 0) + counts[1] * (who != THE_REST)
     return max(bad, key=lambda who: bad[who]) if any(bad.values()) else None

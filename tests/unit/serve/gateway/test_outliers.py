@@ -280,6 +280,58 @@ def test_a_success_rate_that_one_key_spoils_ejects_for_that_key() -> None:
     assert fleet.state("a", OTHER) is State.IN
 
 
+def test_a_key_that_never_comes_back_leaves_no_trace() -> None:
+    fleet = Fleet("a", "b")
+    fleet.answers("a", *[BAD] * 5, who=KEY)
+    record = fleet.outliers.of("a")
+    assert record.ejected(fleet.now)
+    fleet.now += BASE_EJECTION_TIME_S + MAX_EJECTION_TIME_S
+    assert not record.ejected(fleet.now)
+    fleet.answers("b", GOOD, who=OTHER)
+    assert not record.alone
+
+
+def test_a_trial_that_takes_long_or_says_nothing_keeps_no_other_key_from_one() -> None:
+    fleet = Fleet("a", "b")
+    fleet.answers("a", LOST, LOST, who=KEY)
+    fleet.answers("a", LOST, who=OTHER)
+    fleet.now += BASE_EJECTION_TIME_S
+    for _ in range(4):
+        slow = fleet.begin("a", KEY, trial=True)
+        assert fleet.state("a", OTHER) is State.OUT
+        fleet.now += 0.3
+        fleet.answers("a", Verdict.NOTHING, begun=slow)
+    slow = fleet.begin("a", KEY, trial=True)
+    assert fleet.state("a", KEY) is State.OUT
+    assert fleet.state("a", OTHER) is State.DUE
+    fleet.answers("a", GOOD, who=OTHER, trial=True)
+    assert fleet.state("a", THIRD) is State.IN
+    fleet.answers("a", BAD, begun=slow)  # of before
+    assert fleet.state("a", THIRD) is State.IN
+
+
+def test_one_key_can_not_hide_a_host_behind_one_that_it_spoils_itself() -> None:
+    fleet = Fleet("a", "b")
+    for number in range(300):
+        fleet.answers("a", BAD, BAD, BAD, GOOD, who=KEY)
+        fleet.answers("a", GOOD, who=OTHER)
+        fleet.answers("b", BAD if number % 5 == 0 else GOOD, who=OTHER)
+    fleet.now += INTERVAL_S
+    fleet.answers("a", GOOD, who=OTHER)
+    assert fleet.state("b", THIRD) is State.OUT
+    assert fleet.state("a", OTHER) is State.IN
+
+
+def test_the_keys_that_are_counted_as_one_are_not_one() -> None:
+    fleet = Fleet("a", "b")
+    for number in range(8 * MOST_KEYS):
+        fleet.answers("a", BAD if number % 2 else GOOD, who=f"key{number}")
+        fleet.answers("b", GOOD, who=f"key{number}")
+    fleet.now += INTERVAL_S
+    fleet.answers("b", GOOD, who=OTHER)
+    assert fleet.state("a", "any") is State.OUT
+
+
 def test_of_more_keys_than_are_counted_by_themselves_all_count() -> None:
     fleet = Fleet("a", "b")
     for number in range(3 * MOST_KEYS):
@@ -346,7 +398,7 @@ def test_a_client_that_leaves_does_not_take_the_trial_with_it() -> None:
         assert len(servers[0].requests) == 10  # each of them was the trial
         hangs = False
         await balancer.exchange(b"POST", INFER)
-        assert not record.ejected
+        assert not record.all.out
 
     between([sometimes, good], check)
 
