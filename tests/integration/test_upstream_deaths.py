@@ -245,7 +245,7 @@ def test_a_key_that_ends_them_is_refused_and_the_others_are_answered(tmp_path: P
             for name in GOOD:
                 await clients.answered(name, ENOUGH)
             later = {name: clients.told[name] - told[name] for name in GOOD}
-        assert 1 <= await clients.deaths() <= ends
+        assert 1 <= await clients.deaths() <= sum(each.ends for each in servers)  # one more may have been on its way
         for name in GOOD:
             assert not refusals(clients.told[name]), clients.told
             failed = sum(later[name].values()) - later[name]["200"]
