@@ -72,8 +72,7 @@ class Watcher(Protocol):
         """A stage is through."""
 
 
-@contextlib.contextmanager
-def hashing_shown(watcher: Watcher) -> Iterator[None]:
+def hashing_shown(watcher: Watcher) -> contextlib.AbstractContextManager[None]:
     """Show how the hashing of data goes on, of large files or of samples: where it takes long, as a stage does."""
     begun: float = 0.0
     shown: Progress | None = None
@@ -87,8 +86,7 @@ def hashing_shown(watcher: Watcher) -> Iterator[None]:
         if shown is not None:
             shown(done, total, what)
 
-    with heard(tell):
-        yield
+    return heard(tell)
 
 
 def check(stages: Sequence[Stage], model: Model) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["MOST_KEYS", "THE_REST", "Ejection", "State", "Tally"]
+__all__ = ["MOST_KEYS", "THE_REST", "Ejection", "State", "Tally", "counted_as"]
 
 BASE_EJECTION_TIME_S = 1.0
 MAX_EJECTION_TIME_S = 30.0
@@ -86,6 +87,11 @@ class Ejection:
         self.epoch += 1
 
 
+def counted_as(who: str, known: Collection[str]) -> str:
+    """The name that a key is counted under beside those that are."""
+    return who if who in known or len(known) < MOST_KEYS else THE_REST
+
+
 class Tally:
     """Good and bad answers, by whose requests they were."""
 
@@ -95,10 +101,7 @@ class Tally:
         self.by: dict[str, list[int]] = {}
 
     def add(self, who: str, *, good: bool) -> None:
-        counts = self.by.get(who)
-        if counts is None:
-            who = who if len(self.by) < MOST_KEYS else THE_REST
-            counts = self.by.setdefault(who, [0, 0])
+        counts = self.by.setdefault(counted_as(who, self.by), [0, 0])
         counts[not good] += 1
 
     def count(self, *, only: str | None = None, without: str | None = None) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
-from serve.gateway.upstream.ejections import MOST_KEYS, THE_REST, Ejection, State, Tally
+from serve.gateway.upstream.ejections import MOST_KEYS, THE_REST, Ejection, State, Tally, counted_as
 
 __all__ = ["Outliers", "Record", "Ticket", "Verdict"]
 
@@ -299,7 +299,7 @@ class Outliers(Generic[Host]):
 
 
 def _count(run: dict[str, int], who: str) -> None:
-    who = who if who in run or len(run) < MOST_KEYS else THE_REST
+    who = counted_as(who, run)
     run[who] = run.get(who, 0) + 1
 
 
