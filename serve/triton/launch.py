@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from serve.http.message import Address
 from serve.http.once import ask_once
 from serve.repository.read import ModelInfo, read_models
 from serve.repository.served import Served
+from serve.triton.ending import Ending
 from serve.triton.find import Triton, build_backends, find_triton
 from serve.triton.flags import CACHE_BYTES, flags_for, loaders_for
 from serve.triton.interpreter import environment
@@ -119,7 +120,7 @@ class TritonServer:
         self._ports = ports
         self._family: Family | None = None
         self._run_folder = ExitStack()
-        self._linked = ""
+        self._linked, self._embedded = "", False
         self._kinship = Kinship("")
         self._memory_prefix = f"{token}-"
         self._given_up = threading.Event()
@@ -200,8 +201,9 @@ class TritonServer:
         only = self._options.only
         first = models if only is None else [model for model in models if model.name in only]
         triton = find_triton()
+        self._embedded = triton.backends is None
         # With the wheel, ours is the ONNX Runtime backend, and it runs in such processes, too.
-        check_room(first if triton.backends is None else [each for each in first if each.config.backend == "python"])
+        check_room(first if self._embedded else [each for each in first if each.config.backend == "python"])
         self._ports = claim(self._wanted)
         try:
             sweep_tritons()
@@ -272,7 +274,7 @@ class TritonServer:
                 telling.daemon = True
                 telling.start()
                 try:
-                    family.end(patience_s)
+                    family.end(patience_s, self._enough(family))
                 finally:
                     telling.cancel()
                     self.wedged = False
@@ -283,6 +285,13 @@ class TritonServer:
         if left:
             pids = ", ".join(map(str, left))
             raise ServerError("can't stop Triton", why=f"SIGKILL does not end {pids}", mend=f"see `ps -p {pids}`")
+
+    def _enough(self, family: Family) -> Callable[[], bool]:
+        """Whether it need not be waited for; what belongs to a whole installation, with GPUs it may be, always is."""
+        if not self._embedded:
+            return lambda: False
+        kinship = self._kinship
+        return Ending(self.log, lambda: kinship.relatives(family.members()), Path(self._linked))
 
     def __enter__(self) -> Self:
         return self.start() if self._family is None else self

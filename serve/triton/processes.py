@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from serve.triton.kin import FAMILY, STUB, members_of, processes
@@ -19,6 +19,7 @@ from serve.triton.kin import FAMILY, STUB, members_of, processes
 __all__ = ["Family"]
 
 CHILD = Path(__file__).with_name("child.py")
+LOOK_S = 0.1
 
 
 class Family:
@@ -81,11 +82,12 @@ class Family:
             self._known = {pid: found[pid].began for pid in members}
         return members
 
-    def end(self, timeout_s: float) -> bool:
+    def end(self, timeout_s: float, enough: Callable[[], bool] = lambda: False) -> bool:
         """End the first process by SIGTERM, and what is then left by SIGKILL.
 
         Args:
             timeout_s: how long the first process, which has its own to end, may take.
+            enough: asked again and again whether what it has left to do is worth no wait.
 
         Returns:
             Whether it ended by itself and left nothing.
@@ -97,7 +99,10 @@ class Family:
             self._process.send_signal(signal.SIGTERM)
         interrupted: KeyboardInterrupt | None = None
         try:
-            graceful = self._ended.wait(timeout_s)
+            deadline = time.monotonic() + timeout_s
+            while not (graceful := self._ended.wait(min(LOOK_S, max(0.0, deadline - time.monotonic())))):
+                if time.monotonic() >= deadline or enough():
+                    break
         except KeyboardInterrupt as err:  # whoever says it again does not want to wait
             graceful, interrupted = False, err
         settled = time.monotonic() + 1.0

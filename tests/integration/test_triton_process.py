@@ -183,3 +183,39 @@ def test_other_users_read_neither_its_log_nor_its_memory_nor_the_word_that_contr
         for headers, status in (({}, 403), ({**server.control, "content-type": "application/json"}, 200)):
             address, path = Address(host, int(port)), "/v2/repository/models/plain/load"
             assert ask_once(address, "POST", path, b"{}", headers, timeout_s=30.0)[0] == status
+
+
+RAISES = """\
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        raise ValueError("not this")
+"""
+
+
+def test_a_model_that_raised_while_others_waited_keeps_it_from_no_end(tmp_path: Path) -> None:
+    """Triton never lets go of such a model; nothing it has left to do is worth the wait."""
+    folder = tmp_path / "models/m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1/model.py").write_text(RAISES)
+    (folder / "config.pbtxt").write_text(
+        'backend: "python" max_batch_size: 8 instance_group [ { kind: KIND_CPU count: 1 } ] '
+        'input [ { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } ] output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]'
+    )
+    body = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}'
+    server = TritonServer(folder.parent, ports=FREE, options=TritonOptions(stop_timeout_s=300)).start()
+    address = Address.parse(f"http://{server.http_address}")
+
+    def ask() -> None:
+        for _ in range(50):
+            assert ask_once(address, "POST", "/v2/models/m/infer", timeout_s=30.0, body=body)[0] == 500
+
+    clients = [threading.Thread(target=ask) for _ in range(6)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    began = time.monotonic()
+    server.stop()
+    assert time.monotonic() - began < 200  # of the 300 that its options allow

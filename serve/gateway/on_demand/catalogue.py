@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.errors import RepositoryError
-from compress.vetting.texts import read_text
 from serve.config.pbtxt import parse, read_config
+from serve.repository.ends import finishes
 from serve.repository.folders import files_of, folders_of
 from serve.repository.needs import needs_of
 from serve.repository.read import ModelInfo, instance_count, read_model
@@ -17,7 +17,6 @@ from serve.repository.versions import all_served
 
 __all__ = ["Known", "catalogue_of"]
 
-ENDS = "finalize", "atexit", "__del__"
 IDLE_S = 1.0  # after which Triton ends a sequence, where a model's configuration says nothing else
 
 
@@ -80,17 +79,8 @@ def _known(folder: Path, model: ModelInfo, needs: Mapping[str, frozenset[str]], 
     whole = model.config.parameters.get("part_of", "")
     return Known(
         model.name, tuple(parts), rounds, size, count * len(served), "" if whole == model.name else whole,
-        max(idle[part] for part in parts), _finishes(folder, model), model,
+        max(idle[part] for part in parts), finishes(folder, model.config.backend), model,
     )  # fmt: skip
-
-
-def _finishes(folder: Path, model: ModelInfo) -> bool:
-    """Whether any code in its folder names what Python or Triton calls at an end; what can't be read may."""
-    code = [path for path in files_of(folder) if path.suffix == ".py"] if model.config.backend == "python" else []
-    try:
-        return any(name in text for text in map(read_text, code) for name in ENDS)
-    except (OSError, ValueError):
-        return True
 
 
 def _bytes_in(folder: Path) -> int:
