@@ -62,7 +62,7 @@ class _Reads:
             time.sleep(TICK_NS / 1e9)  # what is written from now on has another time
         found = sha256_of(path, most, tell)
         if _told(path) != told or (before is not None and found != before.sha256):
-            raise self.refuse(f"{path} was written to")
+            raise self.refuse(f"{path} was written to or replaced")
         self.files[name] = _Seen(found, told)
         return found
 

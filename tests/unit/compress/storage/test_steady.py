@@ -22,7 +22,8 @@ from compress.data.dataset import Dataset
 from compress.errors import ChangedError
 from compress.formats.checkpoint import load, save
 from compress.jobs.branch import Silent
-from compress.options import OptimizeOptions
+from compress.jobs.recovery import finetune
+from compress.options import FinetuneOptions, OptimizeOptions
 from compress.options.training import TrainingOptions
 from compress.stage import Progress
 from compress.storage.steady import known, refuse_changed, seen, steady
@@ -66,10 +67,10 @@ def test_a_file_that_was_written_to_is_refused_for_good(tmp_path: Path, change: 
         with steady(read) if process == "another" else nullcontext():
             happen(path)
             if refused:
-                with pytest.raises(ChangedError, match="data was written to while this ran"):
+                with pytest.raises(ChangedError, match="data was written to or replaced while this ran"):
                     seen(path)
                 path.write_bytes(FIRST)  # what was computed meanwhile is of the other
-                with pytest.raises(ChangedError, match="data was written to while this ran"):
+                with pytest.raises(ChangedError, match="data was written to or replaced while this ran"):
                     refuse_changed()
             else:
                 refuse_changed()
@@ -109,7 +110,7 @@ def test_data_is_known_by_what_was_read_of_it(tmp_path: Path, form: str, monkeyp
         data = Dataset.open(str(path), ONE)
         assert data.sha256 == first
         assert not data.inputs["a"].any()
-        with pytest.raises(ChangedError, match="was written to while this ran"):
+        with pytest.raises(ChangedError, match="was written to or replaced while this ran"):
             refuse_changed()
 
 
@@ -168,7 +169,7 @@ def test_a_search_ends_where_what_it_reads_is_replaced_between_two_readings(tmp_
         goal="size", runtime="onnxruntime",
     )  # fmt: skip
     watcher = At("whole · INT8", lambda: other.replace(files[what]))
-    with pytest.raises(ChangedError, match=f"{files[what].name} was written to while this ran"):
+    with pytest.raises(ChangedError, match=f"{files[what].name} was written to or replaced while this ran"):
         compress.optimize(files["model"], options, watcher=watcher)
     assert watcher.done
     assert not (tmp_path / "best").exists()
@@ -196,7 +197,7 @@ def test_no_stage_of_another_onnx_file_is_kept_for_the_first(tmp_path: Path, *, 
         content = (other.with_name("w.bin") if outside else other).read_bytes()
         changed.write_bytes(content) if outside else (other.replace(path))
 
-    with pytest.raises(ChangedError, match=f"{changed.name} was written to while this ran"):
+    with pytest.raises(ChangedError, match=f"{changed.name} was written to or replaced while this ran"):
         compress.export(path, options, watcher=At("fold", happen))
     changed.write_bytes(first)
     again, _ = compress.export(path, options)
@@ -230,6 +231,32 @@ def test_what_changed_in_a_process_is_told_as_that(tmp_path: Path, monkeypatch: 
         in_processes(stage, model, tmp_path, lambda *_: None)
 
 
+def test_no_state_of_a_training_is_kept_after_its_data_has_changed(tmp_path: Path) -> None:
+    """The same command went on from it: what other data had taught was kept under the key of the first."""
+    torch.manual_seed(0)
+    path, first = data(tmp_path / "x.npz"), (tmp_path / "x.npz").read_bytes()
+    save(mlp(), tmp_path / "model.pt", inputs="x:float32[batch,4]")
+    other, begun = data(tmp_path / "other.npz", 9.0), []
+
+    class During(Silent):
+        def started(self, stage: str) -> Progress:
+            def progress(done: int, _total: int, _note: str) -> None:
+                if stage == "finetune" and done > 4 and not begun:
+                    begun.append(stage)
+                    path.write_bytes(other.read_bytes())
+
+            return progress
+
+    options = FinetuneOptions(output=tmp_path / "out", data=str(path), epochs=4, batch_size=16, checkpoint_seconds=0)
+    with pytest.raises(ChangedError):
+        finetune(tmp_path / "model.pt", options, watcher=During())
+    assert begun
+    assert not (tmp_path / "out").exists()
+    assert not [*tmp_path.glob("out.work/**/*.pt")]
+    path.write_bytes(first)
+    finetune(tmp_path / "model.pt", options, watcher=Silent())
+
+
 @pytest.mark.parametrize("stage", ["quantize_onnx", "measure"])
 def test_no_artifact_comes_of_data_that_changed_and_no_stage_is_kept(tmp_path: Path, stage: str) -> None:
     """The samples were read from the disk as they were needed, of two files under one name."""
@@ -252,7 +279,7 @@ def test_no_artifact_comes_of_data_that_changed_and_no_stage_is_kept(tmp_path: P
     options = ExportOptions(
         output=tmp_path / "artifact", int8="static", calibration=str(tmp_path / "data"), eval=str(tmp_path / "data")
     )
-    with pytest.raises(ChangedError, match=r"x\.npy was written to while this ran"):
+    with pytest.raises(ChangedError, match=r"x\.npy was written to or replaced while this ran"):
         compress.export(tmp_path / "model.pt", options, watcher=Meanwhile())
     assert stage in told
     assert not (tmp_path / "artifact").exists()
