@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ import torch
 import compress
 from compress import ExportOptions
 from compress.artifact import Signature, TensorSpec, sha256_of
+from compress.cluster.shared import Shared
 from compress.data import dataset
 from compress.data.dataset import Dataset
 from compress.errors import ChangedError
 from compress.formats.checkpoint import load, save
-from compress.jobs.branch import Silent
+from compress.jobs.branch import Setting, Silent
+from compress.jobs.branches import _alone
 from compress.jobs.recovery import finetune
 from compress.options import FinetuneOptions, OptimizeOptions
 from compress.options.training import TrainingOptions
@@ -29,6 +32,7 @@ from compress.stage import Progress
 from compress.storage.steady import known, refuse_changed, seen, steady
 from compress.training.finetune import Finetune
 from compress.training.in_processes import _describe, in_processes, read_job, write_error
+from compress.training.loop import STATE_FILE
 from tests.models import mlp
 
 ONE = Signature((TensorSpec.parse("a:float32[batch,2]"),), ())
@@ -217,6 +221,37 @@ def test_a_training_in_processes_finds_what_was_read_before(tmp_path: Path) -> N
         pass
 
 
+def test_a_worker_of_a_search_finds_what_was_read_before(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path, other = data(tmp_path / "x.npz"), data(tmp_path / "other.npz", 9.0)
+    checkpoint = save(mlp(), tmp_path / "model.pt", inputs="x:float32[batch,4]")
+    options = OptimizeOptions(output=tmp_path / "best", eval=str(path), prune=(0.0,), max_drop=100, goal="size")
+    with steady():
+        Dataset.open(str(path), load(checkpoint).signature)
+        read = known()
+    other.replace(path)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ChangedError):
+        pool.submit(_alone, Setting(checkpoint, options, "", tmp_path, None), (), 0, 64, read).result()
+
+
+def test_a_node_finds_the_content_that_was_read_before_whatever_its_times_there(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir(mode=0o700)
+    (tmp_path / "here").symlink_to(tmp_path / "shared")  # by another name
+    path, there = tmp_path / "here" / "x.npz", tmp_path / "shared" / "x.npz"
+    first = data(path).read_bytes()
+    shared = Shared.at(tmp_path / "shared")
+    with steady():
+        seen(path)
+        read = shared.known()
+    with steady(read):
+        os.utime(there, (1, 1))
+        seen(there)
+        refuse_changed()
+    there.write_bytes(first[:-1] + b"?")
+    with steady(read), pytest.raises(ChangedError):
+        seen(there)
+
+
 def test_what_changed_in_a_process_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = load(save(mlp(), tmp_path / "model.pt", inputs="x:float32[batch,4]"))
@@ -236,7 +271,7 @@ def test_no_state_of_a_training_is_kept_after_its_data_has_changed(tmp_path: Pat
     torch.manual_seed(0)
     path, first = data(tmp_path / "x.npz"), (tmp_path / "x.npz").read_bytes()
     save(mlp(), tmp_path / "model.pt", inputs="x:float32[batch,4]")
-    other, begun = data(tmp_path / "other.npz", 9.0), []
+    other, begun = data(tmp_path / "other.npz", 9.0), list[str]()
 
     class During(Silent):
         def started(self, stage: str) -> Progress:
@@ -252,7 +287,7 @@ def test_no_state_of_a_training_is_kept_after_its_data_has_changed(tmp_path: Pat
         finetune(tmp_path / "model.pt", options, watcher=During())
     assert begun
     assert not (tmp_path / "out").exists()
-    assert not [*tmp_path.glob("out.work/**/*.pt")]
+    assert not [*tmp_path.glob(f"out.work/**/{STATE_FILE}")]
     path.write_bytes(first)
     finetune(tmp_path / "model.pt", options, watcher=Silent())
 
