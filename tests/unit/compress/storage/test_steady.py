@@ -25,6 +25,7 @@ from compress.errors import ChangedError
 from compress.formats.checkpoint import load, save
 from compress.jobs.branch import Setting, Silent
 from compress.jobs.branches import _alone
+from compress.jobs.places import held
 from compress.jobs.recovery import finetune
 from compress.options import FinetuneOptions, OptimizeOptions
 from compress.options.training import TrainingOptions
@@ -325,3 +326,15 @@ def test_no_artifact_comes_of_data_that_changed_and_no_stage_is_kept(tmp_path: P
     path.write_bytes(whole)
     compress.export(tmp_path / "model.pt", options)
     assert (tmp_path / "artifact" / "report.json").exists()
+
+
+def test_a_log_beside_the_weights_of_a_model_may_grow(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "train.log"):
+        (tmp_path / name).write_text("{}")
+    with steady():
+        held(tmp_path)
+        (tmp_path / "train.log").write_text("more")
+        refuse_changed()
+        (tmp_path / "model.safetensors").write_text("other")
+        with pytest.raises(ChangedError, match=r"model\.safetensors"):
+            refuse_changed()
