@@ -4,6 +4,7 @@ ToolkitError
 ├── CheckpointError     a .pt file that can't be read, or not without help
 ├── SignatureError      tensor names, dtypes or shapes that don't parse or don't fit
 ├── DatasetError        calibration, evaluation or training data that can't be used
+├── ChangedError        a file that a run reads, and that somebody has written to meanwhile
 ├── ArtifactError       an artifact folder that is missing, damaged or of another version
 ├── RecipeError         options that can't work together
 ├── StageError          a stage that can't do what was asked of it
@@ -25,6 +26,7 @@ from collections.abc import Callable
 __all__ = [
     "ArtifactError",
     "BudgetError",
+    "ChangedError",
     "CheckpointError",
     "DatasetError",
     "HookError",
@@ -94,6 +96,10 @@ class SignatureError(ToolkitError):
 
 class DatasetError(ToolkitError):
     """Calibration, evaluation or training data can't be used."""
+
+
+class ChangedError(ToolkitError):
+    """A file that a run reads was written to meanwhile: nothing that it has computed since can be told or kept."""
 
 
 class ArtifactError(ToolkitError):

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from compress import __version__
 from compress.artifact import Signature, sha256_of
 from compress.console.wording import Note, as_notes, notes_in
-from compress.errors import CheckpointError, RecipeError, ToolkitError
+from compress.errors import ChangedError, CheckpointError, RecipeError, ToolkitError
 from compress.formats.checkpoint import load, write
 from compress.formats.files import size_of
 from compress.formats.onnx.read import vetted_onnx
@@ -247,8 +247,8 @@ def _run(stage: Stage, model: Model, folder: Path, progress: Progress) -> Outcom
         with shortages(beside):
             (beside / BEGUN).touch()
             return _fill(stage, model, folder, beside, progress)
-    except BaseException:
-        if not getattr(stage, "resumes", False):
+    except BaseException as err:
+        if not getattr(stage, "resumes", False) or isinstance(err, ChangedError):  # what it would go on from is neither
             shutil.rmtree(beside, ignore_errors=True)
         raise
 

@@ -14,15 +14,17 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from compress.artifact import sha256_of
 from compress.errors import RecipeError, ResourceError
 from compress.storage.files import make_folder
 from compress.storage.shortages import shortages
 from compress.storage.stage_cache import StageCache
+from compress.storage.steady import known, seen
 from compress.storage.work_folder import refuse_others
 from compress.vetting.replace import replace_file
 
@@ -106,7 +108,7 @@ class Shared:
                     why="files of one name that belong to it lie in several folders",
                     mend="copy it, with all that belongs to it, into one folder",
                 )  # fmt: skip
-        target = self.root / "inputs" / _content(listed)
+        target = self.root / "inputs" / _content(listed, seen)
         placed = "it" if real.is_dir() else named.name
         if self.check(target / placed):
             damaged = target.exists()
@@ -130,6 +132,19 @@ class Shared:
                 for folder in (beside, gone):
                     shutil.rmtree(folder, ignore_errors=True)
         return target / placed
+
+    def known(self) -> dict[str, Any]:
+        """What the run has read of this folder, for the `steady` of a node: by the names there, and content alone."""
+        here, read = Path(os.path.realpath(self.given)), known()
+
+        def there(kind: str) -> dict[str, Any]:
+            found = {Path(os.path.realpath(name)): told for name, told in read[kind].items()}
+            return {
+                str(self.given / name.relative_to(here)): told for name, told in found.items() if here in name.parents
+            }
+
+        files = {name: [sha256, []] for name, (sha256, _) in there("files").items()}
+        return {"files": files, "listings": there("listings")}
 
     def check(self, path: Path) -> str:
         """Whether an input that was placed is what it is named by; gives what is wrong, or nothing."""
@@ -216,10 +231,10 @@ def _content_of(files: tuple[tuple[Path, Path, int, int, int], ...]) -> str:
     return _content({name: path for name, path, *_ in files})
 
 
-def _content(files: Mapping[Path, Path]) -> str:
+def _content(files: Mapping[Path, Path], known_by: Callable[[Path], str] = sha256_of) -> str:
     digest = hashlib.sha256()
     for name, each in sorted(files.items()):
-        digest.update(f"{name}\n{sha256_of(each)}\n".encode("utf-8", "surrogateescape"))
+        digest.update(f"{name}\n{known_by(each)}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]
 
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from compress.artifact import Signature, TensorSpec, sha256_of
+from compress.artifact import Signature, TensorSpec
 from compress.console.wording import AssumedWarning, counted
 from compress.data.images import INDEX, Images
 from compress.data.made import fitting, refuse_not_finite, refuse_unfit
@@ -25,7 +25,7 @@ from compress.errors import DatasetError, SignatureError
 from compress.model import Arrays
 from compress.options.user_code import is_code, user_code
 from compress.storage.hashing import digest_of_arrays, digest_of_samples
-from compress.storage.steady import seen
+from compress.storage.steady import listed, seen
 from compress.vetting.arrays import open_npy, open_npz
 from compress.vetting.files import NoFileError, files_in
 from compress.vetting.heard import listener
@@ -258,17 +258,19 @@ def _read(place: str, source: str, signature: Signature) -> _Found:
             images = Images(path, channels=1 if len(shape) == 4 and shape[1] == 1 else 3)
             views, fetcher = _fetched(images, signature, source)
             return views, images.digest, (), fetcher
+        # What it is known by comes before what is read of it: see `compress.storage.steady`.
         if path.is_dir():
             files = files_in(path, "*.npy") or files_in(path, "*.npz")
+            listed(path, files)
+            digest = _together(files)
             if files and files[0].suffix == ".npz":
                 shards, starts = open_shards(path)
-                return dict(shards), _together(files, opened=False), starts, None
-            return {file.stem: open_npy(file) for file in files}, _together(files), (), None
+                return dict(shards), digest, starts, None
+            return {file.stem: open_npy(file) for file in files}, digest, (), None
         if not path.is_file():
             raise DatasetError(f"can't read the data {source}", why="there is no such file", mend=_MEND)
-        if path.suffix == ".npy":
-            return {"": open_npy(path)}, _sha256(path), (), None
-        return dict(open_npz(path)), _sha256(path), (), None
+        digest = seen(path, tell=listener())
+        return {"": open_npy(path)} if path.suffix == ".npy" else dict(open_npz(path)), digest, (), None
     except NoFileError as err:
         mend = "take it away, or put the file itself in its place"
         raise DatasetError(f"can't read the data {source}", why=str(err), mend=mend) from err
@@ -277,14 +279,10 @@ def _read(place: str, source: str, signature: Signature) -> _Found:
         raise DatasetError(f"can't read the data {source}", why=why, mend=_MEND) from err
 
 
-def _together(files: Sequence[Path], *, opened: bool = True) -> str:
+def _together(files: Sequence[Path]) -> str:
     """Of the names, which say whose input each is, and of what is in them."""
-    told = json.dumps([[file.name, _sha256(file, opened=opened)] for file in files])
+    told = json.dumps([[file.name, seen(file, tell=listener())] for file in files])
     return hashlib.sha256(told.encode()).hexdigest()
-
-
-def _sha256(file: Path, *, opened: bool = True) -> str:
-    return seen(file, lambda: sha256_of(file, tell=listener()), opened=opened)
 
 
 def _call(source: str, signature: Signature) -> _Found:

@@ -9,18 +9,16 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from compress.artifact import sha256_of
 from compress.console.wording import AssumedWarning, counted
 from compress.data.class_names import numbers_of_folders
 from compress.errors import DatasetError, MissingExtraError, first_line
 from compress.processor import IMAGE_SETTINGS, Processor
-from compress.storage.steady import seen
+from compress.storage.steady import listed, seen
 from compress.vetting.files import open_file, refuse_hollow, refuse_larger
 from compress.vetting.heard import listener
 from compress.vetting.texts import parse_json, read_bytes, read_json
@@ -88,6 +86,7 @@ def write_index(source: Path, processor: Processor, folder: Path) -> None:
             mend="download it; or give images as arrays in an .npz",
         )
     files = images_in(source)
+    listed(source, files)
     if left := _left_out(source):
         warnings.warn(f"of {source}, {left}", AssumedWarning, stacklevel=2)
     for file in files:
@@ -125,7 +124,7 @@ def _sums(files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
     tell(0, len(files), KNOWN_BY)
     for number, file in enumerate(files, 1):
         with _told(file):
-            yield file, seen(file, partial(sha256_of, file, LARGEST_FILE), opened=False)
+            yield file, seen(file, LARGEST_FILE)
         tell(number, len(files), KNOWN_BY)
 
 

@@ -14,6 +14,8 @@ from compress.data.images import images_in, is_image_folder, write_index
 from compress.data.texts import write_tokens
 from compress.errors import DatasetError
 from compress.processor import Processor
+from compress.storage.steady import seen
+from compress.vetting.heard import listener, unheard
 from compress.vetting.scratch import scratch, sweep
 from compress.vetting.tables import SUFFIXES, check_file
 
@@ -47,10 +49,12 @@ def arrays_of(source: str, processor: Processor | None) -> str:
             mend="name a Hugging Face folder with its tokenizer or processor as the model; or give arrays in an .npz",
         )
     files = [path] if text else images_in(path)
-    seen = [(str(file), found.st_mtime_ns, found.st_size) for file in files if (found := _stat(file)) is not None]
+    told = [(str(file), found.st_mtime_ns, found.st_size) for file in files if (found := _stat(file)) is not None]
     key = json.dumps([
-        str(path.resolve()), str(processor.folder), processor.to_dict(), dataclasses.astuple(processor.columns), seen,
+        str(path.resolve()), str(processor.folder), processor.to_dict(), dataclasses.astuple(processor.columns), told,
     ], sort_keys=True)  # fmt: skip
+    for file in files if text or key in _made else ():  # images that are new are looked at one by one, below
+        seen(file, tell=listener() if text else unheard)
     if key not in _made:
         sweep(SCRATCH)
         held = ExitStack()

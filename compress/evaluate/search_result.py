@@ -109,11 +109,11 @@ def candidates(options: OptimizeOptions) -> tuple[Candidate, ...]:
     """Every combination that can be made of the data at hand, lightly pruned ones first."""
     floats: tuple[Precision, ...] = ("fp32", *options.precision)
     whole = [Candidate(0.0, "none", precision=precision) for precision in dict.fromkeys(floats)]
-    for int8 in options.int8:
+    for int8 in dict.fromkeys(options.int8):  # one that is given twice is tried once
         if int8 in ("dynamic", "weights"):
             whole.append(Candidate(0.0, int8))
         elif int8 == "static" and options.calibration is not None:
-            whole += [Candidate(0.0, int8, calibrator) for calibrator in options.calibrators]
+            whole += [Candidate(0.0, int8, calibrator) for calibrator in dict.fromkeys(options.calibrators)]
     found: list[Candidate] = []
     trained = options.finetune is not None and not trains_last(options)
     for prune in sorted(set(options.prune)):

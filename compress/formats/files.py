@@ -6,8 +6,9 @@ from pathlib import Path
 
 from compress.formats.hub.folder import is_hub_folder, open_hub_folder
 from compress.formats.onnx.load import beside, is_onnx
+from compress.processor import FILES
 
-__all__ = ["files_of", "size_of"]
+__all__ = ["files_of", "read_of", "size_of"]
 
 
 def size_of(path: Path) -> int:
@@ -29,3 +30,15 @@ def files_of(path: Path) -> list[Path]:
     if is_hub_folder(path):
         return sorted(each for each in path.rglob("*") if each.is_file())
     return [path, *(beside(path) if is_onnx(path) else ())]
+
+
+def read_of(path: Path) -> list[Path]:
+    """Those of a model's files that are read: of a folder, weights and what it says of them, not logs beside these.
+
+    Raises:
+        OSError, ValueError, ToolkitError: it can't be read, or is damaged.
+    """
+    if is_hub_folder(path):
+        found = {*open_hub_folder(path).weights, *path.rglob("*.json")}
+        return sorted(found | {each for name in FILES for each in path.rglob(name)})
+    return sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else files_of(path)

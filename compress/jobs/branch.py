@@ -25,6 +25,7 @@ from compress.runtime.backends import open_model
 from compress.runtime.measure import cores
 from compress.stage import Progress, Stage
 from compress.storage.stage_cache import StageCache
+from compress.storage.steady import refuse_changed
 
 __all__ = ["Setting", "Silent", "judged", "lost", "made", "skipped"]
 
@@ -132,6 +133,7 @@ def made(setting: Setting, group: Sequence[Candidate], watcher: Watcher) -> list
         except ResourceError:
             raise
         except ToolkitError as err:  # one that can't be made does not end the search
+            refuse_changed()  # which is no fault of a candidate's
             trials.append(Trial(candidate, "failed", f"{err.what}: {err.why}"))
             continue
         final = outcomes[-1].given.model

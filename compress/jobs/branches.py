@@ -9,7 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from compress.console.wording import counted
@@ -18,6 +18,7 @@ from compress.jobs.branch import Setting, Silent, lost, made, skipped
 from compress.jobs.on_ray import OnRay
 from compress.pipeline import Watcher
 from compress.runtime.measure import cores
+from compress.storage.steady import known, steady
 
 __all__ = ["branches"]
 
@@ -91,7 +92,7 @@ def _in_processes(setting: Setting, found: _Found, workers: int) -> Iterator[tup
     places = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=places) as pool:
         waiting = {
-            pool.submit(_alone, setting, group, place % workers, share): place
+            pool.submit(_alone, setting, group, place % workers, share, known()): place
             for place, group in enumerate(found.groups)
         }
         for future in concurrent.futures.as_completed(waiting):
@@ -103,9 +104,10 @@ def _in_processes(setting: Setting, found: _Found, workers: int) -> Iterator[tup
                     each.cancel()
 
 
-def _alone(setting: Setting, group: Group, place: int, share: int) -> list[Trial]:
+def _alone(setting: Setting, group: Group, place: int, share: int, read: Mapping[str, Any]) -> list[Trial]:
     """A ratio in a process of its own, on its own cores."""
     if hasattr(os, "sched_setaffinity"):
         mine = sorted(os.sched_getaffinity(0))[place * share : (place + 1) * share]
         os.sched_setaffinity(0, mine or os.sched_getaffinity(0))
-    return made(setting, group, Silent())
+    with steady(read):
+        return made(setting, group, Silent())

@@ -16,7 +16,7 @@ from compress.data.sizes import batches_of
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.judge import Budget
 from compress.evaluate.runtime_choice import Choice
-from compress.formats.files import files_of, size_of
+from compress.formats.files import read_of, size_of
 from compress.formats.hub.folder import is_hub_folder
 from compress.formats.onnx.load import is_onnx
 from compress.jobs.blamed import blamed
@@ -43,6 +43,7 @@ from compress.runtime.measure import onnx_layer_bytes, onnx_work
 from compress.runtime.roofline import Roofline, same_roofs
 from compress.storage.files import command_line
 from compress.storage.hashing import loaded_code
+from compress.storage.steady import seen
 
 __all__ = ["exported_row", "missed_budgets", "named", "report_of", "rows_before", "script_of", "unique_names"]
 
@@ -234,7 +235,9 @@ def script_of(checkpoint: Path, options: CompressOptions, recipe: Path | None) -
     files = [checkpoint, *map(Path, sources), *(path for path in named if path is not None)]
     own = [options.output.with_name(options.output.name + ending).resolve() for ending in ("", ".missed", ".work")]
     held = [path for each in files for path in _held(each) if not set(own) & set(path.resolve().parents)]
-    inputs = {path: sha256_of(path) for path in [*held, *map(_relative, loaded_code())]}
+    # The recipe and code are read already, and may be made ready for the next run meanwhile.
+    inputs = {path: sha256_of(path) if path == recipe else seen(path) for path in held}
+    inputs |= {path: sha256_of(path) for path in map(_relative, loaded_code())}
     # Shards are read where a folder has no arrays: one that comes later is to be seen, too.
     listings = {
         (each, ending): len(list(each.glob(f"*{ending}")))
@@ -256,9 +259,9 @@ def _relative(path: Path) -> Path:
 
 
 def _held(path: Path) -> list[Path]:
-    """The file itself; of a folder of data, what is read in it; of one of a model, all that is in it."""
+    """The file itself; of a folder of data, what is read in it; of a model, what is read of it."""
     if is_onnx(path) or is_hub_folder(path):
-        return files_of(path)
+        return read_of(path)
     if path.is_dir():
         return sorted(path.glob("*.npy")) or sorted(path.glob("*.npz")) or images_in(path)
     return [path] if path.is_file() else []

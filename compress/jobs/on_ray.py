@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +41,7 @@ class Task:
         facts: of the machine that the command runs on; a node that has joined since was not looked at before.
         code: of the user.
         shared: the folder that all nodes have; one that has joined since may not.
+        known: what was read before, of that folder, as `Shared.known` tells it.
     """
 
     needs: Needs
@@ -48,6 +49,7 @@ class Task:
     facts: dict[str, str]
     code: tuple[str, ...]
     shared: Shared
+    known: Mapping[str, Any] = field(default_factory=dict)
 
     @contextmanager
     def begun(self, *reads: Path) -> Iterator[Path]:
@@ -60,7 +62,7 @@ class Task:
             ServerError: the node would give another result.
             ResourceError: it does not have the folder, or in it other inputs.
         """
-        with as_task(self.needs, self.settings) as work, steady():
+        with as_task(self.needs, self.settings) as work, steady(self.known or None):
             if not self.shared.root.is_dir():
                 raise ResourceError(
                     f"the node {_here()} does not see {self.shared.given}",
@@ -106,7 +108,12 @@ class OnRay:
     """
 
     def __init__(self, ray: Any, shared: Shared, task: Task, slots: int) -> None:
-        self.ray, self.shared, self.task, self.slots = ray, shared, task, slots
+        self.ray, self.shared, self._task, self.slots = ray, shared, task, slots
+
+    @property
+    def task(self) -> Task:
+        """What goes to each node now."""
+        return dataclasses.replace(self._task, known=self.shared.known())
 
     @property
     def cache(self) -> StageCache:
@@ -155,7 +162,7 @@ class OnRay:
         Raises:
             ToolkitError: what a task gave in place of an answer.
         """
-        with closing(answers(self.ray, work, given, needs or self.task.needs, wanted)) as coming:
+        with closing(answers(self.ray, work, given, needs or self._task.needs, wanted)) as coming:
             for place, answer in coming:
                 if isinstance(answer, ToolkitError):
                     raise answer

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from compress.artifact import PROCESSOR
 from compress.errors import ArtifactError, RecipeError, ResourceError
-from compress.formats.files import files_of, size_of
+from compress.formats.files import files_of, read_of, size_of
 from compress.jobs.source import DAMAGED
 from compress.processor import FILES
 from compress.storage.files import LOCK, locked, make_folder, remove_empty
@@ -19,7 +19,7 @@ from compress.storage.steady import seen, steady
 from compress.storage.work_folder import marked, refuse_foreign, refuse_others
 from compress.vetting.swap import put_back
 
-__all__ = ["ARTIFACT", "TRAINING", "Kind", "check_output", "claimed", "refuse_overwriting"]
+__all__ = ["ARTIFACT", "TRAINING", "Kind", "check_output", "claimed", "held", "refuse_overwriting"]
 
 # Bytes that a run needs to write, at the least, besides so many times the model.
 ROOM, ROOM_TIMES = 1_000_000, 3
@@ -103,9 +103,7 @@ def claimed(
             stack.enter_context(marked(work))
         stack.enter_context(steady())
         for path in inputs[:1]:
-            for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-                if file.is_file():
-                    seen(file)
+            held(path)
         try:
             yield
         except Exception as err:
@@ -116,6 +114,13 @@ def claimed(
                 why="something has removed it, and what this run kept in it, while the run was on",
                 mend="give the same command again, with --work where nothing cleans up",
             ) from err
+
+
+def held(model: Path) -> None:
+    """The files of a model are `seen`: those that are read, of a folder that may have logs beside them."""
+    with suppress(*DAMAGED):  # a damaged file: who reads it says so
+        for file in read_of(model):
+            seen(file)
 
 
 def _bytes_of(model: Path) -> int:

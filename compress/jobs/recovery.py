@@ -24,7 +24,7 @@ from compress.evaluate.intervals import difference_interval, mean_interval
 from compress.evaluate.kinder import overlap_words
 from compress.evaluate.metrics import Metric
 from compress.formats.checkpoint import fingerprint, write
-from compress.jobs.places import TRAINING, check_output, claimed
+from compress.jobs.places import TRAINING, check_output, claimed, held
 from compress.jobs.profiled import profile_told
 from compress.jobs.recipe import data_at, inputs_of, labelled_of, training_of, with_sizes
 from compress.jobs.source import load_source
@@ -39,7 +39,7 @@ from compress.runtime.machine import environment, versions
 from compress.runtime.measure import cores, torch_macs, torch_params
 from compress.stage import Given
 from compress.storage.stage_cache import StageCache
-from compress.storage.steady import refuse_changed
+from compress.storage.steady import refuse_changed, steady
 from compress.training.finetune import Finetune
 from compress.training.loop import TRACE_FILE
 from compress.training.machine.launch import all_here, lost_another
@@ -129,7 +129,9 @@ def finetune(
     check_ranges(options)
     checkpoint = Path(checkpoint)
     if rank() > 0:  # the first process holds the places for all
-        return _finetune(checkpoint, options, watcher, cache)
+        with steady():
+            held(checkpoint)
+            return _finetune(checkpoint, options, watcher, cache)
     with claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
         return _finetune(checkpoint, options, watcher, cache)
 
@@ -145,6 +147,8 @@ def _finetune(
     model = with_sizes(
         load_source(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval}
     )
+    if options.teacher is not None:
+        held(options.teacher)
     teacher = None if options.teacher is None else load_source(options.teacher, options)
     by_place = "" if teacher is None else _taught_by(teacher, model, options, checkpoint)
 

@@ -36,11 +36,13 @@ def check_ranges(options: Any, **more: tuple[int, int]) -> None:
         more: least and most of further fields.
 
     Raises:
-        RecipeError: a number is NaN or infinite, or outside its range.
+        RecipeError: a number is NaN or infinite, or outside its range; or a list that has values by default is empty.
     """
     ranges = RANGES | more
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
+        if value == () and isinstance(field.default, tuple) and field.default:
+            raise _wrong(field.name, "empty", "one of its values is needed")
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, float) and not math.isfinite(number):
                 raise _wrong(field.name, number, "it has to be a number")
@@ -50,6 +52,6 @@ def check_ranges(options: Any, **more: tuple[int, int]) -> None:
                     raise _wrong(field.name, number, f"it goes from {least} to {most:,}")
 
 
-def _wrong(name: str, number: float, why: str) -> RecipeError:
+def _wrong(name: str, number: float | str, why: str) -> RecipeError:
     flag = "--" + name.replace("_", "-")
     return RecipeError(f"{flag} can't be {number}", why=why, mend=f"give another {flag}, or leave it out")

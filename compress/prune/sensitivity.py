@@ -32,6 +32,7 @@ from compress.runtime.backends import TorchBackend
 from compress.runtime.measure import cores
 from compress.stage import Progress
 from compress.storage.files import write_files
+from compress.storage.steady import seen
 from compress.vetting.texts import read_json
 
 __all__ = ["GroupSensitivity", "Sensitivity", "Thinning", "layer_sensitivity"]
@@ -121,6 +122,7 @@ class Sensitivity:
         """
         path = path / "sensitivity.json" if path.is_dir() else path
         try:
+            seen(path)
             data = read_json(path)
             if data.pop("schema_version") > SCHEMA_VERSION:
                 raise ValueError("it was written by a newer release")

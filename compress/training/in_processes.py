@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
 from compress.console.wording import as_notes, notes_in
-from compress.errors import StageError, ToolkitError
+from compress.errors import ChangedError, StageError, ToolkitError
 from compress.formats.checkpoint import load, write
 from compress.model import TorchModel
 from compress.stage import Given, Progress
+from compress.storage.steady import known, steady
 from compress.training.machine.launch import ended_as, launch
 from compress.vetting.replace import replace_file
 
@@ -80,7 +82,8 @@ def in_processes(stage: Shared, model: TorchModel, folder: Path, progress: Progr
         failed = ended_as(launch(command, stage.devices, log, told))
     if (job / ERROR).exists():
         error = json.loads((job / ERROR).read_text(encoding="utf-8"))
-        raise StageError(error["what"], why=error["why"], mend=error["mend"])
+        kind = ChangedError if error["changed"] else StageError
+        raise kind(error["what"], why=error["why"], mend=error["mend"])
     if failed is None and not (job / RESULT).exists():
         failed = "a process ended before the training did"
     if failed is not None:
@@ -101,26 +104,29 @@ def in_processes(stage: Shared, model: TorchModel, folder: Path, progress: Progr
 
 def _describe(stage: Shared, model: TorchModel, job: Path) -> None:
     kind = type(stage)
-    description = {"stage": f"{kind.__module__}:{kind.__qualname__}", "options": stage.described()}
+    description = {"stage": f"{kind.__module__}:{kind.__qualname__}", "options": stage.described(), "known": known()}
     write(model, job / "student.pt")
     if stage.teacher is not None:
         write(stage.teacher, job / "teacher.pt")
     (job / JOB).write_text(json.dumps(description, indent=2), encoding="utf-8")
 
 
-def read_job(job: Path) -> tuple[Shared, TorchModel]:
-    """The stage and the model, in one of the processes."""
+@contextmanager
+def read_job(job: Path) -> Iterator[tuple[Shared, TorchModel]]:
+    """The stage and the model, in one of the processes; what is read there is what was read before."""
     told: dict[str, Any] = json.loads((job / JOB).read_text(encoding="utf-8"))
     module, _, name = told["stage"].partition(":")
     kind = cast("type[Shared]", getattr(import_module(module), name))
     model = load(job / "student.pt")
     teacher = load(job / "teacher.pt") if (job / "teacher.pt").exists() else None
-    return kind.of(told["options"], model, teacher), model
+    with steady(told["known"]):
+        yield kind.of(told["options"], model, teacher), model
 
 
 def write_error(job: Path, error: ToolkitError) -> None:
     """By the one that meets it: the others may only see that it is gone."""
-    replace_file(job / ERROR, json.dumps({"what": error.what, "why": error.why, "mend": error.mend}))
+    told = {"what": error.what, "why": error.why, "mend": error.mend}
+    replace_file(job / ERROR, json.dumps(told | {"changed": isinstance(error, ChangedError)}))
 
 
 def write_result(job: Path, given: Given) -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from compress.errors import ToolkitError
+from compress.storage.steady import refuse_changed
 from compress.training.in_processes import read_job, write_error, write_result
 from compress.training.machine.launch import end_with_parent
 from compress.training.machine.setup import rank
@@ -29,8 +30,9 @@ def main() -> None:
             print(json.dumps({"done": done, "total": total, "note": note}), flush=True)
 
     try:
-        stage, model = read_job(job)
-        given = stage.run(model, job.parent, progress)  # where one process keeps its state: it may go on from this
+        with read_job(job) as (stage, model):
+            given = stage.run(model, job.parent, progress)  # where one process keeps its state: it may go on from this
+            refuse_changed()
     except ToolkitError as err:
         write_error(job, err)
         raise SystemExit(err.exit_code) from err

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from compress.artifact import Signature, sha256_of
+from compress.artifact import Signature
 from compress.errors import SignatureError, StageError
 from compress.formats.onnx.outline import outline
 from compress.formats.onnx.read import signature_of_onnx
@@ -16,6 +16,7 @@ from compress.formats.onnx.scope import opset_of
 from compress.model import OnnxModel
 from compress.model.infer import infer_signature, proven
 from compress.signature import TensorSpec
+from compress.storage.steady import seen
 from compress.vetting.onnx_wire import vet_onnx
 
 __all__ = ["beside", "fingerprint_of_file", "is_onnx", "load_onnx"]
@@ -114,5 +115,5 @@ def beside(path: Path) -> list[Path]:
 
 def fingerprint_of_file(path: Path) -> str:
     """Hex SHA-256 of a file and of the weights beside it."""
-    told = [sha256_of(path), *([str(each.relative_to(path.parent)), sha256_of(each)] for each in beside(path))]
+    told = [seen(path), *([str(each.relative_to(path.parent)), seen(each)] for each in beside(path))]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()

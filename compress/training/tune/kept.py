@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from compress.console.wording import as_notes, notes_in
+from compress.storage.steady import refuse_changed
 from compress.training.task import Trained
 from compress.training.tune.space import Settings
 from compress.training.tune.vet_trial import is_trial
@@ -88,7 +89,8 @@ class Kept:
         return len(list(self._folder.glob("[0-9][0-9][0-9].json")))
 
     def keep(self, number: int, trial: Trial) -> None:
-        """Write what a trial gave, whole or not at all."""
+        """Write what a trial gave, whole or not at all; not of data that has changed (ChangedError)."""
+        refuse_changed()
         told: dict[str, Any] = {"trial": trial.to_dict(), "trained": None}
         if trial.trained is not None:
             told["trained"] = dataclasses.asdict(trial.trained) | {"notes": notes_in(trial.trained.warnings)}

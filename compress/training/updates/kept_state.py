@@ -10,6 +10,7 @@ import torch
 
 from compress.errors import CheckpointError, printable
 from compress.formats.pickles.read import unpickle
+from compress.storage.steady import refuse_changed
 from compress.vetting.replace import replacing_file
 
 __all__ = ["KeptState"]
@@ -40,9 +41,14 @@ class KeptState:
         return time.monotonic() - self._last >= max(self._seconds, self._took / SHARE)
 
     def keep(self, state: dict[str, Any]) -> None:
-        """Write beside, then rename; a kill at any moment leaves the old one or the new one."""
+        """Write beside, then rename; a kill at any moment leaves the old one or the new one.
+
+        Raises:
+            ChangedError: the data is not what it was.
+        """
         start = time.monotonic()
         if self._path is not None and self._writes:
+            refuse_changed()  # the same command would go on from what another file has taught
             for left in self._path.parent.glob(f".{self._path.name}.*.part"):  # by a kill: it is as large as the model
                 left.unlink()
             with replacing_file(self._path) as file:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from compress.artifact import sha256_of
 from compress.cli import main
-from compress.errors import RecipeError
+from compress.errors import ChangedError, RecipeError
 from compress.formats.checkpoint import save
 from compress.jobs.export import Silent, export
 from compress.jobs.recipe_file import COMMANDS, read, recipe_text, write
@@ -225,7 +225,20 @@ def test_more_processes_or_rounds_than_any_machine_has_are_refused_before_the_fi
     assert key.replace("_", "-") in found.value.what
 
 
-def test_reproduce_sh_tells_of_the_file_that_was_read_not_of_one_that_took_its_name_meanwhile(
+@pytest.mark.parametrize("key", ["importance", "allocate", "prune", "int8", "calibrators"])
+def test_a_list_that_is_empty_in_a_recipe_is_refused_before_the_work(
+    tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.toml").write_text(
+        f'command = "optimize"\ncheckpoint = "m.pt"\noutput = "{tmp_path / "o"}"\neval = "e.npz"\n{key} = []\n'
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(tmp_path / "r.toml")])
+    assert ended.value.code == 2
+    assert f"--{key} can't be empty" in capsys.readouterr().err
+
+
+def test_no_artifact_tells_of_a_file_that_has_lost_its_name_to_another_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A training may go on beside, and keep its newest checkpoint under the same name."""
@@ -242,7 +255,8 @@ def test_reproduce_sh_tells_of_the_file_that_was_read_not_of_one_that_took_its_n
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["compress", "export", "model.pt", "-o", "out"])
-    export(Path("model.pt"), ExportOptions(output=Path("out")), watcher=Replacing())
-    text = (tmp_path / "out" / "reproduce.sh").read_text()
-    assert sha256_of(tmp_path / "model.pt") == newer
-    assert f"same {read_then} model.pt\n" in text
+    with pytest.raises(ChangedError, match=r"model\.pt was written to or replaced"):
+        export(Path("model.pt"), ExportOptions(output=Path("out")), watcher=Replacing())
+    assert not Path("out").exists()
+    export(Path("model.pt"), ExportOptions(output=Path("out")))
+    assert f"same {newer} model.pt\n" in Path("out/reproduce.sh").read_text()

@@ -51,6 +51,16 @@ def test_candidates_need_what_they_are_made_of() -> None:
     assert [c.calibrator for c in candidates(with_data)] == [None, "minmax", "percentile", "mse"]
 
 
+def test_a_value_that_is_given_twice_is_tried_once() -> None:
+    once = OptimizeOptions(
+        output=Path("o"), prune=(0.0, 0.5), int8=("none", "static", "dynamic"), calibrators=("mse",), calibration="c.npz",
+        precision=("bf16",), importance=("obs",), allocate=("latency",),
+    )  # fmt: skip
+    lists = ("prune", "int8", "calibrators", "precision", "importance", "allocate")
+    twice = dataclasses.replace(once, **{name: 2 * getattr(once, name) for name in lists})
+    assert candidates(twice) == candidates(once)
+
+
 def test_bf16_is_tried_beside_float32_and_its_failure_ends_no_ratio() -> None:
     options = OptimizeOptions(output=Path("o"), prune=(0.0, 0.5), int8=("dynamic",), precision=("bf16",))
     names = [candidate.name for candidate in candidates(options)]

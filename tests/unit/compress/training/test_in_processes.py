@@ -66,7 +66,8 @@ def test_every_option_of_a_training_goes_over_to_its_processes(folder: Path, whi
     assert not [name for name, usual in defaults.items() if getattr(stage, name) == usual], "a new field belongs here"
     shared: Shared = stage
     _describe(shared, model, folder)
-    again, _ = read_job(folder)
+    with read_job(folder) as (again, _):
+        pass
     assert plain(again) == plain(stage)
     assert again.options == stage.options
 
