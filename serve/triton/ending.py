@@ -1,8 +1,8 @@
 """When a Triton that was told to end has nothing left to do.
 
-It waits for what it has begun, and then for its models' processes, each some seconds. It never lets go of a model whose
-`execute` raised while other requests waited, where nothing batches them (seen in 26.07; the model's processes are idle),
-and would wait for that one until its time is up.
+It waits for what it has begun, and then for its models' processes, each some seconds. It never lets go of a model
+whose `execute` raised while other requests waited, where nothing batches them (seen in 26.07; the model's processes are
+idle), and would wait for that one until its time is up.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def test_a_model_that_raised_while_others_waited_keeps_it_from_no_end(tmp_path: 
 
     def ask() -> None:
         for _ in range(50):
-            assert ask_once(address, "POST", "/v2/models/m/infer", timeout_s=30.0, body=body)[0] == 500
+            assert ask_once(address, "POST", "/v2/models/m/infer", body, timeout_s=30.0)[0] == 500
 
     clients = [threading.Thread(target=ask) for _ in range(6)]
     for client in clients:
