@@ -224,9 +224,12 @@ def _not_done(row: Row, wish: Wish, path: Path) -> str:
     starts = f"starts with --state {path}"
     if row.owner is None:
         return f"no gateway has taken the rollout up yet; one that {starts} will, and this with it"
-    silent = f"{max(0.0, time.time() - row.updated):.0f} s"
+    silent_s = time.time() - row.updated
+    silent = f"has been silent for {silent_s:.0f} s"
+    if silent_s < 0:
+        silent = f"has not answered (its clock is {-silent_s:.0f} s ahead of this one)"
     told = (
-        f"it is written down and not carried out: the gateway that judges the rollout has been silent for {silent}. "
+        f"it is written down and not carried out: the gateway that judges the rollout {silent}. "
         f"If it is stopped, it is carried out as that one, or another, {starts}"
     )
     if wish == "abort":

@@ -174,6 +174,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._heard: dict[int, tuple[tuple[str, float] | None, float]] = {}  # what owners wrote last, and since when
 
     def start(self, model: str, candidate: Target, plan: Plan, baseline: Target | None = None) -> Row:
         """Ask for a rollout.
@@ -298,14 +299,18 @@ class Store:
         return [Happened(*row) for row in rows]
 
     def claim(self, row: Row, owner: str) -> bool:
-        """Become a rollout's owner, where it has none, or one that has been silent for a while."""
+        """Become a rollout's owner, where it has none, or one that has written nothing for `SILENT_S` of the time that
+        passes here: its clock may be another."""
+        now = time.monotonic()
         with self._writing(create=False) as file:
-            taken = file.execute(
-                "UPDATE rollouts SET owner = ?, updated = ?"
-                " WHERE id = ? AND (owner IS NULL OR owner = ? OR updated < ?)",
-                (owner, time.time(), row.id, owner, time.time() - SILENT_S),
-            )
-            return taken.rowcount == 1
+            said = file.execute("SELECT owner, updated FROM rollouts WHERE id = ?", (row.id,)).fetchone()
+            if said != self._heard.get(row.id, (None, 0.0))[0]:
+                self._heard[row.id] = said, now
+            silent_s = now - self._heard[row.id][1]
+            if said is None or (said[0] not in (None, owner) and silent_s <= SILENT_S):
+                return False
+            file.execute("UPDATE rollouts SET owner = ?, updated = ? WHERE id = ?", (owner, time.time(), row.id))
+            return True
 
     def take_over(self, owner: str) -> None:
         """Become the owner of every rollout under way: a gateway that has just started follows what it sees itself."""

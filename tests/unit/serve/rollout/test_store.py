@@ -132,6 +132,27 @@ def test_a_rollout_has_one_owner_until_that_one_is_silent(store: Store, monkeypa
     assert save(store, row, "third")
 
 
+@pytest.mark.parametrize("ahead_s", [3600.0, 0.0, -3600.0])
+def test_an_owner_is_silent_by_the_time_that_passes_here_whatever_its_clock_says(
+    store: Store, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    wall, passed = 1e9, 0.0
+    monkeypatch.setattr(module.time, "time", lambda: wall + ahead_s)
+    monkeypatch.setattr(module.time, "monotonic", lambda: passed)
+    row = store.start("m", NEXT, Plan())
+    assert store.claim(row, "first")
+    other = Store(store.path)
+    for passed in (0.0, 5.0, 9.0):
+        monkeypatch.setattr(module.time, "time", lambda: wall)
+        assert not other.claim(row, "second"), "it has only just been heard of"
+        monkeypatch.setattr(module.time, "time", lambda: wall + ahead_s + passed)
+        assert save(store, row, "first")
+    monkeypatch.setattr(module.time, "time", lambda: wall)
+    for passed, claimed in ((9.5, False), (19.0, False), (19.6, True)):
+        assert other.claim(row, "second") is claimed
+    assert not save(store, row, "first")
+
+
 def test_a_cleared_rollout_no_longer_decides(store: Store) -> None:
     row = store.start("m", NEXT, Plan())
     with pytest.raises(ServerError, match="under way"):
