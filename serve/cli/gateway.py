@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -49,7 +50,13 @@ def gateway(
             print(f"{field.name:<18} {value if value or value == 0 else 'none'}")
         out.print(f"the settings can be used; {keys} keys are known" if settings.keys else "the settings can be used")
         return
-    run_gateway(settings, on_ready=lambda url: out.print(f"gateway  {url}   try it: {url}/docs"))
+
+    def ready(url: str) -> None:
+        """What can't be told, to a disk that is full or a pipe that nobody reads, ends nothing."""
+        with suppress(Exception, SystemExit):
+            out.print(f"gateway  {url}   try it: {url}/docs")
+
+    run_gateway(settings, on_ready=ready)
 
 
 def settings_of_file(_app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

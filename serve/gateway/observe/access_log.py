@@ -110,6 +110,8 @@ class AccessLog:
 
     def _opened(self) -> BinaryIO:
         if str(self._path) == "-":
+            if sys.stdout is None:  # it was closed before the process began
+                raise OSError(errno.EBADF, "standard output is closed")
             return sys.stdout.buffer
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
         return os.fdopen(handle, "ab", buffering=0)

@@ -169,6 +169,12 @@ def test_a_log_that_is_moved_away_goes_on_in_a_new_file(tmp_path: Path) -> None:
     assert [json.loads((tmp_path / name).read_text())["number"] for name in ("access.log.1", "access.log")] == [1, 2]
 
 
+def test_a_log_to_a_standard_output_that_is_closed_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(ServerError, match="standard output is closed"):
+        AccessLog(Path("-"))
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_drops_lines_and_nothing_else() -> None:
     log = AccessLog(Path("/dev/full"))
