@@ -44,7 +44,8 @@ KEPT_S = 1.0  # that heavy ones are kept back ahead, at most, or that a key save
 BATCHED = 1.5  # requests answered together, from which they come in batches
 SOON_S, SOON = 0.25, 1.5  # the longest pause between requests that are near, and times a key's usual one
 TRIES = 2.0  # as many are taken to be, until they are known not to be, ...
-TRIES_AGAIN_S = 60.0  # ... and again after so long
+TRIES_AGAIN_S = 60.0  # ... and again after so long, ...
+LONGEST_TRY_S = 0.5  # ... where one takes no longer: others wait behind all of them
 PAUSES = 0.3  # smoothing of a key's pauses
 UNBATCHED = 0.25  # smoothing of how many are answered together, where more could have been
 MOST = 4096
@@ -73,6 +74,7 @@ class Account:
         doubtful: whether the last of its first requests passed the target.
         together: how many of its requests, or of such as take as long, the server answers at a time.
         tried: when that was last taken for more than was seen.
+        batches: whether it was seen to be more than one.
     """
 
     in_flight: int = 0
@@ -97,6 +99,7 @@ class Account:
     doubtful: bool = False
     together: float = TRIES
     tried: float = -math.inf
+    batches: bool = False
 
     def saw(self, seconds: float, now: float) -> None:
         """One request took so long, and was alone in it."""
@@ -126,6 +129,7 @@ class Account:
             self.together = together
         elif could:
             self.together += UNBATCHED * (together - self.together)
+        self.batches = self.together >= BATCHED and (self.batches or together > 1)
 
     def charge(self, seconds: float) -> None:
         """One request has taken so much of the model's time."""
@@ -476,7 +480,9 @@ class Fairness:
             if was is not each.heavy:
                 self.heavy += each.in_flight if each.heavy else -each.in_flight
             heavies += each.heavy and (each.in_flight > 0 or now - each.seen < BESIDE_S)
-            if each.together < BATCHED and now - each.tried > TRIES_AGAIN_S:
+            if takes_s > LONGEST_TRY_S and not each.batches:
+                each.together = 1.0
+            elif each.together < BATCHED and now - each.tried > TRIES_AGAIN_S:
                 each.together, each.tried = TRIES, now
         self._keys = keys = len(beside)
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)

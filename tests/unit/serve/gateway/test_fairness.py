@@ -609,3 +609,24 @@ def test_who_comes_back_after_a_pause_waits_for_few_of_the_heavy_requests_of_oth
     assert not refused
     assert max(took) < 4 * HEAVY_S  # those that keep the server at work
     assert np.median(took) < 3 * LIGHT_S
+
+
+@pytest.mark.parametrize(("instances", "largest"), [(1, 1), (2, 1), (2, 8)])
+def test_whether_requests_of_seconds_are_batched_is_not_tried_at_others_cost(instances: int, largest: int) -> None:
+    cost_s, until = 3.0, 150.0
+
+    async def heavy(world: World) -> None:
+        await asyncio.sleep(10)
+        await world.client("heavy", lambda: cost_s, 0.0, until)
+
+    world = run(
+        lambda: World(instances, largest),
+        lambda w: [
+            *[w.client(f"light{n}", lambda: 0.002, 0.25, until) for n in range(5)],
+            *[heavy(w) for _ in range(24)],
+        ],
+    )
+    took, refused = of_lights(world)
+    assert refused < 10  # of some 2,000
+    assert max(took) < 1.1 * cost_s  # behind one of them: it was 7 to 11 s
+    assert len(world.took["heavy"]) > 15
