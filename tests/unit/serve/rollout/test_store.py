@@ -7,6 +7,7 @@ import os
 import sqlite3
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -136,19 +137,22 @@ def test_a_rollout_has_one_owner_until_that_one_is_silent(store: Store, monkeypa
 def test_an_owner_is_silent_by_the_time_that_passes_here_whatever_its_clock_says(
     store: Store, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ) -> None:
-    wall, passed = 1e9, 0.0
-    monkeypatch.setattr(module.time, "time", lambda: wall + ahead_s)
-    monkeypatch.setattr(module.time, "monotonic", lambda: passed)
+    passed, ahead = 0.0, 0.0
+    clock = SimpleNamespace(time=lambda: 1e9 + ahead + passed, monotonic=lambda: passed)
+    monkeypatch.setattr("serve.rollout.store.time", clock)
+    ahead = ahead_s
     row = store.start("m", NEXT, Plan())
     assert store.claim(row, "first")
     other = Store(store.path)
     for passed in (0.0, 5.0, 9.0):
-        monkeypatch.setattr(module.time, "time", lambda: wall)
+        ahead = 0.0
         assert not other.claim(row, "second"), "it has only just been heard of"
-        monkeypatch.setattr(module.time, "time", lambda: wall + ahead_s + passed)
+        ahead = ahead_s
+        passed += 0.1
         assert save(store, row, "first")
-    monkeypatch.setattr(module.time, "time", lambda: wall)
-    for passed, claimed in ((9.5, False), (19.0, False), (19.6, True)):
+    ahead = 0.0
+    for at, claimed in ((9.5, False), (19.0, False), (19.6, True)):
+        passed = at
         assert other.claim(row, "second") is claimed
     assert not save(store, row, "first")
 
