@@ -8,10 +8,12 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError, ToolkitError
+from serve.config.pbtxt import parse, read_config
 from serve.gateway.health.fingerprints import Suspect
 from serve.gateway.health.outages import Outages
 from serve.gateway.health.suspects import Suspects
@@ -19,15 +21,16 @@ from serve.triton.causes import AT_ONCE, KEY, cause_of, wait_of
 from serve.triton.control import list_models, reload_alone
 from serve.triton.launch import TritonServer
 from serve.triton.rounds import Rounds
-from serve.triton.stubs import Stub, death_of, is_stopped
+from serve.triton.stubs import Stub, death_of, is_stopped, kill
 
-__all__ = ["Healer", "told"]
+__all__ = ["Healer", "replaced", "told"]
 
 LOOK_S, PROBE_S = 1.0, 0.2
 IN_ORDER_S = 0.3  # Triton clears a process away that it has asked to end
 STEADY_S, FIRST_S, LONGEST_S = 60.0, 0.5, 10.0
 WAITED_S = 0.9
 TOLD = 8
+REPLACED_S = 30.0  # that Triton has for requests of the load before
 
 
 def told(suspects: list[Suspect]) -> str:
@@ -36,6 +39,33 @@ def told(suspects: list[Suspect]) -> str:
         return "with no request in flight"
     more = f" and {len(suspects) - TOLD} more" if len(suspects) > TOLD else ""
     return f"in flight: {', '.join(map(str, suspects[:TOLD]))}{more}"
+
+
+def replaced(stubs: Iterable[Stub], seen: Mapping[int, float]) -> list[tuple[Stub, float]]:
+    """Processes beside which a later load of their model has another, each with when that was first seen.
+
+    Triton never lets go of a model whose `execute` raised while other requests waited (see `serve.triton.ending`).
+
+    Args:
+        stubs: that there are.
+        seen: since when each is known, by id.
+    """
+    newest: dict[tuple[str, str, str], float] = {}
+    known = [stub for stub in stubs if stub.pid in seen]
+    for stub in known:
+        name = stub.model, stub.version, stub.instance
+        newest[name] = max(newest.get(name, seen[stub.pid]), seen[stub.pid])
+    last = [(stub, newest[stub.model, stub.version, stub.instance]) for stub in known]
+    return [(stub, newer) for stub, newer in last if seen[stub.pid] < newer]
+
+
+def has_sequences(folder: Path) -> bool:
+    """Whether a model of that folder may have sequences open, which Triton waits for."""
+    try:
+        found: bool = parse(read_config(folder / "config.pbtxt")).HasField("sequence_batching")
+    except (OSError, ValueError):
+        return True
+    return found
 
 
 class Healer:
@@ -100,6 +130,7 @@ class Healer:
     async def _look(self) -> dict[str, list[int]]:
         """Watch processes that are new; the processes by instance."""
         alive: dict[str, list[int]] = {}
+        found = []
         more = False
         began = time.monotonic()
         self._gone = {pid: at for pid, at in self._gone.items() if began - at < PROBE_S + LOOK_S + WAITED_S}
@@ -121,9 +152,23 @@ class Healer:
                 more = True
                 asyncio.get_running_loop().add_reader(file, self._ended, stub)
             alive.setdefault(stub.instance, []).append(stub.pid)
+            found.append(stub)
         if more:
             await asyncio.to_thread(self._triton.close_regions)
+        for stub, newer in replaced(found, self._seen):
+            if time.monotonic() - newer > REPLACED_S:
+                await self._let_go(stub, newer)
         return alive
+
+    async def _let_go(self, stub: Stub, since: float) -> None:
+        """End a process that Triton keeps beside the one of a later load, unless it may be at work."""
+        if self._suspects.asked(self._users.get(stub.model, {stub.model}), since):
+            return
+        if await asyncio.to_thread(has_sequences, self._triton.repository / stub.model):
+            return
+        self._on_event(f"{stub.model}: its process {stub.instance} of an earlier load was kept by Triton; it is ended")
+        self._triton.ended.add(stub.pid)
+        kill([stub.pid])
 
     def _probe(self) -> None:
         """See which processes stand still: one that kept Triton waiting may go on before Triton says so."""

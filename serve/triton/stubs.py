@@ -32,11 +32,13 @@ class Stub:
         pid: its id.
         model: whose instance it runs.
         instance: the name that Triton gives the instance, "MODEL_0_1" where the model's configuration gives none.
+        version: of the model.
     """
 
     pid: int
     model: str
     instance: str
+    version: str = ""
 
 
 def stubs_in(pids: Collection[int], repository: str) -> list[Stub]:
@@ -56,7 +58,8 @@ def stubs_in(pids: Collection[int], repository: str) -> list[Stub]:
             continue
         path, instance = words[PATH_AT].decode("utf-8", "replace"), words[INSTANCE_AT].decode("utf-8", "replace")
         if path.startswith(f"{repository}/") and INSTANCE.fullmatch(instance):
-            found.append(Stub(pid, path[len(repository) + 1 :].partition("/")[0], instance))
+            model, _, rest = path[len(repository) + 1 :].partition("/")
+            found.append(Stub(pid, model, instance, rest.partition("/")[0]))
     return found
 
 

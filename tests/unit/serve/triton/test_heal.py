@@ -9,16 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compress.errors import ToolkitError
+from serve.gateway.health.flights import Flight
 from serve.gateway.health.outages import Outages
 from serve.gateway.health.suspects import Suspects
 from serve.triton import heal
 from serve.triton.causes import AT_ONCE, CLIENT, KEY, SERVER
-from serve.triton.heal import Healer
+from serve.triton.heal import Healer, replaced
 from serve.triton.stubs import Stub, is_stopped
 from tests.serve_http import in_loop
 
@@ -53,6 +55,10 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         yield process
         process.kill()
+
+
+later = process
+"""Another one."""
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -208,3 +214,62 @@ def test_a_model_that_dies_without_end_is_loaded_again_without_end(process: subp
     waits = [one._wait_s("net", 10.0 * turn, SERVER) for turn in range(1100)]  # 2.0 ** 1024 is no number
     assert waits[:6] == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0]
     assert set(waits[6:]) == {10.0}
+
+
+OLD, NEW = Stub(1, "net", "net_0_0", "1"), Stub(2, "net", "net_0_0", "1")
+
+
+@pytest.mark.parametrize(
+    ("stubs", "seen", "found"),
+    [
+        ([OLD], {1: 0.0}, []),
+        ([OLD, NEW], {1: 0.0, 2: 5.0}, [(OLD, 5.0)]),
+        ([NEW, OLD], {1: 0.0, 2: 5.0}, [(OLD, 5.0)]),
+        ([OLD, NEW], {1: 0.0}, []),  # the other is not watched yet
+        ([OLD, NEW], {1: 5.0, 2: 5.0}, []),  # nobody knows which was first
+        ([OLD, Stub(2, "net", "net_0_1", "1")], {1: 0.0, 2: 5.0}, []),  # an instance more
+        ([OLD, Stub(2, "net", "net_0_0", "2")], {1: 0.0, 2: 5.0}, []),  # a version more
+        ([OLD, Stub(2, "other", "net_0_0", "1")], {1: 0.0, 2: 5.0}, []),
+    ],
+)
+def test_a_process_is_replaced_by_a_later_one_of_its_instance_alone(
+    stubs: list[Stub], seen: dict[int, float], found: list[tuple[Stub, float]]
+) -> None:
+    assert replaced(stubs, seen) == found
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "ends"),
+    [
+        ("", False, True),
+        ("", True, False),
+        ("sequence_batching {}", False, False),
+        (None, False, False),
+    ],
+    ids=["let go", "it may be at work", "a sequence may be open", "nobody knows"],
+)
+@in_loop
+async def test_what_triton_keeps_of_an_earlier_load_is_ended_where_nobody_waits_for_it(
+    process: subprocess.Popen[bytes], later: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    config: str | None, asked: bool, ends: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(heal, "REPLACED_S", -1.0)
+    events: list[str] = []
+    one = healer(process, lambda: USERS, events)
+    one._triton.repository = tmp_path
+    (tmp_path / "net").mkdir()
+    if config is not None:
+        (tmp_path / "net/config.pbtxt").write_text(config)
+    if asked:
+        one._suspects.take_off(Flight("key", "ensemble", b""))
+    await one._look()
+    one._triton.stubs = lambda: [Stub(each.pid, "net", "net_0_0") for each in (process, later)]  # type: ignore[method-assign]
+    await one._look()
+    await asyncio.sleep(0.1)
+    assert (process.poll() is not None) is ends
+    assert bool(events) is ends
+    assert not one._outages.deaths
+    assert later.poll() is None
+    for task in one._tasks:
+        task.cancel()
+    await asyncio.gather(*one._tasks, return_exceptions=True)
