@@ -481,7 +481,7 @@ class Fairness:
                 self.heavy += each.in_flight if each.heavy else -each.in_flight
             heavies += each.heavy and (each.in_flight > 0 or now - each.seen < BESIDE_S)
             if takes_s > LONGEST_TRY_S and not each.batches:
-                each.together = 1.0
+                each.together, each.tried = 1.0, now
             elif each.together < BATCHED and now - each.tried > TRIES_AGAIN_S:
                 each.together, each.tried = TRIES, now
         self._keys = keys = len(beside)
