@@ -174,7 +174,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._heard: dict[int, tuple[tuple[str, float] | None, float]] = {}  # what owners wrote last, and since when
+        self._heard: dict[int, tuple[tuple[str | None, float], float]] = {}  # what owners wrote last, and since when
 
     def start(self, model: str, candidate: Target, plan: Plan, baseline: Target | None = None) -> Row:
         """Ask for a rollout.
@@ -304,10 +304,11 @@ class Store:
         now = time.monotonic()
         with self._writing(create=False) as file:
             said = file.execute("SELECT owner, updated FROM rollouts WHERE id = ?", (row.id,)).fetchone()
-            if said != self._heard.get(row.id, (None, 0.0))[0]:
-                self._heard[row.id] = said, now
-            silent_s = now - self._heard[row.id][1]
-            if said is None or (said[0] not in (None, owner) and silent_s <= SILENT_S):
+            if said is None:  # another file has taken this one's place
+                return False
+            before, since = self._heard.get(row.id, (None, now))
+            self._heard[row.id] = said, since if said == before else now
+            if said[0] not in (None, owner) and now - self._heard[row.id][1] <= SILENT_S:
                 return False
             file.execute("UPDATE rollouts SET owner = ?, updated = ? WHERE id = ?", (owner, time.time(), row.id))
             return True

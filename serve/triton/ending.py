@@ -17,7 +17,7 @@ from serve.repository.ends import finishes
 from serve.repository.read import read_model
 from serve.triton.stubs import Relatives
 
-__all__ = ["Ending", "finishes_in"]
+__all__ = ["Ending"]
 
 ANSWERED = b"All models are stopped, unloading models"  # Triton's words: no request is in flight, no sequence open
 SENT_S = 1.0  # for the last answers to be sent
@@ -51,7 +51,10 @@ class Ending:
             self._reader.start()
         if now < self._answered + SENT_S or not self._read.is_set():
             return False
-        found = self._relatives()
+        try:
+            found = self._relatives()
+        except OSError:  # there is no file to look with: it is waited for
+            return False
         # A process that is not known for a model's may be one all the same: one whose files came with its load.
         return len(found.own) <= 1 and all(stub.model in self._idle for stub in found.stubs)
 
