@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import os
+import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -207,3 +211,71 @@ def test_whoever_makes_a_model_fail_takes_its_servers_from_nobody_else(
     finally:
         for flag in folder.glob("fails?"):
             flag.unlink()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_of_two_tritons_one_falls_silent_and_whoever_comes_then_is_answered_by_the_other(
+    fleet: tuple[Path, list[TritonServer]], tmp_path: Path, protocol: str
+) -> None:
+    """One key keeps both busy. What the silent one has waits until it is known to be so; nothing else does."""
+    servers, port, keys = fleet[1][:2], free_port(), tmp_path / "keys.json"
+    busy, *others = (add_key(keys, name)[0] for name in ("busy", "one", "two", "three"))
+    settings: dict[str, Any] = {
+        "upstream": tuple(f"http://{server.http_address}" for server in servers),
+        "grpc_upstream": tuple(server.grpc_address for server in servers),
+        "keys": keys,
+    }
+    seen: list[tuple[float, float, str]] = []  # of the others: since when, for how long, and the answer
+
+    async def main() -> None:
+        async with gateway(Settings(**settings, port=0, grpc_port=port), validate=True) as address:
+            pools = [Pool(address, timeout_s=30, max_connections=500) for _ in range(2)]
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+            ask = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            over = asyncio.Event()
+
+            async def answered(key: str) -> str:
+                if protocol == "http":
+                    pool = pools[key == busy]
+                    answer = await pool.request(
+                        b"POST", b"/v2/models/m/infer", [(b"x-api-key", key.encode())], body_of(1)
+                    )
+                    return str(answer.status) if answer.status == 200 else f"{answer.status} {answer.body[:200]!r}"
+                try:
+                    await ask(message_of(1), metadata=(("x-api-key", key),), timeout=30)
+                except grpc.aio.AioRpcError as err:
+                    return f"{err.code().name} {err.details()}"
+                return "200"
+
+            async def keeps_busy() -> None:
+                while not over.is_set():
+                    if await answered(busy) != "200":
+                        await asyncio.sleep(0.05)
+
+            async def one(key: str) -> None:
+                begun = time.monotonic()
+                status = await answered(key)
+                seen.append((begun - stopped, time.monotonic() - begun, status))
+
+            stopped = math.inf
+            load = [asyncio.create_task(keeps_busy()) for _ in range(32)]
+            asking = []
+            for number in range(100):
+                if number == 20:
+                    os.kill(servers[0].pid or 0, signal.SIGSTOP)
+                    stopped = time.monotonic()
+                asking += [asyncio.create_task(one(key)) for key in others]
+                await asyncio.sleep(0.1)
+            await asyncio.gather(*asking)
+            over.set()
+            await asyncio.gather(*load)
+            for pool in pools:
+                await pool.close()
+            await channel.close()
+
+    try:
+        uvloop.run(main())
+    finally:
+        os.kill(servers[0].pid or 0, signal.SIGCONT)
+    assert not [each for each in seen if each[2] != "200"]
+    assert max(took for begun, took, _ in seen if begun > 2.0) < 1.5

@@ -157,12 +157,12 @@ class GrpcChannels:
         except asyncio.CancelledError:
             self._keep(asking)
             raise
+        if asking.cancelled():
+            raise _error(grpc.StatusCode.UNAVAILABLE, "the connection is given up: the server has fallen silent")
         if asking.done():
             return asking.result()
         self._keep(asking)
-        raise grpc.aio.AioRpcError(
-            grpc.StatusCode.DEADLINE_EXCEEDED, grpc.aio.Metadata(), grpc.aio.Metadata(), "Deadline Exceeded"
-        )
+        raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def _keep(self, asking: asyncio.Task[bytes]) -> None:
         """Hold a call that its client has left until it ends, and look at how, as nobody else does."""
@@ -241,6 +241,7 @@ class GrpcChannels:
         server = model = Verdict.NOTHING
         wanted = [True]
         asking = asyncio.ensure_future(self._asked(attempt.node, body, share, counted, wanted))
+        attempt.node.has(asking)
         try:
             answer = await self._within(asking, timeout_s)
             server = model = Verdict.GOOD
@@ -398,6 +399,10 @@ async def _to_their_end(requests: AsyncIterator[Parcel]) -> AsyncGenerator[Parce
     with contextlib.suppress(Exception):
         async for request in requests:
             yield request
+
+
+def _error(code: grpc.StatusCode, told: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), told)
 
 
 def _leaving(err: grpc.aio.AioRpcError) -> bool:

@@ -32,6 +32,7 @@ from serve.gateway.upstream.deaths import Deaths
 from serve.gateway.upstream.ejections import State
 from serve.gateway.upstream.node import LONGEST, PROBE_TIMEOUT_S, Node
 from serve.gateway.upstream.outliers import Outliers, Verdict
+from serve.gateway.upstream.probes import Probes
 from serve.gateway.upstream.scopes import Budget, Scope
 from serve.gateway.upstream.sequences import Sequences
 from serve.gateway.upstream.verdicts import STOPPING, is_leaving, verdict_of
@@ -85,7 +86,7 @@ class Attempt:
         self._balancer = balancer
         self.begun = now
         self._tickets = [level.begin(node, who, now, trial=trial) for level in balancer.levels(scope)]
-        node.in_flight += 1
+        node.took(now)
 
     @property
     def trial(self) -> bool:
@@ -101,6 +102,8 @@ class Attempt:
         balancer, node, scope = self._balancer, self.node, self.scope
         node.in_flight -= 1
         now = time.monotonic()
+        if server is Verdict.GOOD:
+            node.heard_at = now
         if model is Verdict.GOOD:
             seconds = now - self.begun
             scope.seconds += (seconds - scope.seconds) * (SMOOTHING if scope.seconds else 1.0)
@@ -160,11 +163,19 @@ class Balancer:
         self._sequences: Sequences[Node] = Sequences()
         self._lost: OrderedDict[bytes, tuple[Node, float]] = OrderedDict()
         self._probed = asyncio.Event()
-        self.deaths: Deaths | None = None
+        self._probes = Probes(lambda: self.nodes, self._came)
 
     def follow_deaths(self, incidents: Incidents) -> None:
         """Tell of servers that die; for those that nobody else looks after."""
-        self.deaths = Deaths(incidents, lambda: self.nodes)
+        self._probes.deaths = Deaths(incidents, lambda: self.nodes)
+
+    @property
+    def deaths(self) -> Deaths | None:
+        """What tells of servers that die, where this does."""
+        return self._probes.deaths
+
+    def _came(self, node: Node) -> None:
+        self._servers.joined(node, time.monotonic())
 
     @property
     def sole(self) -> Node | None:
@@ -328,7 +339,7 @@ class Balancer:
         while True:
             try:
                 await self.look_up()
-                await asyncio.gather(*map(self._probe, self.nodes))
+                await self._probes.all()
             except Exception:  # one round that went wrong must not be the last
                 logger.exception("the model servers could not be probed")
             self._probed.set()
@@ -375,8 +386,7 @@ class Balancer:
         return bool(answer), any(node.ready for node in answer)
 
     async def close(self) -> None:
-        if self.deaths is not None:
-            await self.deaths.close()
+        await self._probes.close()
         for node in (*self.nodes, *self._leaving):
             await node.close()
 
@@ -400,6 +410,9 @@ class Balancer:
             flight: the request, where deaths are followed.
         """
         now = time.monotonic()
+        for node in self.nodes if len(self.nodes) > 1 else ():
+            if node.quiet(now):
+                self._probes.doubt(node)
         able, due = self._able(scope, tried, now, who)
         if flight is not None and self.deaths is not None:
             able, due = self.deaths.choose(flight, able, due, tried)
@@ -421,6 +434,7 @@ class Balancer:
         """
         levels = self.levels(scope)
         ready = [node for node in self.nodes if node.ready] or self.nodes
+        ready = [node for node in ready if not node.doubted(now)] or ready
         states = {node: [level.of(node).state(now, who) for level in levels] for node in ready}
         inside = [node for node in ready if all(state is State.IN for state in states[node])]
         if 100 * len(inside) < HEALTHY_PANIC_PERCENT * len(ready):
@@ -484,16 +498,6 @@ class Balancer:
             raise
         finally:
             attempt.end(server, model)
-
-    async def _probe(self, node: Node) -> None:
-        before = node.ready
-        await node.probe()
-        if self.deaths is not None:
-            await self.deaths.probed(node)
-        if node.ready and not before:
-            self._servers.joined(node, time.monotonic())
-        if node.silent and any(other.ready and other is not node for other in self.nodes):
-            node.pool.abort()  # what waits for it is better asked of another
 
 
 def _place(scope: Scope, sequence: bytes) -> bytes:

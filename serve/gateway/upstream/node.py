@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from serve.http.client import Address, ExchangeError, Pool
 from serve.http.message import Held
@@ -15,6 +17,8 @@ __all__ = ["LONGEST", "PROBE_TIMEOUT_S", "READY", "Node"]
 READY = b"/v2/health/ready"
 PROBE_TIMEOUT_S = 2.0
 FAILED_PROBES = 2
+QUIET_S = 0.5  # without any answer while something waits for one, after which it is probed at once
+DOUBTED_S = 0.25  # that a probe waits, after which others are asked; it takes a millisecond
 LATE = 1.5  # a probe whose time-out comes so much too late met a gateway that was busy, not a server
 CONTROL_CONNECTIONS = 2
 LONGEST = 1 << 30  # answer, where nobody bounds what is held
@@ -29,6 +33,7 @@ class Node:
         in_flight: requests with it, streams included.
         ready: whether its probes say so; True before the first.
         answers: whether its last probes were answered; False before the first.
+        heard_at: when it last answered anything, or began to have something to answer, on the monotonic clock.
         says_ready: whether the last probe that was answered said so; one that stops says it on connections that it has.
         name: of its address.
         refused_at: when it was last seen to refuse connections, on the monotonic clock.
@@ -60,7 +65,10 @@ class Node:
         self._probes = Pool(address, max_connections=1, timeout_s=PROBE_TIMEOUT_S)
         self._held: deque[float] = deque()
         self._failed_probes = 0
+        self._unanswered_since = math.inf
+        self._calls: set[asyncio.Task[Any]] = set()
         self.in_flight = 0
+        self.heard_at = -math.inf
         self.ready = self.says_ready = True
         self.answers = False
 
@@ -78,15 +86,32 @@ class Node:
         """A request failed that counts until then."""
         self._held.append(until)
 
+    def took(self, now: float) -> None:
+        """It has a request more."""
+        if not self.in_flight:
+            self.heard_at = now
+        self.in_flight += 1
+
+    def quiet(self, now: float) -> bool:
+        """Whether something waits for it, and it has answered nothing for a while: it may be at work, or frozen."""
+        return self.in_flight > 0 and now - self.heard_at > QUIET_S
+
+    def doubted(self, now: float) -> bool:
+        """Whether a probe has waited for longer than one should."""
+        return now - self._unanswered_since > DOUBTED_S
+
     async def probe(self) -> None:
         """Ask for its readiness, on a connection that nothing else uses."""
         begun = time.monotonic()
+        self._unanswered_since = min(self._unanswered_since, begun)
         try:
             answer = await self._probes.request(b"GET", READY, timeout_s=PROBE_TIMEOUT_S)
         except ExchangeError as err:
             if err.kind == "timeout" and time.monotonic() - begun > LATE * PROBE_TIMEOUT_S:
+                self._unanswered_since = math.inf
                 return
-            self._failed_probes += 1
+            deaf = err.kind == "timeout" and self.in_flight > 0 and self.heard_at < begun
+            self._failed_probes += FAILED_PROBES if deaf else 1  # what else waits for it has heard nothing either
             if err.kind == "refused":
                 self.refused_at = begun
             if self._failed_probes >= FAILED_PROBES:
@@ -95,6 +120,7 @@ class Node:
                 self.answers = False
         else:
             self._failed_probes = 0
+            self._unanswered_since, self.heard_at = math.inf, time.monotonic()
             self.answers = True
             self.says_ready = answer.status == 200
             self.ready = self.says_ready and self.stopping_since is None
@@ -103,6 +129,17 @@ class Node:
     def silent(self) -> bool:
         """Whether it does not even answer probes."""
         return self._failed_probes >= FAILED_PROBES
+
+    def has(self, call: asyncio.Task[Any]) -> None:
+        """A call is with it by another way than its pool: `abort` ends it, too."""
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    def abort(self) -> None:
+        """End all that waits for its answers."""
+        self.pool.abort()
+        for call in list(self._calls):
+            call.cancel()
 
     async def close(self) -> None:
         for pool in (self.pool, self.control, self._probes):

@@ -364,6 +364,57 @@ def test_what_a_frozen_server_holds_is_asked_of_another(monkeypatch: pytest.Monk
     between([silent, fine], check)
 
 
+def test_a_server_that_falls_silent_is_doubted_by_what_waits_for_it_and_others_are_asked() -> None:
+    well = asyncio.Event()
+
+    async def freezes(request: Received, writer: asyncio.StreamWriter) -> None:
+        await well.wait()
+        writer.write(answer(b"ok"))
+
+    async def check(balancer: Balancer, servers: list[Scripted]) -> None:
+        well.set()
+        watching = asyncio.create_task(balancer.watch(60.0))  # it looks no second time
+        begun = time.monotonic()
+        took: list[tuple[float, float]] = []
+
+        async def one() -> None:
+            since = time.monotonic()
+            assert (await balancer.exchange(b"POST", INFER, timeout_s=20)).status == 200
+            took.append((since - begun, time.monotonic() - since))
+
+        asking = [asyncio.create_task(one()) for _ in range(4)]
+        await asyncio.sleep(0.2)
+        well.clear()
+        for _ in range(200):
+            asking.append(asyncio.create_task(one()))
+            await asyncio.sleep(0.02)
+        await asyncio.gather(*asking)
+        assert max(seconds for since, seconds in took if since > 1.5) < 1.0
+        assert max(seconds for _, seconds in took) < 4.0
+        assert not balancer.nodes[0].ready
+        watching.cancel()
+
+    between([freezes, fine], check)
+
+
+def test_a_server_that_works_long_is_not_doubted() -> None:
+    async def works(request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "POST":
+            await asyncio.sleep(1.5)
+        writer.write(answer(b"ok"))
+
+    async def check(balancer: Balancer, servers: list[Scripted]) -> None:
+        balancer.timeout_s = 5.0
+        asking = []
+        for _ in range(20):
+            asking.append(asyncio.create_task(balancer.exchange(b"POST", INFER)))
+            await asyncio.sleep(0.1)
+        await asyncio.gather(*asking)
+        assert [inferences(server) for server in servers] == [10, 10]
+
+    between([works, works], check)
+
+
 def test_a_gateway_answers_while_one_of_its_servers_is_gone() -> None:
     async def main() -> None:
         async with scripted_server(fine) as triton:

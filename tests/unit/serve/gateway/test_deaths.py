@@ -122,7 +122,7 @@ async def test_one_death_of_a_single_key_refuses_nobody_and_a_second_of_the_same
             await fleet.looked()
             assert fleet.deaths == times
             await server.live()
-            await fleet.balancer._probe(fleet.balancer.nodes[0])
+            await fleet.balancer._probes.all()
             assert fleet.balancer.nodes[0].ready
             assert await fleet.ask("b") == b"ok"
         with pytest.raises(Exception, match="not asked this again"):
@@ -187,12 +187,12 @@ async def test_one_that_takes_no_more_connections_is_asked_no_more_and_answers_w
         leaves.held = True
         asking = [asyncio.create_task(fleet.ask(key)) for key in "abcd"]
         await until(lambda: len(leaves.asked) == 2)
-        await fleet.balancer._probe(node)
+        await fleet.balancer._probes.all()
         assert node.ready
         assert leaves._server is not None
         leaves._server.close()
         for _ in range(3):
-            await fleet.balancer._probe(node)
+            await fleet.balancer._probes.all()
             assert not node.ready
         others = await asyncio.gather(*(fleet.ask("e") for _ in range(6)))
         assert len(leaves.asked) == 2
@@ -203,7 +203,7 @@ async def test_one_that_takes_no_more_connections_is_asked_no_more_and_answers_w
         await fleet.looked()
         assert fleet.deaths == 0, "nothing was with it"
         await leaves.live()
-        await fleet.balancer._probe(node)
+        await fleet.balancer._probes.all()
         assert node.ready
 
 
@@ -272,7 +272,7 @@ async def test_turns_that_wait_for_a_server_begin_with_whichever_is_back() -> No
         await server.live()
         address = server.address
         fleet.balancer.nodes = [Node(Address("localhost", address.port), 4, 20.0)]
-        await fleet.balancer._probe(fleet.balancer.nodes[0])
+        await fleet.balancer._probes.all()
         assert not turns._down
         assert turns.lasting
 
