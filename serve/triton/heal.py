@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError, ToolkitError
-from serve.config.pbtxt import parse, read_config
 from serve.gateway.health.fingerprints import Suspect
 from serve.gateway.health.outages import Outages
 from serve.gateway.health.suspects import Suspects
@@ -21,16 +20,16 @@ from serve.triton.causes import AT_ONCE, KEY, cause_of, wait_of
 from serve.triton.control import list_models, reload_alone
 from serve.triton.launch import TritonServer
 from serve.triton.rounds import Rounds
-from serve.triton.stubs import Stub, death_of, is_stopped, kill
+from serve.triton.stubs import Stub, death_of, is_stopped
 
-__all__ = ["Healer", "replaced", "told"]
+__all__ = ["Healer", "kept", "told"]
 
 LOOK_S, PROBE_S = 1.0, 0.2
 IN_ORDER_S = 0.3  # Triton clears a process away that it has asked to end
 STEADY_S, FIRST_S, LONGEST_S = 60.0, 0.5, 10.0
 WAITED_S = 0.9
 TOLD = 8
-REPLACED_S = 30.0  # that Triton has for requests of the load before
+KEPT_S = 30.0  # between loads, and that Triton has for requests of the one before, until it is told to keep its process
 
 
 def told(suspects: list[Suspect]) -> str:
@@ -41,31 +40,25 @@ def told(suspects: list[Suspect]) -> str:
     return f"in flight: {', '.join(map(str, suspects[:TOLD]))}{more}"
 
 
-def replaced(stubs: Iterable[Stub], seen: Mapping[int, float]) -> list[tuple[Stub, float]]:
-    """Processes beside which a later load of their model has another, each with when that was first seen.
+def kept(stubs: Iterable[Stub], seen: Mapping[int, float], now: float) -> list[Stub]:
+    """Processes beside which a later load of their model has had another for a while.
 
-    Triton never lets go of a model whose `execute` raised while other requests waited (see `serve.triton.ending`).
+    Triton never lets go of a model whose `execute` raised while other requests waited (see `serve.triton.ending`). What
+    is at work for long looks the same from outside, so they are told of, not ended.
 
     Args:
         stubs: that there are.
-        seen: since when each is known, by id.
+        seen: since when each is known, by id, on the monotonic clock.
+        now: on that clock.
     """
-    newest: dict[tuple[str, str, str], float] = {}
     known = [stub for stub in stubs if stub.pid in seen]
+    newest: dict[tuple[str, str, str], float] = {}
     for stub in known:
-        name = stub.model, stub.version, stub.instance
-        newest[name] = max(newest.get(name, seen[stub.pid]), seen[stub.pid])
-    last = [(stub, newest[stub.model, stub.version, stub.instance]) for stub in known]
-    return [(stub, newer) for stub, newer in last if seen[stub.pid] < newer]
-
-
-def has_sequences(folder: Path) -> bool:
-    """Whether a model of that folder may have sequences open, which Triton waits for."""
-    try:
-        found: bool = parse(read_config(folder / "config.pbtxt")).HasField("sequence_batching")
-    except (OSError, ValueError):
-        return True
-    return found
+        if now - seen[stub.pid] > KEPT_S:
+            name = stub.model, stub.version, stub.instance
+            newest[name] = max(newest.get(name, -math.inf), seen[stub.pid])
+    last = ((stub, newest.get((stub.model, stub.version, stub.instance), -math.inf)) for stub in known)
+    return [stub for stub, newer in last if newer - seen[stub.pid] > KEPT_S]
 
 
 class Healer:
@@ -98,6 +91,7 @@ class Healer:
         self._check = check
         self._watched: dict[int, int] = {}
         self._seen: dict[int, float] = {}  # since when a process is watched
+        self._told_kept: set[int] = set()
         self._stopped: dict[int, float] = {}  # when a process was last seen to stand still
         self._models: dict[str, str] = {}  # by instance
         self._healing: dict[str, int] = {}  # how many died since the last load was begun
@@ -155,20 +149,18 @@ class Healer:
             found.append(stub)
         if more:
             await asyncio.to_thread(self._triton.close_regions)
-        for stub, newer in replaced(found, self._seen):
-            if time.monotonic() - newer > REPLACED_S:
-                await self._let_go(stub, newer)
+            await self._read_uses()
+        for stub in kept(found, self._seen, time.monotonic()):
+            self._tell_kept(stub)
         return alive
 
-    async def _let_go(self, stub: Stub, since: float) -> None:
-        """End a process that Triton keeps beside the one of a later load, unless it may be at work."""
-        if self._suspects.asked(self._users.get(stub.model, {stub.model}), since):
-            return
-        if await asyncio.to_thread(has_sequences, self._triton.repository / stub.model):
-            return
-        self._on_event(f"{stub.model}: its process {stub.instance} of an earlier load was kept by Triton; it is ended")
-        self._triton.ended.add(stub.pid)
-        kill([stub.pid])
+    def _tell_kept(self, stub: Stub) -> None:
+        if stub.pid not in self._told_kept:
+            self._told_kept.add(stub.pid)
+            self._on_event(
+                f"{stub.model}: the process {stub.pid} of an earlier load is still there, for a request that takes long"
+                " or because the model's code raised, which Triton does not let go of: it then ends with Triton"
+            )
 
     def _probe(self) -> None:
         """See which processes stand still: one that kept Triton waiting may go on before Triton says so."""
@@ -182,6 +174,7 @@ class Healer:
         self._gone[pid] = time.monotonic()
         self._stopped.pop(pid, None)
         del self._seen[pid]
+        self._told_kept.discard(pid)
         asyncio.get_running_loop().remove_reader(file)
         os.close(file)
 
@@ -258,6 +251,8 @@ class Healer:
         try:
             began = time.monotonic()
             guilty = await self._suspects.died(self._users.get(model, frozenset({model})))
+            await self._read_uses()
+            self._outages.begin(model, self._users.get(model, {model}), why)
             wait_s = self._wait_s(model, began, cause_of(guilty))
             self._on_event(f"{model}: {why}; {told(guilty)}; it is loaded again")
             if not await self._served(model):
@@ -276,15 +271,19 @@ class Healer:
                 await self._look()
             self._outages.end(model)
             self._suspects.began(self._users.get(model, frozenset({model})))
-            try:
-                self._users = await asyncio.to_thread(self._uses)
-            except ToolkitError as err:  # of another model's folder; what is known of this one still holds
-                self._on_event(f"the models' uses of each other can't be read anew: {err.why}")
+            await self._read_uses()
             if self._triton.running:
                 self._on_event(f"{model} is served again after {time.monotonic() - began:.1f} s")
         finally:
             del self._healing[model]
             self._outages.end(model)
+
+    async def _read_uses(self) -> None:
+        """Models come and go, and what asks which."""
+        try:
+            self._users = await asyncio.to_thread(self._uses)
+        except ToolkitError as err:  # of another model's folder; what is known of this one still holds
+            self._on_event(f"the models' uses of each other can't be read anew: {err.why}")
 
     def _wait_s(self, model: str, now: float, cause: str) -> float:
         """How long it is before the model is loaded again; what one key did alone is waited for by nobody else."""

@@ -431,6 +431,8 @@ class Fairness:
         whole = sum(shares)
         for (account, _), share in zip(self._batch, shares, strict=True):
             account.charge(seconds * share / whole)
+            if account.answers == FEWEST:  # from here on it may have more than one there, if it is not heavy
+                self._looked_at = -math.inf
         self._batch.clear()
         self._batch_s = 0.0
 

@@ -189,10 +189,6 @@ class Suspects(Collector):
         """Whether a request is with one of these servers that was sent before that time."""
         return any(flight.server in servers and flight.sent < before for flight in self._flying.values())
 
-    def asked(self, models: Collection[str], before: float) -> bool:
-        """Whether a request for one of these models is in flight that was sent before that time."""
-        return any(flight.model in models and flight.sent < before for flight in self._flying.values())
-
     @contextmanager
     def beside(self, key: str, model: str, body: bytes) -> Iterator[Flight]:
         """A request, on its way, is asked of another model, too, or in its place.

@@ -630,3 +630,23 @@ def test_whether_requests_of_seconds_are_batched_is_not_tried_at_others_cost(ins
     assert refused < 10  # of some 2,000
     assert max(took) < 1.1 * cost_s  # behind one of them: it was 7 to 11 s
     assert len(world.took["heavy"]) > 15
+
+
+@pytest.mark.parametrize("begins", [10.0, 10.03, 10.06])
+def test_a_new_key_is_known_to_be_heavy_before_it_may_have_more_than_one_there(begins: float) -> None:
+    """Its first answers come between light ones, which make them look short; how long each took tells more."""
+
+    async def new(world: World) -> None:
+        await asyncio.sleep(begins)
+        await world.client("heavy", lambda: 3.0, 0.0, 40.0)
+
+    world = run(
+        lambda: World(2),
+        lambda w: [
+            *[w.client(f"light{n % 5}", lambda: 0.002, 0.02, 40.0) for n in range(15)],
+            *[new(w) for _ in range(24)],
+        ],
+    )
+    took, refused = of_lights(world)
+    assert not refused
+    assert max(took) < 1.0

@@ -9,18 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compress.errors import ToolkitError
-from serve.gateway.health.flights import Flight
 from serve.gateway.health.outages import Outages
 from serve.gateway.health.suspects import Suspects
 from serve.triton import heal
 from serve.triton.causes import AT_ONCE, CLIENT, KEY, SERVER
-from serve.triton.heal import Healer, replaced
+from serve.triton.heal import Healer, kept
 from serve.triton.stubs import Stub, is_stopped
 from tests.serve_http import in_loop
 
@@ -223,53 +221,51 @@ OLD, NEW = Stub(1, "net", "net_0_0", "1"), Stub(2, "net", "net_0_0", "1")
     ("stubs", "seen", "found"),
     [
         ([OLD], {1: 0.0}, []),
-        ([OLD, NEW], {1: 0.0, 2: 5.0}, [(OLD, 5.0)]),
-        ([NEW, OLD], {1: 0.0, 2: 5.0}, [(OLD, 5.0)]),
+        ([OLD, NEW], {1: 0.0, 2: 50.0}, [OLD]),
+        ([NEW, OLD], {1: 0.0, 2: 50.0}, [OLD]),
         ([OLD, NEW], {1: 0.0}, []),  # the other is not watched yet
-        ([OLD, NEW], {1: 5.0, 2: 5.0}, []),  # nobody knows which was first
-        ([OLD, Stub(2, "net", "net_0_1", "1")], {1: 0.0, 2: 5.0}, []),  # an instance more
-        ([OLD, Stub(2, "net", "net_0_0", "2")], {1: 0.0, 2: 5.0}, []),  # a version more
-        ([OLD, Stub(2, "other", "net_0_0", "1")], {1: 0.0, 2: 5.0}, []),
+        ([OLD, NEW], {1: 0.0, 2: 90.0}, []),  # Triton may be at it
+        ([OLD, NEW], {1: 50.0, 2: 50.1}, []),  # of one load, with instances of the same name
+        ([OLD, Stub(2, "net", "net_0_1", "1")], {1: 0.0, 2: 50.0}, []),  # an instance more
+        ([OLD, Stub(2, "net", "net_0_0", "2")], {1: 0.0, 2: 50.0}, []),  # a version more
+        ([OLD, Stub(2, "other", "net_0_0", "1")], {1: 0.0, 2: 50.0}, []),
     ],
 )
-def test_a_process_is_replaced_by_a_later_one_of_its_instance_alone(
-    stubs: list[Stub], seen: dict[int, float], found: list[tuple[Stub, float]]
+def test_a_process_is_kept_where_a_later_load_of_its_instance_has_had_another(
+    stubs: list[Stub], seen: dict[int, float], found: list[Stub]
 ) -> None:
-    assert replaced(stubs, seen) == found
+    assert kept(stubs, seen, 100.0) == found
 
 
-@pytest.mark.parametrize(
-    ("config", "asked", "ends"),
-    [
-        ("", False, True),
-        ("", True, False),
-        ("sequence_batching {}", False, False),
-        (None, False, False),
-    ],
-    ids=["let go", "it may be at work", "a sequence may be open", "nobody knows"],
-)
 @in_loop
-async def test_what_triton_keeps_of_an_earlier_load_is_ended_where_nobody_waits_for_it(
-    process: subprocess.Popen[bytes], later: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    config: str | None, asked: bool, ends: bool,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(heal, "REPLACED_S", -1.0)
+async def test_a_process_that_triton_keeps_is_told_of_once_and_left_alone(
+    process: subprocess.Popen[bytes], later: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be at work for who did not ask through this gateway."""
+    monkeypatch.setattr(heal, "KEPT_S", 0.05)
     events: list[str] = []
     one = healer(process, lambda: USERS, events)
-    one._triton.repository = tmp_path
-    (tmp_path / "net").mkdir()
-    if config is not None:
-        (tmp_path / "net/config.pbtxt").write_text(config)
-    if asked:
-        one._suspects.take_off(Flight("key", "ensemble", b""))
     await one._look()
+    await asyncio.sleep(0.1)
     one._triton.stubs = lambda: [Stub(each.pid, "net", "net_0_0") for each in (process, later)]  # type: ignore[method-assign]
     await one._look()
     await asyncio.sleep(0.1)
-    assert (process.poll() is not None) is ends
-    assert bool(events) is ends
-    assert not one._outages.deaths
+    for _ in range(3):
+        await one._look()
+    assert [str(process.pid) in each for each in events] == [True]
+    assert process.poll() is None
     assert later.poll() is None
+
+
+@in_loop
+async def test_what_asks_a_model_is_read_anew_when_something_is_loaded(process: subprocess.Popen[bytes]) -> None:
+    """A pipeline that was added later is down with its step, and who asks it is blamed for what it does there."""
+    users = {"net": frozenset({"net"})}
+    one = healer(process, lambda: dict(users), [])
+    users["net"] = frozenset({"net", "added"})
+    await one._look()
+    one._lost("net", "it died")
+    assert "added" in one._outages
     for task in one._tasks:
         task.cancel()
     await asyncio.gather(*one._tasks, return_exceptions=True)
