@@ -431,7 +431,8 @@ class Fairness:
         whole = sum(shares)
         for (account, _), share in zip(self._batch, shares, strict=True):
             account.charge(seconds * share / whole)
-            if account.answers == FEWEST:  # from here on it may have more than one there, if it is not heavy
+            # From here on it may have more than one there, if it is not heavy.
+            if account.answers == FEWEST and self._takes_s(account) > account.target_s:
                 self._looked_at = -math.inf
         self._batch.clear()
         self._batch_s = 0.0
