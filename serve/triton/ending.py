@@ -1,12 +1,14 @@
-"""When a Triton that was told to end has nothing left to do.
+"""When a Triton that was told to end has nothing left to do but what it can't.
 
-It waits for what it has begun, and then for its models' processes, each some seconds. It never lets go of a model
-whose `execute` raised while other requests waited, where nothing batches them (seen in 26.07; the model's processes are
-idle), and would wait for that one until its time is up.
+It waits for what it has begun, then unloads its models, and waits for each, whatever that takes. Two never go (26.07):
+a Python model whose process died, and one whose `execute` raised while other requests waited, where nothing batches
+them. It would wait for those until its time is up. What raised is told by its log; all others are left their time, for
+nobody knows from outside what a model's code does at its end.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -20,23 +22,28 @@ from serve.triton.stubs import Relatives
 __all__ = ["Ending"]
 
 ANSWERED = b"All models are stopped, unloading models"  # Triton's words: no request is in flight, no sequence open
-SENT_S = 1.0  # for the last answers to be sent
+RAISED = re.compile(rb"Failed to process the request\(s\) for model '([^']{1,300})', message")
+GOES_S = 5.0  # that a model which raised, and goes all the same, takes for it at most: 1.2 s where it was measured
+GONE_S = 2.0  # after the last process, for what Triton itself does then
+CHUNK, LONGEST = 1 << 20, 400  # bytes of the log at a time, and those of words in it
 
 
 class Ending:
-    """Whether a Triton may be killed: all is answered, and no process is left whose code does something at its end.
+    """Whether a Triton may be killed: all is answered, and what is left never goes.
 
     Args:
-        log: Triton's, in which it says that it has answered all; what stands there before now is not looked at.
+        log: Triton's, in which it says what raised, and that it has answered all.
         relatives: gives its processes.
         models: the folder of its models, as Triton was told it.
+        wedged: whether a model's process has died.
     """
 
-    def __init__(self, log: Path, relatives: Callable[[], Relatives], models: Path) -> None:
-        self._log, self._relatives, self._models = log, relatives, models
+    def __init__(self, log: Path, relatives: Callable[[], Relatives], models: Path, *, wedged: bool = False) -> None:
+        self._log, self._relatives, self._models, self._wedged = log, relatives, models, wedged
         self._at = _size(log)
         self._answered: float | None = None
-        self._idle: set[str] = set()  # models whose code does nothing then
+        self._gone: float | None = None  # since when no model's process is left
+        self._stay: set[str] = set()  # instances that may not go, and whose code does nothing at its end
         self._read = threading.Event()
         self._reader: threading.Thread | None = None
 
@@ -49,14 +56,18 @@ class Ending:
         if self._reader is None:  # the folder may be on a disk that hangs: nobody waits for it
             self._reader = threading.Thread(target=self._read_models, name="triton-ends", daemon=True)
             self._reader.start()
-        if now < self._answered + SENT_S or not self._read.is_set():
-            return False
         try:
             found = self._relatives()
         except OSError:  # there is no file to look with: it is waited for
             return False
         # A process that is not known for a model's may be one all the same: one whose files came with its load.
-        return len(found.own) <= 1 and all(stub.model in self._idle for stub in found.stubs)
+        if len(found.own) > 1:
+            return False
+        if not found.stubs:
+            self._gone = now if self._gone is None else self._gone
+            return self._wedged and now >= self._gone + GONE_S
+        stay = self._read.is_set() and all(stub.instance in self._stay for stub in found.stubs)
+        return stay and now >= self._answered + GOES_S
 
     def _says(self) -> bool:
         try:
@@ -68,11 +79,24 @@ class Ending:
 
     def _read_models(self) -> None:
         try:
-            names = {stub.model for stub in self._relatives().stubs}
+            raised = _raised(self._log)
+            stubs = [stub for stub in self._relatives().stubs if stub.instance in raised] if raised else []
         except OSError:  # there is no file to look with
             return
-        self._idle = {name for name in names if not finishes_in(self._models / name)}
+        idle = {name for name in {stub.model for stub in stubs} if not finishes_in(self._models / name)}
+        self._stay = {stub.instance for stub in stubs if stub.model in idle}
         self._read.set()
+
+
+def _raised(log: Path) -> set[str]:
+    """Instances of which Triton says that their code raised."""
+    found: set[str] = set()
+    before = b""
+    with log.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            found |= {name.decode("utf-8", "replace") for name in RAISED.findall(before + chunk)}
+            before = chunk[-LONGEST:]
+    return found
 
 
 def finishes_in(folder: Path) -> bool:

@@ -39,7 +39,6 @@ from serve.triton.stubs import Kinship, Relatives, Stub, kill, signal_name
 
 __all__ = ["Ports", "TritonOptions", "TritonServer"]
 
-WEDGED_S = 2.0
 TOLD_S = 3.0  # that its end may take before somebody is told
 CONTROL_HEADER = "x-serve-control"
 ADMINISTRATION = "shared-memory,logging,trace"  # in Triton's names for its interfaces; clients need none of them
@@ -87,8 +86,7 @@ class TritonServer:
         repository: what it serves.
         log: the file that holds what it says.
         ended: ids of processes of its models that were ended on purpose, as their load took too long.
-        wedged: whether a model was loaded again after its process had died: Triton never ends the old one, and would
-            wait for it until its time is up when it is stopped.
+        wedged: whether a model was loaded again after its process had died: Triton never lets go of the old load.
     """
 
     def __init__(
@@ -268,7 +266,7 @@ class TritonServer:
         with self._run_folder:
             if family is not None:
                 # Triton keeps to the timeout itself, and then needs a moment.
-                patience_s = WEDGED_S if self.wedged else self._options.stop_timeout_s + 5.0
+                patience_s = self._options.stop_timeout_s + 5.0
                 patience_s = patience_s if within_s is None else within_s
                 telling = threading.Timer(TOLD_S, _tell_of_wait, (patience_s,))
                 telling.daemon = True
@@ -291,7 +289,7 @@ class TritonServer:
         if not self._embedded:
             return lambda: False
         kinship = self._kinship
-        return Ending(self.log, lambda: kinship.relatives(family.members()), Path(self._linked))
+        return Ending(self.log, lambda: kinship.relatives(family.members()), Path(self._linked), wedged=self.wedged)
 
     def __enter__(self) -> Self:
         return self.start() if self._family is None else self

@@ -194,28 +194,61 @@ class TritonPythonModel:
 """
 
 
-def test_a_model_that_raised_while_others_waited_keeps_it_from_no_end(tmp_path: Path) -> None:
-    """Triton never lets go of such a model; nothing it has left to do is worth the wait."""
-    folder = tmp_path / "models/m"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1/model.py").write_text(RAISES)
-    (folder / "config.pbtxt").write_text(
-        'backend: "python" max_batch_size: 8 instance_group [ { kind: KIND_CPU count: 1 } ] '
-        'input [ { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } ] output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]'
-    )
+FINISHES = """\
+import time
+
+class Base:
+    def finalize(self):
+        open({mark!r}, "a").write("begun")
+        time.sleep(6)
+        open({mark!r}, "a").write(", ended")
+"""
+INHERITS = """\
+import sys
+
+sys.path.append({folder!r})
+from its_base import Base
+
+class TritonPythonModel(Base):
+    def execute(self, requests):
+        raise ValueError("not this")
+"""
+
+
+@pytest.mark.parametrize("how", ["raised", "died"])
+def test_what_triton_never_lets_go_of_keeps_it_from_no_end_and_takes_none_from_others(tmp_path: Path, how: str) -> None:
+    """A model that raised while others waited, or whose process has died; beside one that has something to do then."""
+    mark = tmp_path / "mark"
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed/its_base.py").write_text(FINISHES.format(mark=str(mark)))
+    for name, code in (("m", RAISES), ("other", INHERITS.format(folder=str(tmp_path / "installed")))):
+        folder = tmp_path / "models" / name
+        (folder / "1").mkdir(parents=True)
+        (folder / "1/model.py").write_text(code)
+        (folder / "config.pbtxt").write_text(
+            'backend: "python" max_batch_size: 8 instance_group [ { kind: KIND_CPU count: 1 } ] '
+            'input [ { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } ] '
+            'output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]'
+        )
     body = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}'
     server = TritonServer(folder.parent, ports=FREE, options=TritonOptions(stop_timeout_s=300)).start()
     address = Address.parse(f"http://{server.http_address}")
 
-    def ask() -> None:
+    def ask(name: str = "m") -> None:
         for _ in range(50):
-            assert ask_once(address, "POST", "/v2/models/m/infer", body, timeout_s=30.0)[0] == 500
+            assert ask_once(address, "POST", f"/v2/models/{name}/infer", body, timeout_s=30.0)[0] == 500
 
     clients = [threading.Thread(target=ask) for _ in range(6)]
-    for client in clients:
+    for client in clients if how == "raised" else []:
         client.start()
-    for client in clients:
+    for client in clients if how == "raised" else []:
         client.join()
+    if how == "died":
+        for stub in server.stubs():
+            if stub.model == "m":
+                os.kill(stub.pid, signal.SIGKILL)
+        server.wedged = True  # as who heals it says
     began = time.monotonic()
     server.stop()
     assert time.monotonic() - began < 200  # of the 300 that its options allow
+    assert mark.read_text() == "begun, ended"
