@@ -29,6 +29,7 @@ STANDARD_S = (
     60.0  # after its last request, a key's tell what takes long, so that it can come back beside those of others
 )
 NEW_AT_ONCE = 4  # first requests of keys, until one of them takes long
+AHEAD = 2  # requests of a key that wait with the server beside others: more keep no instance busier
 KNOWN_S = 300.0  # after its last request, what a key's requests take is remembered
 LOOK_S = 0.1
 BATCH_S = 0.001  # between answers of one batch
@@ -36,7 +37,8 @@ LEAST_S = 0.0001  # that any request takes
 RISES, FALLS = 0.3, 0.05  # smoothing of what a request takes: who sends heavy ones now and then is not soon believed
 FEWEST = 4  # answers, before which nothing is heavy; the fastest of as many tells how long the server works on one
 FACTOR = 8  # times what requests of most others take, as a model's answers may, too
-HALF_LIFE_S = 20.0  # of what is remembered of heavy requests among light ones
+HALF_LIFE_S = 10.0  # of what is remembered of heavy requests among light ones
+USUAL_S = 1.0  # of the time, that a key's usual requests count beside those
 SHORTEST_TARGET_S = 0.05
 HEAVY_SHARE = 0.25  # of the time, that all heavy requests have at least
 GUARDS_S = 5.0  # that a light request with the server keeps heavy ones back: longer than it waits behind their batches
@@ -121,7 +123,7 @@ class Account:
     @property
     def met_s(self) -> float:
         """What one of its requests takes of the model's time, where others meet it."""
-        return max(self.cost, self.bulk_s2 / self.bulk_s if self.bulk_s else 0.0)
+        return max(self.cost, (self.bulk_s2 + USUAL_S * self.cost) / (self.bulk_s + USUAL_S))
 
     def met(self, together: int, could: bool) -> None:
         """So many were answered together, where there may have been more."""
@@ -253,6 +255,8 @@ class Fairness:
         if account.large and self._in_flight < self._most_of(account) and self._kept_until(account, now) <= now:
             return True
         if held + 1 > max(1.0, limit - 1.0):  # never the last place
+            return False
+        if held >= max(self.instances + AHEAD, self._most_of(account)):  # they would only wait there
             return False
         return account.answers > 0 and account.met_s <= account.target_s >= (held + 1) * account.cost
 
