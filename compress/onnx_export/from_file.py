@@ -16,6 +16,7 @@ from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.evaluate.parity import TOLERANCE
+from compress.formats.onnx.dense import written_dense
 from compress.formats.onnx.outline import outline, take_in
 from compress.formats.onnx.read import read_onnx
 from compress.formats.onnx.scope import inner_bodies, inner_nodes, name_nodes, opset_of
@@ -138,6 +139,8 @@ def plain(model: ModelProto, signature: Signature, path: Path) -> tuple[list[str
     if model.functions:
         did.append(f"{counted(len(model.functions), 'functions')} written out")
         model.CopyFrom(inliner.inline_local_functions(model))
+    if sparse := written_dense(model):
+        did.append(f"{counted(sparse, 'sparse tensors')} written out")
     graph = model.graph
     weights = {tensor.name for tensor in graph.initializer}
     fixed = [value for value in graph.input if value.name in weights]

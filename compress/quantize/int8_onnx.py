@@ -54,6 +54,7 @@ def plain(source: Path) -> ModelProto:
     name_nodes(model)
     apart(model)
     _own_turned(model.graph)
+    _scale_biases(model.graph)
     _flatten_biases(model.graph)
     return model
 
@@ -76,6 +77,22 @@ def _own_turned(graph: onnx.GraphProto) -> None:
             copy = graph.initializer.add()
             copy.CopyFrom(weights[node.input[1]])
             copy.name = node.input[1] = own
+    drop_unused(graph)
+
+
+def _scale_biases(graph: onnx.GraphProto) -> None:
+    """Write the bias of each Gemm times its `beta`, in place: ONNX Runtime's quantizer drops that."""
+    weights = {t.name: t for t in graph.initializer if t.name not in {value.name for value in graph.input}}
+    taken = names_in(graph)
+    for node in graph.node:
+        beta = next((a for a in node.attribute if a.name == "beta"), None)
+        if node.op_type != "Gemm" or beta is None or beta.f == 1.0 or [*node.input, "", ""][2] not in weights:
+            continue
+        bias = numpy_helper.to_array(weights[node.input[2]])
+        node.input[2] = fresh(f"{node.input[2]}_scaled", taken)
+        taken.add(node.input[2])
+        graph.initializer.append(numpy_helper.from_array((bias * beta.f).astype(bias.dtype), node.input[2]))
+        beta.f = 1.0
     drop_unused(graph)
 
 

@@ -53,13 +53,18 @@ def torch_macs(module: nn.Module, signature: Signature) -> int:
     """
     inputs = sample_inputs(signature, 1)
     fused = torch.backends.mha.get_fastpath_enabled()
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     torch.backends.mha.set_fastpath_enabled(False)  # its one operator for a whole encoder layer is not counted
+    for parameter in trained:  # torch follows whose gradients flow where, and fails on a view of one
+        parameter.requires_grad_(False)
     try:
         counting = FlopCounterMode(display=False, custom_mapping=_UNCOUNTED)
         with counting as counter, torch.no_grad():
             call(module, signature.inputs, inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+        for parameter in trained:
+            parameter.requires_grad_(True)
     return int(counter.get_total_flops()) // 2
 
 

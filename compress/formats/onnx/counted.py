@@ -6,6 +6,7 @@ from pathlib import Path
 
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, inliner
 
+from compress.formats.onnx.dense import written_dense
 from compress.formats.onnx.outline import outline
 from compress.formats.onnx.scope import captured, drop_dead, fresh, inner_bodies, names_in, rename
 
@@ -20,6 +21,7 @@ def counted_graph(path: Path) -> ModelProto:
     Tensors keep their names, but for those in bodies that have the name of another one.
     """
     model = written_out(outline(path))
+    written_dense(model, values=False)
     for graph in (model.graph, *inner_bodies(model.graph)):
         _weights_from_nodes(graph)
     for graph in (model.graph, *inner_bodies(model.graph)):

@@ -15,6 +15,7 @@ from compress.errors import SignatureError, StageError, ToolkitError
 from compress.formats.files import size_of
 from compress.formats.onnx.load import beside, is_onnx, load_onnx
 from compress.model import OnnxModel, sample_inputs
+from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_file import LEAST_OPSET, OnnxFromFile, _refuse_random
 from compress.runtime.backends import OnnxBackend
 from tests.unit.compress.onnx_graphs import branching, normal
@@ -148,6 +149,20 @@ def larger(op: str, mode: str, factor: float, opset: int) -> Callable[[Path], Pa
     return lambda folder: stored(made, folder)
 
 
+def sparse(folder: Path, *, constant: bool = False, by_dimension: bool = False) -> Path:
+    """A weight of which few elements are told; the others are 0."""
+    dense = np.where(np.abs(normal(16, 4)) > 1, normal(16, 4), 0).astype(np.float32)
+    places = np.argwhere(dense) if by_dimension else np.flatnonzero(dense)
+    parts = numpy_helper.from_array(dense[dense != 0], "w"), numpy_helper.from_array(places.astype(np.int64), "places")
+    tensor = helper.make_sparse_tensor(*parts, [16, 4])
+    nodes = [node("Gemm", ["x", "w", "b"], ["y"])]
+    if constant:
+        nodes.insert(0, node("Constant", [], ["w"], sparse_value=tensor))
+    made = model_of(nodes, {"b": normal(4)})
+    made.graph.sparse_initializer.extend([] if constant else [tensor])
+    return stored(made, folder)
+
+
 TAKEN: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "opset 7, whose weights are inputs": (old, "x:float32[batch,3,8,8]", "y:float32[batch,8]"),
     "opset 11, fixed at one sample": (
@@ -163,6 +178,11 @@ TAKEN: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "two names for one size": (many_names, "x:float32[unk__1,unk__2,16]", "y:float32[unk__1,unk__2,4]"),
     "a scalar": (scalar, "x:float32[batch,16]", "y:float32[batch,4]"),
     "functions": (functions, "x:float32[batch,16]", "y:float32[batch,4]"),
+    "a sparse weight": (sparse, "x:float32[batch,16]", "y:float32[batch,4]"),
+    "a sparse weight by rows and columns": (
+        lambda folder: sparse(folder, by_dimension=True), "x:float32[batch,16]", "y:float32[batch,4]",
+    ),
+    "a sparse constant": (lambda folder: sparse(folder, constant=True), "x:float32[batch,16]", "y:float32[batch,4]"),
     "linear Upsample": (larger("Upsample", "linear", 2.0, 9), "x:float32[batch,3,10,10]", ""),
     "nearest Upsample": (larger("Upsample", "nearest", 1.7, 9), "x:float32[batch,3,10,10]", ""),
     "linear Resize": (larger("Resize", "linear", 0.6, 10), "x:float32[batch,3,10,10]", ""),
@@ -184,6 +204,8 @@ def test_a_file_is_taken_in_with_the_answers_that_it_gives(case: str, tmp_path: 
     onnx.checker.check_model(made)
     assert made.opset_import[0].version >= LEAST_OPSET
     assert not made.functions
+    assert not made.graph.sparse_initializer
+    FoldOnnx().run(given, tmp_path / "made", quiet)
     assert {each.name for each in made.graph.input} == {spec.name for spec in model.signature.inputs}
     assert all(each.data_type != TensorProto.FLOAT16 and not each.external_data for each in made.graph.initializer)
     inputs = sample_inputs(model.signature, 3)

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import GraphProto, TensorProto, helper, numpy_helper
+from torch import nn
 
+from compress.artifact import Signature, TensorSpec
 from compress.cli import main
 from compress.formats.onnx.read import signature_of_onnx
-from compress.runtime.measure import Work, onnx_layer_bytes, onnx_params, onnx_work
+from compress.runtime.measure import Work, onnx_layer_bytes, onnx_params, onnx_work, torch_macs
 
 node = helper.make_node
 W = np.ones((8, 5), np.float32)
@@ -41,9 +44,12 @@ def counted(path: Path) -> tuple[Work, int]:
     return onnx_work(path, signature_of_onnx(path)), onnx_params(path)
 
 
-@pytest.mark.parametrize("way", ["value", "identity", "floats"])
+@pytest.mark.parametrize("way", ["value", "identity", "floats", "sparse"])
 def test_constants_are_weights(way: str, tmp_path: Path) -> None:
-    given = {"value_floats": [1.0] * 40} if way == "floats" else {"value": weight("", W)}
+    given: dict[str, Any] = {"value_floats": [1.0] * 40} if way == "floats" else {"value": weight("", W)}
+    if way == "sparse":
+        places = numpy_helper.from_array(np.arange(40), "places")
+        given = {"sparse_value": helper.make_sparse_tensor(weight("values", W.ravel()), places, W.shape)}
     nodes = [node("Constant", [], ["c"], **given)]
     if way == "floats":
         nodes += [node("Constant", [], ["to"], value_ints=[8, 5]), node("Reshape", ["c", "to"], ["w"])]
@@ -109,3 +115,23 @@ def test_a_batch_that_is_fixed_is_said_to_be_what_is_counted(
     with pytest.raises(SystemExit):
         main(["inspect", str(path)])
     assert "MACs     160 for the 4 samples of a call" in capsys.readouterr().out
+
+
+class Pooled(nn.Module):
+    """Attention by a query that is learnt, one for all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.ones(1, 2, 8))
+        self.to_q = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given: torch.Tensor = self.to_q(self.query.expand(x.shape[0], -1, -1)) @ x[:, :, None]
+        return given
+
+
+def test_a_layer_that_takes_a_view_of_a_parameter_is_counted_and_still_trained() -> None:
+    module = Pooled()
+    signature = Signature((TensorSpec("x", "float32", ("batch", 8)),), (TensorSpec("y", "float32", ("batch", 2, 1)),))
+    assert torch_macs(module, signature) == 2 * 8 * 8 + 2 * 8
+    assert all(parameter.requires_grad for parameter in module.parameters())
