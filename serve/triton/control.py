@@ -13,7 +13,7 @@ from compress.errors import ServerError
 from serve.http.message import Address
 from serve.http.once import ask_once
 
-__all__ = ["Loaded", "control_call", "list_models", "load_alone", "load_model", "reload_alone", "unload_model"]
+__all__ = ["Loaded", "control_call", "list_models", "load_alone", "load_model", "reload_alone", "tell", "unload_model"]
 
 TIMEOUT_S = 120.0
 
@@ -120,15 +120,48 @@ async def control_call(
         ServerError: Triton refuses, or can't be reached; its cause says which.
     """
     import grpc
-    from tritonclient.grpc import service_pb2 as messages
 
-    words = [(f"triton-grpc-protocol-{key}", value) for key, value in control.items()]
-    message = getattr(messages, f"RepositoryModel{act}Request")(model_name=name)
-    method = channel.unary_unary(f"/inference.GRPCInferenceService/RepositoryModel{act}")
+    method, message, words = _call(channel, act, name, control)
     try:
         await method(message.SerializeToString(), metadata=words, timeout=timeout_s)
     except grpc.aio.AioRpcError as err:
         raise _refused(f"{act.lower()} of {name}", 500, json.dumps({"error": err.details() or ""})) from err
+
+
+def tell(grpc_address: str, act: Literal["Load", "Unload"], name: str, control: Mapping[str, str]) -> None:
+    """Load one model, or unload one and what it is made of, however long that takes: over gRPC, as `reload_alone`.
+
+    Args:
+        grpc_address, name, control: as for `reload_alone`.
+        act: what Triton is to do.
+
+    Raises:
+        ServerError: Triton refuses, and what was loaded before stays; or it can't be reached: the cause is an OSError.
+    """
+    import grpc
+
+    with grpc.insecure_channel(grpc_address) as channel:
+        method, message, words = _call(channel, act, name, control)
+        if act == "Unload":
+            message.parameters["unload_dependents"].bool_param = True
+        try:
+            method(message.SerializeToString(), metadata=words)
+        except grpc.RpcError as err:
+            told = err.details() or ""
+            if err.code() is grpc.StatusCode.UNAVAILABLE:
+                raise ServerError(
+                    f"can't reach Triton at {grpc_address}", why=told, mend="look whether it runs"
+                ) from OSError(told)
+            raise _refused(f"{act.lower()} of {name}", 500, json.dumps({"error": told})) from err
+
+
+def _call(channel: Any, act: str, name: str, control: Mapping[str, str]) -> tuple[Any, Any, list[tuple[str, str]]]:
+    """The method, its message, and the words that Triton asks for."""
+    from tritonclient.grpc import service_pb2 as messages
+
+    words = [(f"triton-grpc-protocol-{key}", value) for key, value in control.items()]
+    message = getattr(messages, f"RepositoryModel{act}Request")(model_name=name)
+    return channel.unary_unary(f"/inference.GRPCInferenceService/RepositoryModel{act}"), message, words
 
 
 def unload_model(url: str, name: str, control: Mapping[str, str] = MappingProxyType({})) -> None:

@@ -45,7 +45,7 @@ from serve.up.memory import bytes_of
 from serve.up.on_demand import ChangedOnDemand, pinned_of, started_of
 from serve.up.options import UpOptions, cpus_of
 from serve.up.preflight import check_models
-from serve.up.watch import follow
+from serve.up.watch import Acts, TellTriton, follow
 
 __all__ = ["Started", "up"]
 
@@ -201,7 +201,10 @@ def _embedded(
             host = TritonHost(triton, region_bytes(list(models)), options.start_timeout, check)
             residency = Residency(host, known, memory, options.pin, on_event)
             warnings += tuple(started_of(residency, host.used_now()))
-        watching = [_followed(repository, url, on_event, served, residency)] if options.watch else []
+        acts: Acts = TellTriton(triton.grpc_address, triton.control, served)
+        if residency is not None:
+            acts = ChangedOnDemand(residency, repository)
+        watching = [follow(repository, acts, on_event, served=served)] if options.watch else []
         watching.append(healer.run())
         enough = False
 
@@ -233,13 +236,6 @@ def _embedded(
                 why=f"it ended more often than --restarts {options.restarts} allows; its log is in {triton.log}",
                 mend="look at the end of the log, then start again",
             )
-
-
-async def _followed(
-    repository: Path, url: str, on_event: Callable[[str], None], served: Served, residency: Residency | None
-) -> None:
-    acts = None if residency is None else ChangedOnDemand(residency, repository)
-    await follow(repository, url, on_event, served=served, acts=acts)
 
 
 def _on_demand(row: Loaded, residency: Residency) -> Loaded:

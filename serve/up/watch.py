@@ -14,10 +14,10 @@ from serve.repository.lock import hold
 from serve.repository.read import read_model
 from serve.repository.served import Served
 from serve.repository.signing import SIGNATURES
-from serve.triton.control import load_alone, unload_model
+from serve.triton.control import tell
 from serve.triton.rounds import Rounds
 
-__all__ = ["Acts", "Follower", "fingerprints", "follow", "plan"]
+__all__ = ["Acts", "Follower", "TellTriton", "fingerprints", "follow", "plan"]
 
 LOOK_S = 1.0
 Fingerprint = frozenset[tuple[str, int, int]]
@@ -69,12 +69,11 @@ def plan(
 
 async def follow(
     repository: Path,
-    url: str,
+    acts: Acts,
     on_event: Callable[[str], None],
     *,
     served: Served | None = None,
     look_s: float = LOOK_S,
-    acts: Acts | None = None,
 ) -> None:
     """Load what is new or changed and unload what is gone, until it is cancelled.
 
@@ -84,15 +83,14 @@ async def follow(
 
     Args:
         repository: what the Triton serves.
-        url: of its HTTP endpoint; it is in explicit mode.
+        acts: what to do.
         on_event: is told what happens, a line each.
         served: checks what is to be loaded: all of what is signed, else the models that changed.
         look_s: seconds between two looks.
-        acts: what to do; Triton is told to load and unload by default.
     """
     last = fingerprints(repository) or {}
     rounds = Rounds("can't follow the repository", on_event)
-    follower = Follower(repository, url, on_event, last, served, acts)
+    follower = Follower(repository, acts, on_event, last, served)
     while True:
         await asyncio.sleep(look_s)
         with rounds.one():
@@ -116,45 +114,49 @@ class TellTriton:
     """Loads what changes, and unloads what is gone.
 
     Args:
-        url: of Triton's HTTP endpoint; it is in explicit mode.
+        grpc_address: of Triton, which is in explicit mode.
+        control: headers that its model control asks for.
         served: checks what is to be loaded, where nothing has to be signed.
     """
 
-    def __init__(self, url: str, served: Served | None) -> None:
-        self._url = url
+    def __init__(self, grpc_address: str, control: Mapping[str, str], served: Served | None) -> None:
+        self._triton = grpc_address, control
         self._served = served
 
     def load(self, model: str) -> str:
         if self._served is not None and not self._served.signed:
             self._served.renew((model,))
-        load_alone(self._url, model)
+        self._tell("Load", model)
         return "is loaded"
 
     def unload(self, model: str) -> str:
-        unload_model(self._url, model)
+        self._tell("Unload", model)
         return "is no longer served"
+
+    def _tell(self, act: Literal["Load", "Unload"], model: str) -> None:
+        address, control = self._triton
+        tell(address, act, model, control)
 
 
 class Follower:
     """What Triton has been told of a repository.
 
     Args:
+        acts: as of `follow`.
         loaded: what it loaded when it started.
         served: checks what is to be loaded: all of what is signed, else the models that changed.
-        acts: as of `follow`.
     """
 
     def __init__(
         self,
         repository: Path,
-        url: str,
+        acts: Acts,
         on_event: Callable[[str], None],
         loaded: Mapping[str, Fingerprint],
         served: Served | None = None,
-        acts: Acts | None = None,
     ) -> None:
         self._repository = repository
-        self._acts = acts or TellTriton(url, served)
+        self._acts = acts
         self._on_event = on_event
         self._loaded = dict(loaded)
         self._broken: dict[str, Fingerprint] = {}

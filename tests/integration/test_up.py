@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,13 @@ import tritonclient.grpc
 
 from serve.cli.main import main
 from serve.gateway.access.keys import add_key
+from serve.http.message import Address
+from serve.http.once import ask_once
 from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 from serve.triton.memory import FOLDER
 from serve.up.claim import claimed
-from tests.gateway_models import fetch
+from tests.gateway_models import FILES_MODEL, fetch, loading_slowly, tiny_and_files
 from tests.integration.test_gateway_grpc import free_port
 from tests.serve_models import HOOKS, hook_file, tiny_artifact
 
@@ -234,6 +237,34 @@ def test_what_changes_in_the_repository_is_loaded(tmp_path: Path, repository: Pa
         assert label(url) == "y"
         (repository / "other").rename(tmp_path / "aside")
         running.until(lambda: "other is no longer served" in running.said)
+
+
+def test_while_a_changed_model_loads_the_one_before_it_answers_on_each_connection(tmp_path: Path) -> None:
+    """Over HTTP, a load holds one of Triton's threads, and with it all connections of that thread."""
+    begun = tmp_path / "begun"
+    waits = "            time.sleep(0.05)\n"
+    code = loading_slowly(FILES_MODEL).replace(waits, f"{waits}            open({str(begun)!r}, 'w').close()\n")
+    repository = tiny_and_files(tmp_path, code)
+    slow = repository.with_name("slow")
+    body = json.dumps({"inputs": [{"name": "file", "datatype": "BYTES", "shape": [1, 1], "data": ["a"]}]}).encode()
+    with up(tmp_path, str(repository), *FREE, "--watch", "--drain-timeout", "3") as running:
+        url = running.url()
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        address = Address(host, int(port))
+
+        def asks(_: int) -> int:
+            return ask_once(address, "POST", "/v2/models/files/infer", body, timeout_s=30.0)[0]
+
+        with ThreadPoolExecutor(32) as pool:
+            assert set(pool.map(asks, range(64))) == {200}  # as many connections to Triton, on all of its threads
+            slow.touch()
+            with (repository / "files/1/model.py").open("a") as file:
+                file.write("\n")
+            running.until(begun.exists)
+            assert set(pool.map(asks, range(256))) == {200}
+            assert "files is loaded" not in running.said
+        slow.unlink()
+        running.until(lambda: "files is loaded" in running.said)
 
 
 def test_a_triton_elsewhere_gets_a_gateway(tmp_path: Path, repository: Path) -> None:

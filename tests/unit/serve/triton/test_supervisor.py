@@ -26,7 +26,7 @@ from serve.triton.processes import Family
 from serve.triton.stubs import Stub, stubs_in
 from serve.triton.supervisor import AT_ONCE, CLIENT, KEY, SERVER, START, Backoff, cause_of, supervise
 from serve.up.options import cpus_of
-from serve.up.watch import Fingerprint, fingerprints, follow, plan
+from serve.up.watch import Fingerprint, TellTriton, fingerprints, follow, plan
 
 pytestmark = pytest.mark.clock
 
@@ -251,7 +251,7 @@ async def test_a_bad_round_of_following_is_not_the_last(tmp_path: Path, monkeypa
 
     monkeypatch.setattr("serve.up.watch.fingerprints", look)
     events: list[str] = []
-    following = asyncio.ensure_future(follow(tmp_path, "http://127.0.0.1:1", events.append, look_s=0.01))
+    following = asyncio.ensure_future(follow(tmp_path, TellTriton("127.0.0.1:1", {}, None), events.append, look_s=0.01))
     await until(lambda: len(looks) > 9 or following.done())
     assert not following.done()
     assert events == ["can't follow the repository: not to be looked at; it is tried again"]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2 as messages
 
-from serve.up.watch import Follower, fingerprints
+from serve.up.watch import Acts, Follower, TellTriton, fingerprints
 
 CONFIG = 'name: "{}"\nbackend: "python"\nmax_batch_size: 0\n'
 
@@ -24,38 +24,45 @@ class Triton:
     def __init__(self) -> None:
         self.loaded: list[str] = []
         self.unloaded: list[str] = []
+        self.dependents: list[bool] = []
         self.refuses: set[str] = set()
         self.port = 0
 
     @contextmanager
-    def listening(self) -> Iterator[str]:
-        triton = self
+    def listening(self) -> Iterator[None]:
+        def act(told: list[str], message: Any) -> Callable[[Any, grpc.ServicerContext], Any]:
+            def answer(request: Any, context: grpc.ServicerContext) -> Any:
+                if request.model_name in self.refuses:
+                    context.abort(grpc.StatusCode.INVALID_ARGUMENT, "it does not load")
+                told.append(request.model_name)
+                self.dependents.append(request.parameters["unload_dependents"].bool_param)
+                return message()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                *_, name, verb = self.path.split("/")
-                refused = name in triton.refuses
-                if not refused:
-                    (triton.loaded if verb == "load" else triton.unloaded).append(name)
-                body = json.dumps({"error": "it does not load"} if refused else {}).encode()
-                self.send_response(400 if refused else 200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+            return answer
 
-            def log_message(self, *_: Any) -> None: ...
+        methods = {
+            f"RepositoryModel{name}": grpc.unary_unary_rpc_method_handler(
+                act(told, getattr(messages, f"RepositoryModel{name}Response")),
+                getattr(messages, f"RepositoryModel{name}Request").FromString,
+                lambda message: message.SerializeToString(),
+            )
+            for name, told in (("Load", self.loaded), ("Unload", self.unloaded))
+        }
+        with ThreadPoolExecutor() as pool:
+            server = grpc.server(pool)
+            server.add_generic_rpc_handlers(
+                (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods),)
+            )
+            self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+            server.start()
+            try:
+                yield
+            finally:
+                server.stop(None).wait()
 
-        server = HTTPServer(("127.0.0.1", self.port), Handler)
-        self.port = server.server_port
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{self.port}"
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
+    @property
+    def acts(self) -> Acts:
+        return TellTriton(f"127.0.0.1:{self.port}", {}, None)
 
 
 def write(repository: Path, name: str, text: str | None = None, config: str | None = None) -> None:
@@ -82,8 +89,8 @@ def now(repository: Path) -> dict[str, Any]:
 def test_a_broken_config_holds_up_no_other_model(repository: Path) -> None:
     triton = Triton()
     events: list[str] = []
-    with triton.listening() as url:
-        follower = Follower(repository, url, events.append, now(repository))
+    with triton.listening():
+        follower = Follower(repository, triton.acts, events.append, now(repository))
         write(repository, "b", "second, longer", config="name: {")
         write(repository, "a", "second, longer")
         follower.take(now(repository))
@@ -102,8 +109,8 @@ def test_a_broken_config_holds_up_no_other_model(repository: Path) -> None:
 def test_what_triton_refuses_is_tried_again_when_another_was_loaded(repository: Path) -> None:
     triton = Triton()
     events: list[str] = []
-    with triton.listening() as url:
-        follower = Follower(repository, url, events.append, now(repository))
+    with triton.listening():
+        follower = Follower(repository, triton.acts, events.append, now(repository))
         triton.refuses.add("a")
         write(repository, "a", "needs the new b")
         for _ in range(3):
@@ -119,9 +126,9 @@ def test_what_triton_refuses_is_tried_again_when_another_was_loaded(repository: 
 def test_changes_wait_for_a_triton_that_is_away(repository: Path) -> None:
     triton = Triton()
     events: list[str] = []
-    with triton.listening() as url:
+    with triton.listening():
         pass
-    follower = Follower(repository, url, events.append, now(repository))
+    follower = Follower(repository, triton.acts, events.append, now(repository))
     write(repository, "a", "second, longer")
     shutil.rmtree(repository / "c")
     for _ in range(3):
@@ -129,4 +136,4 @@ def test_changes_wait_for_a_triton_that_is_away(repository: Path) -> None:
     assert len(events) == 1
     with triton.listening():
         follower.take(now(repository))
-    assert (triton.loaded, triton.unloaded) == (["a"], ["c"])
+    assert (triton.loaded, triton.unloaded, triton.dependents) == (["a"], ["c"], [False, True])
