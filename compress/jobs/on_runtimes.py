@@ -16,9 +16,10 @@ from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.data.sizes import typical_inputs
 from compress.errors import StageError
+from compress.evaluate.candidates import Candidate
 from compress.evaluate.judge import Budget, Drop, Judge
 from compress.evaluate.runtime_choice import Choice, RuntimeFigures, choose
-from compress.evaluate.search_result import THROUGHPUT_BATCH, Candidate, Trial
+from compress.evaluate.search_result import THROUGHPUT_BATCH, Trial
 from compress.jobs.original import Original
 from compress.jobs.serving_runtime import apart, beside, is_worse, looked_at
 from compress.model import Model, OnnxModel

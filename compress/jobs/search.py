@@ -8,9 +8,10 @@ from pathlib import Path
 
 from compress.console.wording import counted
 from compress.errors import RecipeError
+from compress.evaluate.candidates import Candidate, candidates
 from compress.evaluate.evaluation import Evaluation, budget_of
 from compress.evaluate.judge import Judge
-from compress.evaluate.search_result import Candidate, SearchResult, candidates
+from compress.evaluate.search_result import SearchResult
 from compress.jobs.branch import Setting, judged
 from compress.jobs.branches import branches
 from compress.jobs.on_ray import OnRay

@@ -21,7 +21,8 @@ from compress import OptimizeOptions
 from compress.artifact import RUNTIME_NAMES
 from compress.cli import main as command
 from compress.errors import BudgetError, RecipeError, StageError
-from compress.evaluate.search_result import Candidate, SearchResult, Trial, candidates
+from compress.evaluate.candidates import Candidate, candidates
+from compress.evaluate.search_result import SearchResult, Trial
 from compress.jobs import on_runtimes, original, serving_runtime, timed_on, train_winner
 from compress.jobs.branch import lost
 from compress.report.search import search_table
