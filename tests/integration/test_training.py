@@ -241,6 +241,32 @@ def test_what_torch_says_when_another_process_is_gone_is_told_from_a_models_erro
     assert not lost_another(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
+ON_ITS_OWN_DISK = """
+import os
+from compress.cli import main
+
+os.chdir(os.environ["RANK"])
+main("finetune student.pt --data train.npz -o out --epochs 1".split())
+"""
+
+
+@pytest.mark.parametrize("other", [None, "data", "model"])
+def test_processes_that_read_different_files_by_one_name_do_not_train_together(
+    tmp_path: Path, other: str | None
+) -> None:
+    for rank in (0, 1):
+        place = tmp_path / str(rank)
+        place.mkdir()
+        model(place, "student", 8 + (rank if other == "model" else 0))
+        data(place, count=600, noise=2.0 + (rank if other == "data" else 0))
+    with contextlib.chdir(tmp_path), (tmp_path / "log.txt").open("w", encoding="utf-8") as log:
+        codes = launch([sys.executable, "-c", ON_ITS_OWN_DISK], 2, log, lambda _line: None)
+    told = (tmp_path / "log.txt").read_text(encoding="utf-8")
+    assert codes == ([0, 0] if other is None else [2, 2]), told
+    assert (tmp_path / "0/out/model.pt").exists() == (other is None)
+    assert told.count("what 2 of 2 read is not what 1 read") == (0 if other is None else 2)
+
+
 def test_processes_end_with_the_one_that_started_them(folder: Path) -> None:
     options = ("--epochs", "10000", "--devices", "2")
     started = subprocess.Popen(command(folder, "killed", *options), stderr=subprocess.DEVNULL, env=ENVIRONMENT)
