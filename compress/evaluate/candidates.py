@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from compress.evaluate.judge import Budget
 from compress.options import Allocate, Calibrator, ExportOptions, Importance, OptimizeOptions
 from compress.options.asked import repairs, trains_last
 
@@ -63,7 +64,17 @@ class Candidate:
     @property
     def in_float32(self) -> bool:
         """Whether it is what the others of its pruning are made of."""
-        return self.int8 == "none" and self.precision == "fp32"
+        return self == self.floating
+
+    @property
+    def floating(self) -> Candidate:
+        """What it is made of: the same channels and weights in float32."""
+        return dataclasses.replace(self, int8="none", calibrator=None, precision="fp32")
+
+    def budget(self, of: Budget, allowance: float) -> Budget:
+        """What it may lose: one that is pruned and not trained so many points more, which a training may bring back."""
+        more = allowance if self.prune and not self.trained else 0.0
+        return dataclasses.replace(of, points=of.points + more)
 
     def options(self, base: OptimizeOptions) -> ExportOptions:
         """What `compress export` would be asked for."""

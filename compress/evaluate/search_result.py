@@ -98,6 +98,7 @@ class SearchResult:
         runtimes: that each candidate was asked on, where it can run there.
         constant: points that the best answer that is always the same loses: what loses as many is not inside.
         allowance: points more that a candidate may have lost to be trained for the rest; None where none was to wait.
+        trained: those that were then trained, in the order in which they were.
     """
 
     goal: Goal
@@ -111,6 +112,7 @@ class SearchResult:
     runtimes: tuple[Runtime, ...] = ("onnxruntime",)
     constant: float | None = None
     allowance: float | None = None
+    trained: tuple[Candidate, ...] = ()
 
     @property
     def budget(self) -> Budget:
@@ -121,12 +123,9 @@ class SearchResult:
     def measured(self) -> tuple[Trial, ...]:
         return tuple(trial for trial in self.trials if trial.status == "measured")
 
-    def inside(self, trial: Trial, allowance: float = 0.0) -> bool:
-        """Whether a trial keeps the largest drop; one that can still be trained may lose the allowance more."""
-        budget = self.budget
-        if allowance and self.can_train(trial):
-            budget = dataclasses.replace(budget, points=budget.points + allowance)
-        return budget.keeps(trial.drop, trial.drop_high)
+    def inside(self, trial: Trial) -> bool:
+        """Whether a trial keeps the largest drop."""
+        return self.budget.keeps(trial.drop, trial.drop_high)
 
     def can_train(self, trial: Trial) -> bool:
         """Whether it is pruned, and has not been trained."""
@@ -160,11 +159,37 @@ class SearchResult:
             default=None,
         )
 
-    def to_train(self, allowance: float) -> Trial | None:
-        """The best of what is not pruned and what can be trained, if it can: that may lose so many points more."""
+    @property
+    def to_train(self) -> Trial | None:
+        """The best of what is not pruned and what a training may bring inside the largest drop, if it is of these."""
         ready = [trial for trial in self.measured if not trial.candidate.prune or self.can_train(trial)]
-        best = self._first(self._tied([trial for trial in ready if self.inside(trial, allowance)]))
+        best = self._first(self._tied([trial for trial in ready if self._may_come_inside(trial)]))
         return best if best is not None and self.can_train(best) else None
+
+    def _may_come_inside(self, trial: Trial) -> bool:
+        """A training brings back the allowance at most, and no more than it brought one that had lost as much or more.
+
+        What it brought one that had lost less says nothing: there was less to bring back.
+        """
+        brought = [
+            before.drop - after.drop
+            for before, after in self.trainings
+            if None not in (trial.drop, before.drop, after.drop) and before.drop >= trial.drop
+        ]
+        budget = trial.candidate.budget(self.budget, max(0.0, min([self.allowance or 0.0, *brought])))
+        return budget.keeps(trial.drop, trial.drop_high)
+
+    @property
+    def trainings(self) -> tuple[tuple[Trial, Trial], ...]:
+        """Each that was trained last, before and after, in the order in which they were."""
+        found = {trial.candidate: trial for trial in self.trials}
+        return tuple((found[dataclasses.replace(each, trained=False)], found[each]) for each in self.trained)
+
+    def with_trained(self, before: Trial, after: Trial) -> SearchResult:
+        """The same, with a trial that was trained behind itself as it was."""
+        behind = self.trials.index(before) + 1
+        trials = (*self.trials[:behind], after, *self.trials[behind:])
+        return dataclasses.replace(self, trials=trials, trained=(*self.trained, after.candidate))
 
     def _beats(self, one: Trial, other: Trial) -> bool:
         found = ratio(other.rounds(self.goal), one.rounds(self.goal))
@@ -211,15 +236,14 @@ class SearchResult:
         """What was trained, and what that brought, in a sentence; empty where no candidate waited for it."""
         if self.allowance is None:
             return ""
-        by_candidate = {trial.candidate: trial for trial in self.trials}
         told = []
-        for trial in self.trials:
-            before = by_candidate.get(dataclasses.replace(trial.candidate, trained=False))
-            if trial.candidate.trained and before is not None and before.drop is not None:
-                after = "failed" if trial.drop is None else drop_told(trial.drop, metric=self.metric)
-                lost = drop_told(before.drop, metric=self.metric)
-                told.append(f"{before.candidate.name} ({lost} before, {after} after)")
-        trained = f"trained were then {', '.join(told)}" if told else "none of them was then trained"
+        for before, after in self.trainings:
+            lost, left = (
+                "failed" if each.drop is None else drop_told(each.drop, metric=self.metric) for each in (before, after)
+            )
+            told.append(f"{before.candidate.name} ({lost} before, {left} after)")
+        order = ", in this order" if told[1:] else ""
+        trained = f"then trained{order}: {', '.join(told)}" if told else "none of them was then trained"
         return f"Candidates were compared as the repair had left them; {trained}."
 
     @property

@@ -60,8 +60,7 @@ class Bench:
 
     def keeps(self, candidate: Candidate, drop: Drop) -> bool:
         """Whether a drop is one to go on with."""
-        more = self.allowance if candidate.prune and not candidate.trained else 0.0
-        return dataclasses.replace(self.budget, points=self.budget.points + more).keeps(drop.points, drop.high)
+        return candidate.budget(self.budget, self.allowance).keeps(drop.points, drop.high)
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def weighed(trials: Sequence[Trial], bench: Bench, watcher: Watcher) -> tuple[Tr
     timed = _timed(opened, bench, watcher)
     for candidate, by_runtime in opened.items():
         if by_runtime:
-            floating = opened.get(dataclasses.replace(candidate, int8="none", calibrator=None, precision="fp32"), {})
+            floating = opened.get(candidate.floating, {})
             before = None if candidate.in_float32 else floating.get("onnxruntime")
             choice = _choice(candidate, by_runtime, timed, before, bench)
             held, clock = by_runtime[choice.runtime], timed[candidate, choice.runtime]

@@ -39,8 +39,8 @@ def with_training(
     """A search's result with the trials of those that were trained, each behind itself as it was repaired.
 
     The best by the goal is trained, of those inside the largest drop and the allowance. Where that does not bring it
-    inside the largest drop, the allowance is what it did bring, if that is less, and the next best is trained: three in
-    all. What is judged by are the samples that choose.
+    inside the largest drop, the next best is, of those that had lost more, or that what it did bring would be enough
+    for: three in all. What is judged by are the samples that choose.
 
     Args:
         found: no candidate is trained.
@@ -49,18 +49,14 @@ def with_training(
         watcher: is told how it goes on.
         cluster: makes candidates; this machine does by default.
     """
-    allowance = bench.allowance
     for _ in range(MOST):
-        best = found.to_train(allowance)
+        best = found.to_train
         if best is None:
             break
         candidate = dataclasses.replace(best.candidate, trained=True)
         (made,) = branches(setting, [candidate], watcher, cluster)
         trial = as_timed(made, best, bench)
-        behind = found.trials.index(best) + 1
-        found = dataclasses.replace(found, trials=(*found.trials[:behind], trial, *found.trials[behind:]))
+        found = found.with_trained(best, trial)
         if found.inside(trial):
             break
-        if trial.drop is not None and best.drop is not None:
-            allowance = min(allowance, max(0.0, best.drop - trial.drop))
     return found

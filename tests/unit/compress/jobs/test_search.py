@@ -203,6 +203,9 @@ def drops(*points: float) -> list[Trial]:
         ((6.0, 7.0, 8.0, 9.0), {0.4: 1.5, 0.3: 1.5, 0.2: 1.5}, [0.4, 0.3, 0.2], 0.0),  # three at most
         ((20.0, 30.0), {}, [], 0.0),
         ((2.0, 9.0), {0.2: None, 0.1: 0.9}, [0.2, 0.1], 0.1),  # a training that fails says nothing of others
+        ((6.0, 1.2), {0.2: 1.1, 0.1: 0.5}, [0.2, 0.1], 0.1),  # one that had lost little had little to get back
+        ((6.0, 4.0, 1.2), {0.3: 1.1, 0.2: 2.5, 0.1: 0.5}, [0.3, 0.2, 0.1], 0.1),  # …and of two, each says what it can
+        ((2.4, 4.0, 1.2), {0.3: 1.1, 0.2: 3.0}, [0.3, 0.2], 0.0),
     ],
 )
 def test_the_winner_is_trained_and_the_next_one_where_it_misses(
@@ -232,6 +235,8 @@ def test_the_winner_is_trained_and_the_next_one_where_it_misses(
     ended = train_winner.with_training(found, None, bench, None, None)  # type: ignore[arg-type]
     assert made == trained
     assert [round(t.candidate.prune, 1) for t in ended.trials if t.candidate.trained] == sorted(trained)
+    told = [ended.training.find(f"−{prune:.0%} · float (drop +") for prune in trained]
+    assert told == sorted(told), "in the order in which they were"
     assert ended.best is not None
     assert round(ended.best.candidate.prune, 1) == best
     assert ended.training.startswith("Candidates were compared as the repair had left them; ")
