@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from compress.artifact import Runtime
+from compress.artifact import RUNTIME_NAMES, Runtime
 from compress.console.wording import counted
 from compress.evaluate.candidates import Candidate
 from compress.evaluate.gains import drop_told
@@ -36,7 +36,7 @@ class Trial:
         drop: against the original, in points; `drop_low` and `drop_high` bound its confidence interval.
         size_bytes: of the ONNX file.
         runtime: that it was judged and timed on: of several, the one that serves it.
-        latency_p50_ms: at batch 1; of one that was trained after all were timed, as before: it has the same layers.
+        latency_p50_ms: at batch 1; of one that was trained after all were timed, what the same layers took on it before.
         throughput: samples a second at batch 8, likewise.
         path: the ONNX file, in the work folder.
         rounds_ms: the p50 of each round that all trials took together, at batch 1.
@@ -73,13 +73,21 @@ class Trial:
 
 @dataclass(frozen=True)
 class Proof:
-    """The winner, judged once on samples that had no part in the choice; the fields are those of `Trial`."""
+    """What the winner's artifact has: judged once on samples that had no part in the choice, and measured again.
+
+    Attributes:
+        samples: so many.
+        value, drop, drop_low, drop_high, latency_p50_ms: as of `Trial`.
+        runtime: that serves it; None of an engine.
+    """
 
     samples: int
     value: float | None
     drop: float | None
     drop_low: float | None
     drop_high: float | None
+    runtime: Runtime | None = None
+    latency_p50_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +215,23 @@ class SearchResult:
             f"{counted(len(self.tied), 'candidates')} {alike}: of these it loses least; where these are equal, too, "
             "it is the smallest, then the first that was tried"
         )
+
+    @property
+    def served(self) -> str:
+        """What serves the winner's artifact and what it takes, in a sentence; empty before its export, or of an engine.
+
+        The export measures again, beside other models: of runtimes that are close it may take the other one.
+        """
+        proof, best = self.proof, self.best
+        if proof is None or best is None or proof.runtime is None:
+            return ""
+        took = "" if proof.latency_p50_ms is None else f", {proof.latency_p50_ms:.3f} ms at batch 1 in its own report"
+        told = f"Its artifact is served by {RUNTIME_NAMES[proof.runtime]}{took}"
+        if best.runtime not in (None, proof.runtime):
+            told += (
+                f"; the search had taken {RUNTIME_NAMES[best.runtime]}, by the samples that choose and its own turns"
+            )
+        return f"{told}."
 
     @property
     def unpaid(self) -> tuple[str, ...]:

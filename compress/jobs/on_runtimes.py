@@ -31,7 +31,7 @@ from compress.runtime.backends.openvino_cpu import installed
 from compress.runtime.latency import Latency, latency, ratio
 from compress.runtime.measure import cores
 
-__all__ = ["Bench", "as_timed", "runtimes_of", "weighed"]
+__all__ = ["Bench", "Clocks", "as_timed", "runtimes_of", "weighed"]
 
 NO_NUMBERS = "its answers, or their metric, are no numbers"
 
@@ -73,11 +73,19 @@ class _Opened:
 
 
 @dataclass(frozen=True)
-class _Timed:
-    """It in turns with all others, alone and with more samples in a call; None where its speed means nothing."""
+class Timed:
+    """A candidate's file on one runtime in turns with all others; None where its speed means nothing.
+
+    Attributes:
+        one: a sample in a call.
+        more: `THROUGHPUT_BATCH` in a call.
+    """
 
     one: Latency | None
     more: Latency | None
+
+
+Clocks = Mapping[tuple[Candidate, Runtime], Timed]
 
 
 def runtimes_of(options: OptimizeOptions) -> tuple[Runtime, ...]:
@@ -87,8 +95,8 @@ def runtimes_of(options: OptimizeOptions) -> tuple[Runtime, ...]:
     return ("onnxruntime", "openvino") if options.target == "cpu" and installed() else ("onnxruntime",)
 
 
-def weighed(trials: Sequence[Trial], bench: Bench, watcher: Watcher) -> tuple[Trial, ...]:
-    """Trials with what was measured of those that are left, in their order.
+def weighed(trials: Sequence[Trial], bench: Bench, watcher: Watcher) -> tuple[tuple[Trial, ...], Clocks]:
+    """Trials with what was measured of those that are left, in their order; and what these took on each runtime.
 
     Args:
         trials: those that count as measured have a file.
@@ -101,46 +109,47 @@ def weighed(trials: Sequence[Trial], bench: Bench, watcher: Watcher) -> tuple[Tr
     tick = watcher.started("compare")
     for number, candidate in enumerate(files, 1):
         later: dict[str, Model] = {str(at): file for at, file in enumerate(list(files.values())[number:])}
-        try:
-            opened[candidate] = _opened(files[candidate], later, bench)
-        except StageError as err:  # an operator that OpenVINO lacks
-            found[candidate] = dataclasses.replace(found[candidate], status="failed", why=f"{err.what}: {err.why}")
-        else:
-            if not opened[candidate]:
-                found[candidate] = dataclasses.replace(found[candidate], status="failed", why=NO_NUMBERS)
+        opened[candidate], why = _tried(files[candidate], later, bench)
+        if why:
+            found[candidate] = dataclasses.replace(found[candidate], status="failed", why=why)
         tick(number, len(files), "candidates evaluated")
-    timed = _timed(opened, bench, watcher)
+    clocks = _timed(opened, bench, watcher)
     for candidate, by_runtime in opened.items():
         if by_runtime:
-            floating = opened.get(candidate.floating, {})
-            before = None if candidate.in_float32 else floating.get("onnxruntime")
-            choice = _choice(candidate, by_runtime, timed, before, bench)
-            held, clock = by_runtime[choice.runtime], timed[candidate, choice.runtime]
-            found[candidate] = _filled(found[candidate], choice, held, clock, bench)
-    return tuple(found.get(trial.candidate, trial) for trial in trials)
+            floating = opened.get(candidate.floating, {}).get("onnxruntime")
+            before = None if floating is None else floating.backend
+            found[candidate] = _taken(found[candidate], candidate, by_runtime, clocks, before, bench)
+    return tuple(found.get(trial.candidate, trial) for trial in trials), clocks
 
 
-def as_timed(trial: Trial, before: Trial, bench: Bench) -> Trial:
-    """One that was trained after all were timed: judged on what served it before. Layers and times are the same.
+def as_timed(trial: Trial, before: Trial, floating: Trial | None, clocks: Clocks, bench: Bench) -> Trial:
+    """One that was trained after all were timed: judged on each runtime anew, by what the same layers took before.
 
     Args:
         trial: as it was made.
         before: the same candidate, not trained.
+        floating: the float32 file that it was made of; None where it is one, or only one runtime is asked.
+        clocks: of all that were timed.
         bench: what they are held against.
     """
     if trial.path is None or trial.status != "measured":
         return trial
-    file = OnnxModel(trial.path, bench.model.signature, runtime=before.runtime or "onnxruntime")
+    tried, why = _tried(OnnxModel(trial.path, bench.model.signature), {}, bench)
+    by_runtime = {runtime: each for runtime, each in tried.items() if (before.candidate, runtime) in clocks}
+    if not by_runtime:
+        return dataclasses.replace(trial, status="failed", why=why or "it runs where it had not run before alone")
+    source = None if floating is None or floating.path is None else OnnxModel(floating.path, bench.model.signature)
+    backend = None if source is None else open_model(source, threads=bench.options.threads)
+    return _taken(trial, before.candidate, by_runtime, clocks, backend, bench)
+
+
+def _tried(file: OnnxModel, later: Mapping[str, Model], bench: Bench) -> tuple[dict[Runtime, _Opened], str]:
+    """What a candidate's file is on each runtime, or why on none."""
     try:
-        drop = bench.judge.drop(open_model(file, threads=cores()))
-    except StageError as err:
-        return dataclasses.replace(trial, status="failed", why=f"{err.what}: {err.why}")
-    if not math.isfinite(drop.points):
-        return dataclasses.replace(trial, status="failed", why=NO_NUMBERS)
-    return dataclasses.replace(
-        before, candidate=trial.candidate, size_bytes=trial.size_bytes, path=trial.path,
-        value=drop.after, drop=drop.points, drop_low=drop.low, drop_high=drop.high,
-    )  # fmt: skip
+        found = _opened(file, later, bench)
+    except StageError as err:  # an operator that OpenVINO lacks
+        return {}, f"{err.what}: {err.why}"
+    return found, "" if found else NO_NUMBERS
 
 
 def _opened(file: OnnxModel, later: Mapping[str, Model], bench: Bench) -> dict[Runtime, _Opened]:
@@ -167,32 +176,55 @@ def _opened(file: OnnxModel, later: Mapping[str, Model], bench: Bench) -> dict[R
     return found
 
 
-def _timed(
-    opened: Mapping[Candidate, Mapping[Runtime, _Opened]], bench: Bench, watcher: Watcher
-) -> dict[tuple[Candidate, Runtime], _Timed]:
+def _timed(opened: Mapping[Candidate, Mapping[Runtime, _Opened]], bench: Bench, watcher: Watcher) -> Clocks:
     every = {(candidate, runtime): each for candidate, held in opened.items() for runtime, each in held.items()}
     clocked = {str(at): each.backend for at, each in enumerate(every.values()) if not each.backend.emulated}
     tick = watcher.started("measure")
     one, more = (typical_inputs(bench.model.signature, bench.data, size) for size in (1, THROUGHPUT_BATCH))
     single = latency(clocked, one, progress=lambda done, total: tick(done, 2 * total, "interleaved rounds"))
     batched = latency(clocked, more, progress=lambda done, total: tick(total + done, 2 * total, "interleaved rounds"))
-    return {key: _Timed(single.get(str(at)), batched.get(str(at))) for at, key in enumerate(every)}
+    return {key: Timed(single.get(str(at)), batched.get(str(at))) for at, key in enumerate(every)}
+
+
+def _taken(
+    trial: Trial,
+    timed_as: Candidate,
+    by_runtime: Mapping[Runtime, _Opened],
+    clocks: Clocks,
+    before: Backend | None,
+    bench: Bench,
+) -> Trial:
+    """A trial as what serves it makes it.
+
+    Args:
+        trial: as it was made.
+        timed_as: the candidate whose times are those of its layers.
+        by_runtime: it on each.
+        clocks: of all.
+        before: the float32 file that it was made of.
+        bench: what it is held against.
+    """
+    timed = {runtime: clocks[timed_as, runtime] for runtime in by_runtime}
+    choice = _choice(trial.candidate, by_runtime, timed, before, bench)
+    return _filled(trial, choice, by_runtime[choice.runtime], timed[choice.runtime], bench)
 
 
 def _choice(
     candidate: Candidate,
     by_runtime: Mapping[Runtime, _Opened],
-    timed: Mapping[tuple[Candidate, Runtime], _Timed],
-    before: _Opened | None,
+    timed: Mapping[Runtime, Timed],
+    before: Backend | None,
     bench: Bench,
 ) -> Choice:
     """What serves a candidate: the faster one, if it computes it alike."""
     if len(by_runtime) < 2:
         return Choice(next(iter(by_runtime)))
     here, there = by_runtime["onnxruntime"], by_runtime["openvino"]
-    compared = {"last": here.backend, "other": there.backend} | ({} if before is None else {"before": before.backend})
-    difference, quantized = apart(compared, looked_at(bench.data, here.backend))
-    one, other = (timed[candidate, runtime].one for runtime in ("onnxruntime", "openvino"))
+    made_of = {} if before is None or candidate.in_float32 else {"before": before}
+    difference, quantized = apart(
+        {"last": here.backend, "other": there.backend} | made_of, looked_at(bench.data, here.backend)
+    )
+    one, other = timed["onnxruntime"].one, timed["openvino"].one
     return choose(
         (_figures("onnxruntime", here.drop, one, 0.0), _figures("openvino", there.drop, other, difference)),
         None if one is None or other is None else ratio(one.rounds_ms, other.rounds_ms),
@@ -211,7 +243,7 @@ def _figures(runtime: Runtime, drop: Drop, timed: Latency | None, difference: fl
     return RuntimeFigures(runtime, p50, value=drop.after, drop=drop.points, drop_high=drop.high, difference=difference)
 
 
-def _filled(trial: Trial, choice: Choice, opened: _Opened, timed: _Timed, bench: Bench) -> Trial:
+def _filled(trial: Trial, choice: Choice, opened: _Opened, timed: Timed, bench: Bench) -> Trial:
     drop = opened.drop
     trial = dataclasses.replace(
         trial, runtime=choice.runtime, value=drop.after, drop=drop.points, drop_low=drop.low, drop_high=drop.high

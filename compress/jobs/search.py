@@ -61,7 +61,7 @@ def search(
     bench = _bench(options, model, evaluation)
     wide = dataclasses.replace(options, max_drop=options.max_drop + bench.allowance)
     setting = Setting(checkpoint, wide, source, work, cache)
-    trials = branches(setting, plan, watcher, cluster)
+    trials, clocks = weighed(branches(setting, plan, watcher, cluster), bench, watcher)
     found = SearchResult(
         goal=options.goal,
         max_drop=options.max_drop,
@@ -69,12 +69,12 @@ def search(
         original=bench.judge.original,
         constant=bench.judge.constant,
         samples=len(bench.data),
-        trials=weighed(trials, bench, watcher),
+        trials=trials,
         confidence=bench.budget.confidence,
         runtimes=runtimes_of(options),
         allowance=bench.allowance if trains_last(options) else None,
     )
-    return with_training(found, setting, bench, watcher, cluster) if trains_last(options) else found
+    return with_training(found, clocks, setting, bench, watcher, cluster) if trains_last(options) else found
 
 
 def _bench(options: OptimizeOptions, model: Original, evaluation: Evaluation) -> Bench:

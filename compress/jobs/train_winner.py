@@ -13,7 +13,7 @@ from compress.evaluate.search_result import SearchResult
 from compress.jobs.branch import Setting
 from compress.jobs.branches import branches
 from compress.jobs.on_ray import OnRay
-from compress.jobs.on_runtimes import Bench, as_timed
+from compress.jobs.on_runtimes import Bench, Clocks, as_timed
 from compress.options import OptimizeOptions
 from compress.options.asked import trains_last
 from compress.pipeline import Watcher
@@ -34,7 +34,7 @@ def allowance_of(options: OptimizeOptions, judge: Judge) -> float:
 
 
 def with_training(
-    found: SearchResult, setting: Setting, bench: Bench, watcher: Watcher, cluster: OnRay | None
+    found: SearchResult, clocks: Clocks, setting: Setting, bench: Bench, watcher: Watcher, cluster: OnRay | None
 ) -> SearchResult:
     """A search's result with the trials of those that were trained, each behind itself as it was repaired.
 
@@ -44,6 +44,7 @@ def with_training(
 
     Args:
         found: no candidate is trained.
+        clocks: what its candidates took on each runtime.
         setting: of the search.
         bench: that its candidates were held against.
         watcher: is told how it goes on.
@@ -54,8 +55,10 @@ def with_training(
         if best is None:
             break
         candidate = dataclasses.replace(best.candidate, trained=True)
-        (made,) = branches(setting, [candidate], watcher, cluster)
-        trial = as_timed(made, best, bench)
+        # Whether two runtimes compute it alike is held against what it is made of, which makes no training more.
+        alone = candidate.in_float32 or len(found.runtimes) < 2
+        *others, made = branches(setting, [candidate] if alone else [candidate.floating, candidate], watcher, cluster)
+        trial = as_timed(made, best, others[0] if others else None, clocks, bench)
         found = found.with_trained(best, trial)
         if found.inside(trial):
             break
