@@ -36,7 +36,7 @@ class Trial:
         drop: against the original, in points; `drop_low` and `drop_high` bound its confidence interval.
         size_bytes: of the ONNX file.
         runtime: that it was judged and timed on: of several, the one that serves it.
-        latency_p50_ms: at batch 1; of one that was trained after all were timed, what the same layers took on it before.
+        latency_p50_ms: at batch 1; of one that was trained after all were timed, what its layers took there before.
         throughput: samples a second at batch 8, likewise.
         path: the ONNX file, in the work folder.
         rounds_ms: the p50 of each round that all trials took together, at batch 1.
@@ -182,7 +182,8 @@ class SearchResult:
         brought = [
             before.drop - after.drop
             for before, after in self.trainings
-            if None not in (trial.drop, before.drop, after.drop) and before.drop >= trial.drop
+            if trial.drop is not None and before.drop is not None and after.drop is not None
+            if before.drop >= trial.drop
         ]
         budget = trial.candidate.budget(self.budget, max(0.0, min([self.allowance or 0.0, *brought])))
         return budget.keeps(trial.drop, trial.drop_high)
@@ -226,11 +227,9 @@ class SearchResult:
         if proof is None or best is None or proof.runtime is None:
             return ""
         took = "" if proof.latency_p50_ms is None else f", {proof.latency_p50_ms:.3f} ms at batch 1 in its own report"
-        told = f"Its artifact is served by {RUNTIME_NAMES[proof.runtime]}{took}"
+        told = f"The winner's artifact is served by {RUNTIME_NAMES[proof.runtime]}{took}"
         if best.runtime not in (None, proof.runtime):
-            told += (
-                f"; the search had taken {RUNTIME_NAMES[best.runtime]}, by the samples that choose and its own turns"
-            )
+            told += f"; the search had taken {RUNTIME_NAMES[best.runtime]}, by samples and turns of its own"
         return f"{told}."
 
     @property

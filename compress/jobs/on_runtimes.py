@@ -137,7 +137,7 @@ def as_timed(trial: Trial, before: Trial, floating: Trial | None, clocks: Clocks
     tried, why = _tried(OnnxModel(trial.path, bench.model.signature), {}, bench)
     by_runtime = {runtime: each for runtime, each in tried.items() if (before.candidate, runtime) in clocks}
     if not by_runtime:
-        return dataclasses.replace(trial, status="failed", why=why or "it runs where it had not run before alone")
+        return dataclasses.replace(trial, status="failed", why=why or "it runs only where it was not timed before")
     source = None if floating is None or floating.path is None else OnnxModel(floating.path, bench.model.signature)
     backend = None if source is None else open_model(source, threads=bench.options.threads)
     return _taken(trial, before.candidate, by_runtime, clocks, backend, bench)
