@@ -14,8 +14,9 @@ from compress.evaluate.judge import Judge
 from compress.evaluate.search_result import SearchResult
 from compress.jobs.branch import Setting, judged
 from compress.jobs.branches import branches
+from compress.jobs.candidate_runtime import Bench
 from compress.jobs.on_ray import OnRay
-from compress.jobs.on_runtimes import Bench, runtimes_of, weighed
+from compress.jobs.on_runtimes import runtimes_of, weighed
 from compress.jobs.original import Original
 from compress.jobs.timed_on import multiplies_bf16
 from compress.jobs.together import refuse_tuning

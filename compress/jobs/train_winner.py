@@ -12,8 +12,9 @@ from compress.evaluate.judge import Judge
 from compress.evaluate.search_result import SearchResult
 from compress.jobs.branch import Setting
 from compress.jobs.branches import branches
+from compress.jobs.candidate_runtime import Bench
 from compress.jobs.on_ray import OnRay
-from compress.jobs.on_runtimes import Bench, Clocks, as_timed
+from compress.jobs.on_runtimes import Clocks, as_timed
 from compress.options import OptimizeOptions
 from compress.options.asked import trains_last
 from compress.pipeline import Watcher

@@ -23,7 +23,7 @@ from compress.cli import main as command
 from compress.errors import BudgetError, RecipeError, StageError
 from compress.evaluate.candidates import Candidate, candidates
 from compress.evaluate.search_result import SearchResult, Trial
-from compress.jobs import on_runtimes, original, serving_runtime, timed_on, train_winner
+from compress.jobs import candidate_runtime, on_runtimes, original, serving_runtime, timed_on, train_winner
 from compress.jobs.branch import lost
 from compress.jobs.branches import branches
 from compress.report.search import search_table
@@ -449,8 +449,10 @@ def test_a_candidate_counts_by_the_runtime_that_serves_it(
     task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speedup: float, difference: float | None, serves: str
 ) -> None:
     """Files, answers and clocks are real; what the clocks say is another thing on each machine."""
-    monkeypatch.setattr(on_runtimes, "ratio", lambda *_: Ratio(speedup, 0.99 * speedup, 1.01 * speedup))
-    monkeypatch.setattr(on_runtimes, "apart", lambda *given: (difference or serving_runtime.apart(*given)[0], 0.0))
+    monkeypatch.setattr(candidate_runtime, "ratio", lambda *_: Ratio(speedup, 0.99 * speedup, 1.01 * speedup))
+    monkeypatch.setattr(
+        candidate_runtime, "apart", lambda *given: (difference or serving_runtime.apart(*given)[0], 0.0)
+    )
     told: list[SearchResult] = []
     asked = options(task, tmp_path / "best", precision=("fp32",), **SHORT)
     found = compress.optimize(task / "model.pt", asked, tell=told.append)
@@ -478,8 +480,8 @@ def test_what_is_trained_counts_by_the_runtime_that_serves_it_then(
         return branches(setting, plan, *rest)
 
     monkeypatch.setattr(train_winner, "branches", make)
-    monkeypatch.setattr(on_runtimes, "ratio", lambda *_: Ratio(2.0, 1.9, 2.1))
-    monkeypatch.setattr(on_runtimes, "apart", lambda *_: (0.9 if trained else 0.0, 0.0))
+    monkeypatch.setattr(candidate_runtime, "ratio", lambda *_: Ratio(2.0, 1.9, 2.1))
+    monkeypatch.setattr(candidate_runtime, "apart", lambda *_: (0.9 if trained else 0.0, 0.0))
     monkeypatch.setattr(serving_runtime, "apart", lambda *_: (0.9, 0.0))
     more = {"prune": (0.0, 0.5), "int8": (int8,), "precision": ("fp32",), "goal": "size", "max_drop": 20.0, "epochs": 1}
     found = compress.optimize(task / "model.pt", options(task, tmp_path / "best", **more))
@@ -499,7 +501,7 @@ def test_the_winner_is_told_by_what_its_artifact_has(
     task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], again: float
 ) -> None:
     """An export measures again, beside other models: what it finds is no other's."""
-    monkeypatch.setattr(on_runtimes, "ratio", lambda *_: Ratio(2.0, 1.9, 2.1))
+    monkeypatch.setattr(candidate_runtime, "ratio", lambda *_: Ratio(2.0, 1.9, 2.1))
     monkeypatch.setattr(serving_runtime, "_ratio", lambda *_: Ratio(again, 0.99 * again, 1.01 * again))
     folder = tmp_path / "best"
     main(["optimize", str(task / "model.pt"), "-o", str(folder), "--eval", "eval.npz", "--prune", "0", "--int8",
