@@ -37,7 +37,8 @@ from compress.cluster.nodes import Needs, facts
 from compress.cluster.shared import Shared
 from compress.cluster.tasks import answers
 from compress.errors import printable
-from compress.evaluate.search_result import Candidate, SearchResult, candidates
+from compress.evaluate.candidates import Candidate, candidates
+from compress.evaluate.search_result import SearchResult
 from compress.jobs import on_ray
 from compress.jobs.branch import Setting
 from compress.jobs.export import Silent

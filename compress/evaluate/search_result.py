@@ -1,4 +1,4 @@
-"""What a search tried and what came of it: candidates, trials, the Pareto front, the winner."""
+"""What came of a search: trials, the Pareto front, the winner."""
 
 from __future__ import annotations
 
@@ -9,131 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from compress.artifact import Runtime
+from compress.artifact import RUNTIME_NAMES, Runtime
 from compress.console.wording import counted
+from compress.evaluate.candidates import Candidate
 from compress.evaluate.gains import drop_told
 from compress.evaluate.judge import Budget
-from compress.options import Allocate, Calibrator, ExportOptions, Importance, OptimizeOptions
-from compress.options.asked import repairs, trains_last
 from compress.runtime.latency import ratio
 
-__all__ = ["THROUGHPUT_BATCH", "Candidate", "Goal", "SearchResult", "Trial", "candidates"]
+__all__ = ["THROUGHPUT_BATCH", "Goal", "Proof", "SearchResult", "Trial"]
 
 SCHEMA_VERSION = 2
 THROUGHPUT_BATCH = 8
 
 Goal = Literal["latency", "size", "throughput"]
-Int8 = Literal["none", "static", "dynamic", "weights"]
-Precision = Literal["fp32", "bf16"]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to compress.
-
-    Attributes:
-        prune: fraction of the MACs to remove.
-        int8: its kind.
-        calibrator: of the ranges of a static one.
-        precision: of what is not quantized.
-        trained: whether it is trained after it was pruned.
-        importance, allocate: how channels are chosen, where that is asked for in several ways; else None.
-    """
-
-    prune: float
-    int8: Int8
-    calibrator: Calibrator | None = None
-    precision: Precision = "fp32"
-    trained: bool = False
-    importance: Importance | None = None
-    allocate: Allocate | None = None
-
-    @property
-    def name(self) -> str:
-        """Short, for tables."""
-        way = [word for word in (self.importance, self.allocate and f"by {self.allocate}") if word]
-        pruned = " ".join((f"−{self.prune:.0%}", *way)) + ", trained" * self.trained if self.prune else "whole"
-        return f"{pruned} · {self.kind}" + (f" {self.calibrator}" if self.calibrator else "")
-
-    @property
-    def kind(self) -> str:
-        """The numbers that it computes with."""
-        if self.int8 != "none":
-            return f"INT8 {self.int8}"
-        return "float" if self.precision == "fp32" else self.precision.upper()
-
-    @property
-    def whole(self) -> Candidate:
-        """The same numbers, where nothing is pruned."""
-        return Candidate(0.0, self.int8, self.calibrator, self.precision)
-
-    @property
-    def ladder(self) -> tuple[Importance | None, Allocate | None]:
-        """What candidates have in common of which one loses more than another that is pruned more lightly."""
-        return self.importance, self.allocate
-
-    @property
-    def in_float32(self) -> bool:
-        """Whether it is what the others of its pruning are made of."""
-        return self.int8 == "none" and self.precision == "fp32"
-
-    def options(self, base: OptimizeOptions) -> ExportOptions:
-        """What `compress export` would be asked for."""
-        shared = {
-            field.name: getattr(base, field.name)
-            for field in dataclasses.fields(base)
-            if field.name in {known.name for known in dataclasses.fields(ExportOptions)}
-        }
-        static = self.int8 == "static"
-        repair = bool(self.prune) and base.repair is not False
-        half = self.precision != "fp32"
-        smooth = base.smooth if static or self.int8 == "dynamic" else None
-        shared |= {
-            "prune": self.prune or None,
-            "sensitivity": base.sensitivity if self.prune else None,
-            "finetune": base.finetune if self.trained else None,
-            "tune_training": base.tune_training if self.trained else None,
-            "int8": None if self.int8 == "none" else self.int8,
-            "calibration": base.calibration if static or smooth or repair or half else None,
-            "calibrator": self.calibrator or "minmax",
-            "smooth": smooth,
-            "precision": self.precision,
-            "importance": self.importance or base.importance[0],
-            "allocate": self.allocate or base.allocate[0],
-            "max_drop": None,  # the winner is judged by its search's own
-        }
-        return ExportOptions(**shared)
-
-
-def candidates(options: OptimizeOptions) -> tuple[Candidate, ...]:
-    """Every combination that can be made of the data at hand, lightly pruned ones first."""
-    floats: tuple[Precision, ...] = ("fp32", *options.precision)
-    whole = [Candidate(0.0, "none", precision=precision) for precision in dict.fromkeys(floats)]
-    for int8 in dict.fromkeys(options.int8):  # one that is given twice is tried once
-        if int8 in ("dynamic", "weights"):
-            whole.append(Candidate(0.0, int8))
-        elif int8 == "static" and options.calibration is not None:
-            whole += [Candidate(0.0, int8, calibrator) for calibrator in dict.fromkeys(options.calibrators)]
-    found: list[Candidate] = []
-    trained = options.finetune is not None and not trains_last(options)
-    for prune in sorted(set(options.prune)):
-        if not prune:
-            found += whole
-            continue
-        for way in _ways(options):
-            # By latency, layers are timed in FP32 and in INT8 alone.
-            kinds = [each for each in whole if each.precision == "fp32" or way["allocate"] == "macs"]
-            told = {name: value for name, value in way.items() if len(set(getattr(options, name))) > 1}
-            found += [dataclasses.replace(each, prune=prune, trained=trained, **told) for each in kinds]
-    return tuple(found)
-
-
-def _ways(options: OptimizeOptions) -> list[dict[str, Any]]:
-    """How channels are chosen: what is asked for, without what can't be, unless nothing would be left."""
-    asked = [(one, other) for one in dict.fromkeys(options.importance) for other in dict.fromkeys(options.allocate)]
-    lacking = {"obs": not repairs(options), "taylor": options.finetune is None}
-    able = [(one, other) for one, other in asked if not lacking.get(one) and (other == "macs" or one == "obs")]
-    return [{"importance": importance, "allocate": allocate} for importance, allocate in able or asked]
 
 
 @dataclass(frozen=True)
@@ -148,7 +36,7 @@ class Trial:
         drop: against the original, in points; `drop_low` and `drop_high` bound its confidence interval.
         size_bytes: of the ONNX file.
         runtime: that it was judged and timed on: of several, the one that serves it.
-        latency_p50_ms: at batch 1; of one that was trained after all were timed, as before: it has the same layers.
+        latency_p50_ms: at batch 1; of one that was trained after all were timed, what its layers took there before.
         throughput: samples a second at batch 8, likewise.
         path: the ONNX file, in the work folder.
         rounds_ms: the p50 of each round that all trials took together, at batch 1.
@@ -185,13 +73,21 @@ class Trial:
 
 @dataclass(frozen=True)
 class Proof:
-    """The winner, judged once on samples that had no part in the choice; the fields are those of `Trial`."""
+    """What the winner's artifact has: judged once on samples that had no part in the choice, and measured again.
+
+    Attributes:
+        samples: so many.
+        value, drop, drop_low, drop_high, latency_p50_ms: as of `Trial`.
+        runtime: that serves it; None of an engine.
+    """
 
     samples: int
     value: float | None
     drop: float | None
     drop_low: float | None
     drop_high: float | None
+    runtime: Runtime | None = None
+    latency_p50_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -210,6 +106,7 @@ class SearchResult:
         runtimes: that each candidate was asked on, where it can run there.
         constant: points that the best answer that is always the same loses: what loses as many is not inside.
         allowance: points more that a candidate may have lost to be trained for the rest; None where none was to wait.
+        trained: those that were then trained, in the order in which they were.
     """
 
     goal: Goal
@@ -223,6 +120,7 @@ class SearchResult:
     runtimes: tuple[Runtime, ...] = ("onnxruntime",)
     constant: float | None = None
     allowance: float | None = None
+    trained: tuple[Candidate, ...] = ()
 
     @property
     def budget(self) -> Budget:
@@ -233,12 +131,9 @@ class SearchResult:
     def measured(self) -> tuple[Trial, ...]:
         return tuple(trial for trial in self.trials if trial.status == "measured")
 
-    def inside(self, trial: Trial, allowance: float = 0.0) -> bool:
-        """Whether a trial keeps the largest drop; one that can still be trained may lose the allowance more."""
-        budget = self.budget
-        if allowance and self.can_train(trial):
-            budget = dataclasses.replace(budget, points=budget.points + allowance)
-        return budget.keeps(trial.drop, trial.drop_high)
+    def inside(self, trial: Trial) -> bool:
+        """Whether a trial keeps the largest drop."""
+        return self.budget.keeps(trial.drop, trial.drop_high)
 
     def can_train(self, trial: Trial) -> bool:
         """Whether it is pruned, and has not been trained."""
@@ -272,11 +167,38 @@ class SearchResult:
             default=None,
         )
 
-    def to_train(self, allowance: float) -> Trial | None:
-        """The best of what is not pruned and what can be trained, if it can: that may lose so many points more."""
+    @property
+    def to_train(self) -> Trial | None:
+        """The best of what is not pruned and what a training may bring inside the largest drop, if it is of these."""
         ready = [trial for trial in self.measured if not trial.candidate.prune or self.can_train(trial)]
-        best = self._first(self._tied([trial for trial in ready if self.inside(trial, allowance)]))
+        best = self._first(self._tied([trial for trial in ready if self._may_come_inside(trial)]))
         return best if best is not None and self.can_train(best) else None
+
+    def _may_come_inside(self, trial: Trial) -> bool:
+        """A training brings back the allowance at most, and no more than it brought one that had lost as much or more.
+
+        What it brought one that had lost less says nothing: there was less to bring back.
+        """
+        brought = [
+            before.drop - after.drop
+            for before, after in self.trainings
+            if trial.drop is not None and before.drop is not None and after.drop is not None
+            if before.drop >= trial.drop
+        ]
+        budget = trial.candidate.budget(self.budget, max(0.0, min([self.allowance or 0.0, *brought])))
+        return budget.keeps(trial.drop, trial.drop_high)
+
+    @property
+    def trainings(self) -> tuple[tuple[Trial, Trial], ...]:
+        """Each that was trained last, before and after, in the order in which they were."""
+        found = {trial.candidate: trial for trial in self.trials}
+        return tuple((found[dataclasses.replace(each, trained=False)], found[each]) for each in self.trained)
+
+    def with_trained(self, before: Trial, after: Trial) -> SearchResult:
+        """The same, with a trial that was trained behind itself as it was."""
+        behind = self.trials.index(before) + 1
+        trials = (*self.trials[:behind], after, *self.trials[behind:])
+        return dataclasses.replace(self, trials=trials, trained=(*self.trained, after.candidate))
 
     def _beats(self, one: Trial, other: Trial) -> bool:
         found = ratio(other.rounds(self.goal), one.rounds(self.goal))
@@ -294,6 +216,21 @@ class SearchResult:
             f"{counted(len(self.tied), 'candidates')} {alike}: of these it loses least; where these are equal, too, "
             "it is the smallest, then the first that was tried"
         )
+
+    @property
+    def served(self) -> str:
+        """What serves the winner's artifact and what it takes, in a sentence; empty before its export, or of an engine.
+
+        The export measures again, beside other models: of runtimes that are close it may take the other one.
+        """
+        proof, best = self.proof, self.best
+        if proof is None or best is None or proof.runtime is None:
+            return ""
+        took = "" if proof.latency_p50_ms is None else f", {proof.latency_p50_ms:.3f} ms at batch 1 in its own report"
+        told = f"The winner's artifact is served by {RUNTIME_NAMES[proof.runtime]}{took}"
+        if best.runtime not in (None, proof.runtime):
+            told += f"; the search had taken {RUNTIME_NAMES[best.runtime]}, by samples and turns of its own"
+        return f"{told}."
 
     @property
     def unpaid(self) -> tuple[str, ...]:
@@ -323,15 +260,14 @@ class SearchResult:
         """What was trained, and what that brought, in a sentence; empty where no candidate waited for it."""
         if self.allowance is None:
             return ""
-        by_candidate = {trial.candidate: trial for trial in self.trials}
         told = []
-        for trial in self.trials:
-            before = by_candidate.get(dataclasses.replace(trial.candidate, trained=False))
-            if trial.candidate.trained and before is not None and before.drop is not None:
-                after = "failed" if trial.drop is None else drop_told(trial.drop, metric=self.metric)
-                lost = drop_told(before.drop, metric=self.metric)
-                told.append(f"{before.candidate.name} ({lost} before, {after} after)")
-        trained = f"trained were then {', '.join(told)}" if told else "none of them was then trained"
+        for before, after in self.trainings:
+            lost, left = (
+                "failed" if each.drop is None else drop_told(each.drop, metric=self.metric) for each in (before, after)
+            )
+            told.append(f"{before.candidate.name} ({lost} before, {left} after)")
+        order = ", in this order" if told[1:] else ""
+        trained = f"then trained{order}: {', '.join(told)}" if told else "none of them was then trained"
         return f"Candidates were compared as the repair had left them; {trained}."
 
     @property

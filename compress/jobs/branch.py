@@ -9,11 +9,12 @@ from pathlib import Path
 
 from compress.console.wording import counted
 from compress.errors import RecipeError, ResourceError, ToolkitError
+from compress.evaluate.candidates import Candidate
 from compress.evaluate.evaluation import Evaluation, evaluation_of
 from compress.evaluate.gains import drop_told, signed
 from compress.evaluate.intervals import percent
 from compress.evaluate.judge import Judge
-from compress.evaluate.search_result import Candidate, Trial
+from compress.evaluate.search_result import Trial
 from compress.formats.files import size_of
 from compress.jobs.original import Original, original
 from compress.jobs.recipe import sources_of, stages_for

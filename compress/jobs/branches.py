@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from compress.console.wording import counted
-from compress.evaluate.search_result import Candidate, Trial
+from compress.evaluate.candidates import Candidate
+from compress.evaluate.search_result import Trial
 from compress.jobs.branch import Setting, Silent, lost, made, skipped
 from compress.jobs.on_ray import OnRay
 from compress.pipeline import Watcher

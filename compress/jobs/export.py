@@ -314,7 +314,7 @@ def _proven(
 ) -> SearchResult:
     """Export the winner, and judge it once by samples that had no part in the choice."""
     try:
-        _, report = _export(checkpoint, asked, prepared, watcher)
+        artifact, report = _export(checkpoint, asked, prepared, watcher)
     except BudgetError as err:
         raise BudgetError(
             f"the winner, {best.candidate.name}, does not keep its budget on samples that did not choose it",
@@ -323,7 +323,10 @@ def _proven(
         ) from err
     last = report.stages[-1].measured
     assert prepared.judged is not None  # noqa: S101  a search has evaluation data
-    proof = Proof(len(prepared.judged.proof), last.value, last.drop, last.drop_low, last.drop_high)
+    proof = Proof(
+        len(prepared.judged.proof), last.value, last.drop, last.drop_low, last.drop_high,
+        runtime=artifact.runtime if artifact.format == "onnx" else None, latency_p50_ms=last.latency_p50_ms,
+    )  # fmt: skip
     found = dataclasses.replace(found, proof=proof)
     write_search(found, folder)
     return found

@@ -17,7 +17,8 @@ from compress.cluster.nodes import Needs, alive, at_once, check_nodes, differing
 from compress.cluster.shared import FOLDER, LAYERS, Shared
 from compress.cluster.tasks import answers, as_task, settings_here
 from compress.errors import RecipeError, ResourceError, ServerError, ToolkitError
-from compress.evaluate.search_result import Candidate, Trial
+from compress.evaluate.candidates import Candidate
+from compress.evaluate.search_result import Trial
 from compress.formats.files import files_of
 from compress.jobs.branch import Setting, Silent, made
 from compress.jobs.recipe import INPUTS, code_of, find_data

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from compress.console.wording import counted
 from compress.errors import RecipeError
+from compress.evaluate.candidates import Candidate, candidates
 from compress.evaluate.evaluation import Evaluation, budget_of
 from compress.evaluate.judge import Judge
-from compress.evaluate.search_result import Candidate, SearchResult, candidates
+from compress.evaluate.search_result import SearchResult
 from compress.jobs.branch import Setting, judged
 from compress.jobs.branches import branches
+from compress.jobs.candidate_runtime import Bench
 from compress.jobs.on_ray import OnRay
-from compress.jobs.on_runtimes import Bench, runtimes_of, weighed
+from compress.jobs.on_runtimes import runtimes_of, weighed
 from compress.jobs.original import Original
 from compress.jobs.timed_on import multiplies_bf16
 from compress.jobs.together import refuse_tuning
@@ -60,7 +62,7 @@ def search(
     bench = _bench(options, model, evaluation)
     wide = dataclasses.replace(options, max_drop=options.max_drop + bench.allowance)
     setting = Setting(checkpoint, wide, source, work, cache)
-    trials = branches(setting, plan, watcher, cluster)
+    trials, clocks = weighed(branches(setting, plan, watcher, cluster), bench, watcher)
     found = SearchResult(
         goal=options.goal,
         max_drop=options.max_drop,
@@ -68,12 +70,12 @@ def search(
         original=bench.judge.original,
         constant=bench.judge.constant,
         samples=len(bench.data),
-        trials=weighed(trials, bench, watcher),
+        trials=trials,
         confidence=bench.budget.confidence,
         runtimes=runtimes_of(options),
         allowance=bench.allowance if trains_last(options) else None,
     )
-    return with_training(found, setting, bench, watcher, cluster) if trains_last(options) else found
+    return with_training(found, clocks, setting, bench, watcher, cluster) if trains_last(options) else found
 
 
 def _bench(options: OptimizeOptions, model: Original, evaluation: Evaluation) -> Bench:

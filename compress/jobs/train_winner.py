@@ -12,8 +12,9 @@ from compress.evaluate.judge import Judge
 from compress.evaluate.search_result import SearchResult
 from compress.jobs.branch import Setting
 from compress.jobs.branches import branches
+from compress.jobs.candidate_runtime import Bench
 from compress.jobs.on_ray import OnRay
-from compress.jobs.on_runtimes import Bench, as_timed
+from compress.jobs.on_runtimes import Clocks, as_timed
 from compress.options import OptimizeOptions
 from compress.options.asked import trains_last
 from compress.pipeline import Watcher
@@ -34,33 +35,32 @@ def allowance_of(options: OptimizeOptions, judge: Judge) -> float:
 
 
 def with_training(
-    found: SearchResult, setting: Setting, bench: Bench, watcher: Watcher, cluster: OnRay | None
+    found: SearchResult, clocks: Clocks, setting: Setting, bench: Bench, watcher: Watcher, cluster: OnRay | None
 ) -> SearchResult:
     """A search's result with the trials of those that were trained, each behind itself as it was repaired.
 
     The best by the goal is trained, of those inside the largest drop and the allowance. Where that does not bring it
-    inside the largest drop, the allowance is what it did bring, if that is less, and the next best is trained: three in
-    all. What is judged by are the samples that choose.
+    inside the largest drop, the next best is, of those that had lost more, or that what it did bring would be enough
+    for: three in all. What is judged by are the samples that choose.
 
     Args:
         found: no candidate is trained.
+        clocks: what its candidates took on each runtime.
         setting: of the search.
         bench: that its candidates were held against.
         watcher: is told how it goes on.
         cluster: makes candidates; this machine does by default.
     """
-    allowance = bench.allowance
     for _ in range(MOST):
-        best = found.to_train(allowance)
+        best = found.to_train
         if best is None:
             break
         candidate = dataclasses.replace(best.candidate, trained=True)
-        (made,) = branches(setting, [candidate], watcher, cluster)
-        trial = as_timed(made, best, bench)
-        behind = found.trials.index(best) + 1
-        found = dataclasses.replace(found, trials=(*found.trials[:behind], trial, *found.trials[behind:]))
+        # Whether two runtimes compute it alike is held against what it is made of, which makes no training more.
+        alone = candidate.in_float32 or len(found.runtimes) < 2
+        *others, made = branches(setting, [candidate] if alone else [candidate.floating, candidate], watcher, cluster)
+        trial = as_timed(made, best, others[0] if others else None, clocks, bench)
+        found = found.with_trained(best, trial)
         if found.inside(trial):
             break
-        if trial.drop is not None and best.drop is not None:
-            allowance = min(allowance, max(0.0, best.drop - trial.drop))
     return found

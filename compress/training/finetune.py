@@ -36,7 +36,7 @@ from compress.training.tune.search import Search
 from compress.training.tune.space import broken
 from compress.training.updates.precision import precision_for
 
-__all__ = ["Finetune", "details_of", "source_of", "told"]
+__all__ = ["Finetune", "details_of", "place_of", "told"]
 
 # What changes how a training runs, but not what it gives.
 _ELSEWHERE = (
@@ -91,10 +91,10 @@ class Finetune:
         """
         training = dataclasses.asdict(self.training)
         return {
-            "data": source_of(self.data),
+            "data": place_of(self.data),
             "training": {name: str(value) if isinstance(value, Path) else value for name, value in training.items()},
             "seed": self.seed,
-            "validation": None if self.validation is None else source_of(self.validation),
+            "validation": None if self.validation is None else place_of(self.validation),
             "evaluation": self.evaluation,
             "labelled": self.labelled,
             "trial": self.trial,
@@ -363,16 +363,16 @@ def told(trained: Trained, options: TrainingOptions) -> str:
     return text
 
 
-def source_of(data: Dataset) -> str:
+def place_of(data: Dataset) -> str:
     """Where another process opens the same data.
 
     Raises:
         RecipeError: it is in this process's memory alone.
     """
-    if not data.source:
+    if not data.place:
         raise RecipeError(
             "can't train in several processes",
             why="the data is in this process's memory alone",
             mend="give it as a file, a folder or package.module:function",
         )
-    return data.source
+    return data.place

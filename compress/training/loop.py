@@ -31,7 +31,7 @@ from compress.training.judging import Judge
 from compress.training.labels import alone, counts, left_out
 from compress.training.machine.gpu_watch import GpuWatch
 from compress.training.machine.profile import Profile
-from compress.training.machine.setup import device_kind, distributed, fabric_for, on_threads
+from compress.training.machine.setup import device_kind, distributed, fabric_for, on_threads, refuse_others
 from compress.training.machine.sharded import shard, share, whole
 from compress.training.machine.synced_norm import synced
 from compress.training.stepper import Stepper, copied
@@ -125,6 +125,8 @@ class _Training:
             self.warnings.append(form.doubt)
         self.sharded = self.options.strategy == "fsdp" and distributed()
         self.fabric = fabric_for(kind, self.precision, task.module, sharded=self.sharded)
+        if task.folder is not None:  # whose name says what is trained, on what
+            refuse_others(self.fabric, task.folder.name)
         self.device: torch.device = self.fabric.device
         first = self.fabric.is_global_zero
         folder = task.folder if first else None

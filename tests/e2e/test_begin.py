@@ -18,10 +18,9 @@ import torch
 from onnx import helper, numpy_helper
 from PIL import Image
 
-from compress.formats.hub.config import offline
 from tests.e2e.conftest import free_port, running
 from tests.e2e.test_readme import blocks
-from tests.hub_models import sentence_folder
+from tests.hub_models import sentence_folder, vit_folder
 
 pytestmark = pytest.mark.timeout(1200)
 PAGE = "docs/begin.md"
@@ -37,10 +36,6 @@ def resnet18():
 
     return nn.Sequential(block(3, 16), block(16, 32), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
 """
-PROCESSOR = {
-    "image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": 32, "width": 32}, "resample": 2,
-    "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
-}  # fmt: skip
 
 
 def lines() -> list[str]:
@@ -53,13 +48,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the page takes for given, small."""
     folder = tmp_path_factory.mktemp("begin")
     torch.manual_seed(0)
-    with offline() as transformers:
-        config = transformers.ViTConfig(
-            hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, image_size=32,
-            patch_size=8, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1},
-        )  # fmt: skip
-        transformers.ViTForImageClassification(config).save_pretrained(folder / "vit-pets")
-    (folder / "vit-pets/preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    vit_folder(folder / "vit-pets")
     sentence_folder(folder / "all-MiniLM-L6-v2")
     rows = [{"text": f"word{at % 50} word{at * 7 % 50} word{at * 3 % 50}"} for at in range(40)]
     (folder / "texts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

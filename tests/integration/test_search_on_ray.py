@@ -133,7 +133,7 @@ def test_a_winner_is_trained_on_a_node_as_here(cluster: Running, task: Path, tmp
     assert there.best is not None
     assert here.best is not None
     assert there.best.candidate == here.best.candidate
-    assert "trained were then " in there.training
+    assert "; then trained" in there.training
     assert len(list((tmp_path / "there.work").glob("ray/stages/finetune*"))) <= 3
 
 

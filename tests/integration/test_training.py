@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from PIL import Image
 
 import compress
 from compress.cli import main
@@ -25,24 +26,25 @@ from compress.options.training import TrainingOptions
 from compress.quantize.qat.train_quantized import TrainQuantized
 from compress.training.finetune import Finetune
 from compress.training.machine.launch import launch, lost_another
+from tests.hub_models import bert_folder, vit_folder, with_config
 from tests.unit.compress.training.networks import data, model, two_headed
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def words(folder: Path, output: str, *options: str) -> list[str]:
-    asked = ["finetune", folder / "student.pt", "--data", folder / "train.npz", "-o", folder / output, *options]
-    return list(map(str, asked))
+def words(folder: Path, output: str, *options: str, source: str | None = None, data: str | None = None) -> list[str]:
+    checkpoint, train = source or folder / "student.pt", data or folder / "train.npz"
+    return [*map(str, ("finetune", checkpoint, "--data", train, "-o", folder / output)), *options]
 
 
 def command(folder: Path, output: str, *options: str) -> list[str]:
     return [sys.executable, "-m", "compress", *words(folder, output, *options)]
 
 
-def run(folder: Path, output: str, *options: str) -> dict[str, torch.Tensor]:
+def run(folder: Path, output: str, *options: str, **given: str) -> dict[str, torch.Tensor]:
     """In this process."""
     with pytest.raises(SystemExit) as ended:
-        main(words(folder, output, *options))
+        main(words(folder, output, *options, **given))
     assert not ended.value.code
     return weights(folder / output)
 
@@ -144,6 +146,33 @@ def test_two_processes_with_uneven_shares_of_vectors_and_an_idle_head(folder: Pa
     assert all(bool(torch.isfinite(tensor).all()) for tensor in parts.values()), "50 and 49 samples, as many parts"
 
 
+@pytest.mark.parametrize("kind", ["images", "texts.jsonl", "texts.csv"])
+def test_two_processes_train_on_what_was_made_of_images_and_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """By a name that is looked up from where the command was given."""
+    source = "vit" if kind == "images" else "bert"
+    (vit_folder if kind == "images" else bert_folder)(tmp_path / source)
+    with_config(tmp_path / source, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    rows = [f"word{at % 50} word{at * 7 % 50}" for at in range(24)]
+    labelled = [{"text": row, "label": at % 3} for at, row in enumerate(rows)]
+    (tmp_path / "texts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in labelled))
+    (tmp_path / "texts.csv").write_text("\n".join(("text,label", *(f"{r['text']},{r['label']}" for r in labelled))))
+    for at, row in enumerate(rows):
+        place = tmp_path / "images" / ("cat", "dog")[at % 2] / f"{row}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (9 * at, 0, 0)).save(place)
+    monkeypatch.chdir(tmp_path)
+    options = ("--epochs", "1", "--batch-size", "8", "--precision", "32")
+    one, two = (
+        run(tmp_path, f"on{devices}", *options, "--devices", str(devices), source=source, data=kind)
+        for devices in (1, 2)
+    )
+    assert all(torch.allclose(one[name], two[name], rtol=1e-3, atol=1e-4) for name in one)
+    told = json.loads((tmp_path / "on2/training.json").read_text())["training"]
+    assert told["processes"] == 2
+
+
 def test_what_fails_in_one_of_several_processes_is_told(folder: Path) -> None:
     student = compress.load(folder / "student.pt")
     opened = Dataset.open(str(folder / "train.npz"), student.signature)
@@ -210,6 +239,32 @@ def test_what_torch_says_when_another_process_is_gone_is_told_from_a_models_erro
     assert [line.strip() for line in told] == ["True"]
     assert codes == [0, 3]
     assert not lost_another(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+ON_ITS_OWN_DISK = """
+import os
+from compress.cli import main
+
+os.chdir(os.environ["RANK"])
+main("finetune student.pt --data train.npz -o out --epochs 1".split())
+"""
+
+
+@pytest.mark.parametrize("other", [None, "data", "model"])
+def test_processes_that_read_different_files_by_one_name_do_not_train_together(
+    tmp_path: Path, other: str | None
+) -> None:
+    for rank in (0, 1):
+        place = tmp_path / str(rank)
+        place.mkdir()
+        model(place, "student", 8 + (rank if other == "model" else 0))
+        data(place, count=600, noise=2.0 + (rank if other == "data" else 0))
+    with contextlib.chdir(tmp_path), (tmp_path / "log.txt").open("w", encoding="utf-8") as log:
+        codes = launch([sys.executable, "-c", ON_ITS_OWN_DISK], 2, log, lambda _line: None)
+    told = (tmp_path / "log.txt").read_text(encoding="utf-8")
+    assert codes == ([0, 0] if other is None else [2, 2]), told
+    assert (tmp_path / "0/out/model.pt").exists() == (other is None)
+    assert told.count("what 2 of 2 read is not what 1 read") == (0 if other is None else 2)
 
 
 def test_processes_end_with_the_one_that_started_them(folder: Path) -> None:

@@ -33,7 +33,7 @@ from compress.quantize.qat.simulate import Simulation, simulate
 from compress.quantize.quantize_onnx import QuantizeOnnx, Target, quantize
 from compress.runtime.backends import OnnxBackend
 from compress.stage import Given, Progress
-from compress.training.finetune import Finetune, details_of, source_of, told
+from compress.training.finetune import Finetune, details_of, place_of, told
 from compress.training.frozen import frozen_for
 from compress.training.in_processes import in_processes
 from compress.training.machine.setup import distributed, rank
@@ -91,7 +91,7 @@ class TrainQuantized:
         if self.quantize is not None:
             data = self.quantize.calibration
             asked = {field.name: getattr(self.quantize, field.name) for field in dataclasses.fields(self.quantize)}
-            asked |= {"calibration": None if data is None else source_of(data), "exclude": list(self.quantize.exclude)}
+            asked |= {"calibration": None if data is None else place_of(data), "exclude": list(self.quantize.exclude)}
         return {
             "training": self.training.described(),
             "target": self.target,

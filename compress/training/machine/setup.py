@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import warnings
@@ -13,13 +14,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from compress.errors import MissingExtraError, RecipeError
+from compress.errors import MissingExtraError, RecipeError, StageError
 from compress.runtime.measure import cores
 from compress.training.machine.launch import join
 
 __all__ = [
     "alone", "device_kind", "distributed", "fabric_class", "fabric_for", "launched", "local_rank", "on_threads", "rank",
-    "shared",
+    "refuse_others", "shared",
 ]  # fmt: skip
 
 
@@ -144,6 +145,28 @@ def fabric_for(kind: str, precision: str, module: nn.Module, *, sharded: bool = 
         join(kind)
         fabric.launch()
     return fabric
+
+
+def refuse_others(fabric: Any, known_by: str) -> None:
+    """Of processes that train together: all have read the same; each machine may have files of its own by one name.
+
+    Args:
+        fabric: of all, which ask together.
+        known_by: what decides the training: the model, the data, the options, the versions of what computes.
+
+    Raises:
+        StageError: in all of them, where one has read something else than the first.
+    """
+    digest = hashlib.sha256(known_by.encode()).digest()
+    mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(fabric.device)
+    every = fabric.all_gather(mine).reshape(-1, len(digest)).tolist()
+    others = [str(number) for number, found in enumerate(every, 1) if found != every[0]]
+    if others:
+        raise StageError(
+            "the processes can't train together",
+            why=f"what {' and '.join(others)} of {len(every)} read is not what 1 read: model, data or versions",
+            mend="give all machines the same files and the same libraries, then start all again",
+        )
 
 
 def _in_parts(processes: int) -> Any:

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from compress.artifact import Measured, StageReport
 from compress.data.dataset import Dataset
+from compress.evaluate.candidates import Candidate
 from compress.evaluate.compare import compare
 from compress.evaluate.gains import drop_told
 from compress.evaluate.judge import Budget, Judge
 from compress.evaluate.metrics import METRICS
 from compress.evaluate.scoring import Answers
-from compress.evaluate.search_result import Candidate, SearchResult, Trial
+from compress.evaluate.search_result import SearchResult, Trial
 from compress.jobs.evidence import missed_budgets
 from compress.model import Arrays
 from compress.options import ExportOptions

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from compress.errors import MissingExtraError, ResourceError, ToolkitError
-from compress.evaluate.search_result import Candidate, Trial
+from compress.evaluate.candidates import Candidate
+from compress.evaluate.search_result import Trial
 from compress.jobs import branches as module
 
 GROUPS = [[Candidate(prune, "none"), Candidate(prune, "dynamic")] for prune in (0.0, 0.3, 0.5, 0.9)]

@@ -21,9 +21,11 @@ from compress import OptimizeOptions
 from compress.artifact import RUNTIME_NAMES
 from compress.cli import main as command
 from compress.errors import BudgetError, RecipeError, StageError
-from compress.evaluate.search_result import Candidate, SearchResult, Trial, candidates
-from compress.jobs import on_runtimes, original, serving_runtime, timed_on, train_winner
+from compress.evaluate.candidates import Candidate, candidates
+from compress.evaluate.search_result import SearchResult, Trial
+from compress.jobs import candidate_runtime, on_runtimes, original, serving_runtime, timed_on, train_winner
 from compress.jobs.branch import lost
+from compress.jobs.branches import branches
 from compress.report.search import search_table
 from compress.runtime.backends import open_model
 from compress.runtime.latency import Ratio
@@ -202,6 +204,9 @@ def drops(*points: float) -> list[Trial]:
         ((6.0, 7.0, 8.0, 9.0), {0.4: 1.5, 0.3: 1.5, 0.2: 1.5}, [0.4, 0.3, 0.2], 0.0),  # three at most
         ((20.0, 30.0), {}, [], 0.0),
         ((2.0, 9.0), {0.2: None, 0.1: 0.9}, [0.2, 0.1], 0.1),  # a training that fails says nothing of others
+        ((6.0, 1.2), {0.2: 1.1, 0.1: 0.5}, [0.2, 0.1], 0.1),  # one that had lost little had little to get back
+        ((6.0, 4.0, 1.2), {0.3: 1.1, 0.2: 2.5, 0.1: 0.5}, [0.3, 0.2, 0.1], 0.1),  # …and of two, each says what it can
+        ((2.4, 4.0, 1.2), {0.3: 1.1, 0.2: 3.0}, [0.3, 0.2], 0.0),
     ],
 )
 def test_the_winner_is_trained_and_the_next_one_where_it_misses(
@@ -219,7 +224,7 @@ def test_the_winner_is_trained_and_the_next_one_where_it_misses(
         made.append(round(candidate.prune, 1))
         return [Trial(candidate, "measured")]
 
-    def judged(new: Trial, old: Trial, _bench: Any) -> Trial:
+    def judged(new: Trial, old: Trial, *_rest: Any) -> Trial:
         drop = after[made[-1]]
         status: Literal["measured", "failed"] = "failed" if drop is None else "measured"
         return dataclasses.replace(old, candidate=new.candidate, drop=drop, status=status)
@@ -228,9 +233,11 @@ def test_the_winner_is_trained_and_the_next_one_where_it_misses(
     monkeypatch.setattr(train_winner, "as_timed", judged)
     found = dataclasses.replace(result(*drops(*before)), allowance=10.0)
     bench: Any = SimpleNamespace(allowance=10.0)
-    ended = train_winner.with_training(found, None, bench, None, None)  # type: ignore[arg-type]
+    ended = train_winner.with_training(found, {}, None, bench, None, None)  # type: ignore[arg-type]
     assert made == trained
     assert [round(t.candidate.prune, 1) for t in ended.trials if t.candidate.trained] == sorted(trained)
+    told = [ended.training.find(f"−{prune:.0%} · float (drop +") for prune in trained]
+    assert told == sorted(told), "in the order in which they were"
     assert ended.best is not None
     assert round(ended.best.candidate.prune, 1) == best
     assert ended.training.startswith("Candidates were compared as the repair had left them; ")
@@ -442,8 +449,10 @@ def test_a_candidate_counts_by_the_runtime_that_serves_it(
     task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speedup: float, difference: float | None, serves: str
 ) -> None:
     """Files, answers and clocks are real; what the clocks say is another thing on each machine."""
-    monkeypatch.setattr(on_runtimes, "ratio", lambda *_: Ratio(speedup, 0.99 * speedup, 1.01 * speedup))
-    monkeypatch.setattr(on_runtimes, "apart", lambda *given: (difference or serving_runtime.apart(*given)[0], 0.0))
+    monkeypatch.setattr(candidate_runtime, "ratio", lambda *_: Ratio(speedup, 0.99 * speedup, 1.01 * speedup))
+    monkeypatch.setattr(
+        candidate_runtime, "apart", lambda *given: (difference or serving_runtime.apart(*given)[0], 0.0)
+    )
     told: list[SearchResult] = []
     asked = options(task, tmp_path / "best", precision=("fp32",), **SHORT)
     found = compress.optimize(task / "model.pt", asked, tell=told.append)
@@ -456,6 +465,60 @@ def test_a_candidate_counts_by_the_runtime_that_serves_it(
     page = (tmp_path / "best.search/search.html").read_text(encoding="utf-8")
     assert f"<td>{RUNTIME_NAMES[serves]}</td>" in page  # type: ignore[index]
     assert [column.header for column in search_table(found).columns][-2] == "on"
+
+
+@pytest.mark.usefixtures("openvino")
+@pytest.mark.parametrize("int8", ["none", "dynamic"])
+def test_what_is_trained_counts_by_the_runtime_that_serves_it_then(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, int8: str
+) -> None:
+    """Files and clocks are real; OpenVINO is said to be faster, and to compute what is trained differently."""
+    trained: list[Candidate] = []
+
+    def make(setting: Any, plan: list[Candidate], *rest: Any) -> list[Trial]:
+        trained.extend(plan)
+        return branches(setting, plan, *rest)
+
+    monkeypatch.setattr(train_winner, "branches", make)
+    monkeypatch.setattr(candidate_runtime, "ratio", lambda *_: Ratio(2.0, 1.9, 2.1))
+    monkeypatch.setattr(candidate_runtime, "apart", lambda *_: (0.9 if trained else 0.0, 0.0))
+    monkeypatch.setattr(serving_runtime, "apart", lambda *_: (0.9, 0.0))
+    more = {"prune": (0.0, 0.5), "int8": (int8,), "precision": ("fp32",), "goal": "size", "max_drop": 20.0, "epochs": 1}
+    found = compress.optimize(task / "model.pt", options(task, tmp_path / "best", **more))
+    assert found.best is not None
+    ((before, after),) = found.trainings
+    assert found.best is after
+    assert (before.runtime, after.runtime) == ("openvino", "onnxruntime")
+    assert compress.Artifact.load(tmp_path / "best").runtime == after.runtime
+    assert after.latency_p50_ms
+    assert after.latency_p50_ms != before.latency_p50_ms, "that of its own runtime"
+    assert [trial.candidate for trial in found.trials if trial.candidate.trained] == [trained[-1]]
+
+
+@pytest.mark.usefixtures("openvino")
+@pytest.mark.parametrize("again", [2.0, 0.5], ids=["the same", "the other"])
+def test_the_winner_is_told_by_what_its_artifact_has(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], again: float
+) -> None:
+    """An export measures again, beside other models: what it finds is no other's."""
+    monkeypatch.setattr(candidate_runtime, "ratio", lambda *_: Ratio(2.0, 1.9, 2.1))
+    monkeypatch.setattr(serving_runtime, "_ratio", lambda *_: Ratio(again, 0.99 * again, 1.01 * again))
+    folder = tmp_path / "best"
+    main(["optimize", str(task / "model.pt"), "-o", str(folder), "--eval", "eval.npz", "--prune", "0", "--int8",
+          "dynamic", "--precision", "fp32", "--max-drop", "20"])  # fmt: skip
+    artifact = compress.Artifact.load(folder)
+    data = json.loads((tmp_path / "best.search/search.json").read_text(encoding="utf-8"))
+    (best,) = (row for row in data["trials"] if row["best"])
+    assert (best["runtime"], artifact.runtime) == ("openvino", "openvino" if again > 1 else "onnxruntime")
+    assert data["proof"]["runtime"] == artifact.runtime
+    milliseconds = artifact.stages[-1].measured.latency_p50_ms
+    assert data["proof"]["latency_p50_ms"] == milliseconds
+    told = f"served by {RUNTIME_NAMES[artifact.runtime]}, {milliseconds:.3f} ms at batch 1"
+    other = "the search had taken OpenVINO"
+    page = (tmp_path / "best.search/search.html").read_text(encoding="utf-8")
+    for words in (capsys.readouterr().out, page):
+        assert told in words
+        assert (other in words) == (again < 1)
 
 
 @pytest.mark.usefixtures("openvino")

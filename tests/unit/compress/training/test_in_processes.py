@@ -74,7 +74,7 @@ def test_every_option_of_a_training_goes_over_to_its_processes(folder: Path, whi
 
 def test_data_in_memory_alone_is_refused(folder: Path) -> None:
     model, tuned, _ = stages(folder)
-    kept = dataclasses.replace(tuned, validation=dataclasses.replace(tuned.data, source=""))
+    kept = dataclasses.replace(tuned, validation=dataclasses.replace(tuned.data, place=""))
     with pytest.raises(RecipeError, match="several processes"):
         _describe(kept, model, folder)
 
