@@ -8,8 +8,9 @@ no longer than an answer to the others may; and requests of which one alone take
 instances at work and no more. As far as the others use the model, heavy ones are kept back: they leave an instance
 free, and where there is but one, they have a part of the time, which is never less than their keys' share.
 
-What a request takes is seen from outside, as the time from when the server could begin with it, which is when it had
-answered the one before, until its answer. What is answered in one moment was one batch, and shares its time by size.
+What a request takes is seen from outside, as the time from when an instance could begin with it, as it was sent or as
+one before it was answered, until its answer: of all instances' time. What is answered in one moment was one batch, and
+shares its time by size.
 """
 
 from __future__ import annotations
@@ -150,18 +151,21 @@ class Work:
         at_once: whether an instance was free as it was sent.
 
     Attributes:
+        at: since when an instance may be at work on it; infinite while all are on others.
+        before: since when that instance was at work on the one before it, of whose batch it may be.
         guards: what counts it, as heavy ones are kept back while it is with the server, up to GUARDS_S.
         priority: that it had then.
         over: whether that was told.
     """
 
-    __slots__ = ("account", "at_once", "begun", "fairness", "guards", "over", "priority")
+    __slots__ = ("account", "at", "at_once", "before", "begun", "fairness", "guards", "over", "priority")
 
     def __init__(self, fairness: Fairness, account: Account, begun: float, at_once: bool) -> None:
         self.fairness = fairness
         self.account = account
         self.begun = begun
         self.at_once = at_once
+        self.at = self.before = math.inf
         self.guards: tuple[Counter[int], ...] = ()
         self.priority = 0
         self.over = False
@@ -208,6 +212,8 @@ class Fairness:
         self._share = 1.0  # of the time, for each heavy key
         self._met_s = 0.0  # what a heavy request takes that was with the server lately
         self._in_flight = 0
+        self._next: dict[Work, None] = {}  # with the server, and not yet begun with, as they came
+        self._at_work = 0  # that are
         self._new: dict[Work, None] = {}  # of keys of which nothing is known, the oldest first
         self._doubted_at = -math.inf  # when one of them was last answered that took long
         self._is_usual_known = False
@@ -340,6 +346,8 @@ class Fairness:
         account.used = self._least + account.cost
         work = Work(self, account, now, self._in_flight < self.instances)
         self._in_flight += 1
+        self._next[work] = None
+        self._take_up(now)
         if account.answers < FEWEST and account.is_new:
             self._new[work] = None
         if account.heavy:
@@ -367,6 +375,20 @@ class Fairness:
         account.used -= account.cost
         self._over(work)
 
+    def _take_up(self, now: float, before: float = math.inf) -> None:
+        """Instances that are free begin with what has waited for longest."""
+        while self._next and self._at_work < self.instances:
+            work = next(iter(self._next))
+            del self._next[work]
+            work.at, work.before = now, before
+            self._at_work += 1
+
+    def _since(self, work: Work, now: float) -> float:
+        """When an instance began with a request that is answered now, or with the batch that it is of."""
+        if work.at == math.inf:  # others of its batch came after it
+            return max(work.begun, self._before)
+        return work.before if now - work.at <= BATCH_S and work.before < work.at else work.at
+
     def end(self, work: Work, size: int, now: float) -> None:
         """The server is through with a request, however it ended."""
         account, begun = work.account, work.begun
@@ -376,20 +398,22 @@ class Fairness:
             self._settle()
             self._before = self._answered_at
         self._answered_at = now
-        seconds = now - (begun if begun > self._before else self._before)
+        since = self._since(work, now)
+        seconds = (now - since) / self.instances
         if seconds > self._batch_s:
             self._batch_s = seconds
         self._batch.append((account, size or 1))
         account.took.append(now - begun)
         if account.answers < FEWEST:
-            self._saw_first(account, now - begun if self.instances > 1 else seconds, at_once=work.at_once)
+            alone_s = (now - begun) / self.instances if self.instances > 1 else seconds
+            self._saw_first(account, alone_s, at_once=work.at_once)
         if now > self._at_once_until:
             self._count_at_once()
             self._at_once_until = now + max(BATCH_S, min(account.cost * self.instances / 2, min(account.took) / 10))
             self._held = self._in_flight
         self._at_once.append(account)
         account.seen = account.answered_at = now
-        self._over(work)
+        self._over(work, now, since)
         if account.heavy:
             account.not_before = now + seconds * (1.0 / self._share - 1.0)
         elif not account.large and account.target_s < math.inf:
@@ -403,9 +427,14 @@ class Fairness:
         if account.doubtful:
             self._doubted_at = self._answered_at
 
-    def _over(self, work: Work) -> None:
+    def _over(self, work: Work, now: float = -math.inf, since: float = math.inf) -> None:
         if self._new:
             self._new.pop(work, None)
+        if work.at < math.inf:
+            self._at_work -= 1
+            self._take_up(max(now, self._answered_at), since)
+        else:
+            del self._next[work]
         self._in_flight -= 1
         self.heavy -= work.account.heavy
         if work.guards:
@@ -487,7 +516,7 @@ class Fairness:
             if was is not each.heavy:
                 self.heavy += each.in_flight if each.heavy else -each.in_flight
             heavies += each.heavy and (each.in_flight > 0 or now - each.seen < BESIDE_S)
-            if takes_s > LONGEST_TRY_S and not each.batches:
+            if takes_s * self.instances > LONGEST_TRY_S and not each.batches:
                 each.together, each.tried = 1.0, now
             elif each.together < BATCHED and now - each.tried > TRIES_AGAIN_S:
                 each.together, each.tried = TRIES, now
