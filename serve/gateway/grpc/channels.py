@@ -253,10 +253,11 @@ class GrpcChannels:
                 model = Verdict.NOTHING
             raise
         finally:
-            if not asking.done():
+            still = None if asking.done() else asking
+            if still is not None:
                 wanted.clear()
-                on_left(asking)
-            attempt.end(server, model)
+                on_left(still)
+            attempt.end(server, model, still)
 
     async def _asked(
         self, node: Node, body: bytes, share: Share | None, counted: Share | None, wanted: list[bool]

@@ -24,6 +24,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
+from typing import Any
 
 from serve.gateway.health.flights import ABOARD, Flight
 from serve.gateway.health.incidents import Incidents
@@ -38,6 +39,7 @@ from serve.gateway.upstream.sequences import Sequences
 from serve.gateway.upstream.verdicts import STOPPING, is_leaving, verdict_of
 from serve.http.body import GrowingBody
 from serve.http.client import Address, ExchangeError, Response
+from serve.http.connection import LEFT
 from serve.http.message import Held
 
 __all__ = ["MOST_SENT", "STOPPING", "Attempt", "Balancer", "Node", "model_of", "scope_of"]
@@ -92,15 +94,19 @@ class Attempt:
     def trial(self) -> bool:
         return any(ticket.trials for ticket in self._tickets)
 
-    def end(self, server: Verdict, model: Verdict) -> None:
+    def end(self, server: Verdict, model: Verdict, still: asyncio.Future[Any] | None = None) -> None:
         """Tell how it went.
 
         Args:
             server: what it says of the server as a whole.
             model: what it says of the model there.
+            still: is done when the server is through with what nobody waits for any more; None where it is.
         """
         balancer, node, scope = self._balancer, self.node, self.scope
-        node.in_flight -= 1
+        if still is None or still.done():
+            node.in_flight -= 1
+        else:
+            still.add_done_callback(node.let_go)
         now = time.monotonic()
         if server is Verdict.GOOD:
             node.heard_at = now
@@ -474,6 +480,8 @@ class Balancer:
         who: str,
     ) -> Response:
         server = model = Verdict.NOTHING
+        leaving = LEFT.get()
+        others = 0 if leaving is None else len(leaving.connections)
         try:
             answer = await attempt.node.pool.request(
                 method,
@@ -497,7 +505,8 @@ class Balancer:
                 server = Verdict.GATEWAY_FAILURE
             raise
         finally:
-            attempt.end(server, model)
+            left = () if leaving is None else leaving.connections[others:]
+            attempt.end(server, model, left[-1].ended if left else None)
 
 
 def _place(scope: Scope, sequence: bytes) -> bytes:

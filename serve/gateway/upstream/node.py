@@ -92,6 +92,12 @@ class Node:
             self.heard_at = now
         self.in_flight += 1
 
+    def let_go(self, ended: asyncio.Future[Any]) -> None:
+        """It is through with one that nobody waited for: True or an answer where it answered."""
+        self.in_flight -= 1
+        if not (ended.cancelled() or ended.exception() is not None or ended.result() is False):
+            self.heard_at = time.monotonic()
+
     def quiet(self, now: float) -> bool:
         """Whether something waits for it, and it has answered nothing for a while: it may be at work, or frozen."""
         return self.in_flight > 0 and now - self.heard_at > QUIET_S

@@ -21,6 +21,7 @@ from serve.gateway.upstream.outliers import Verdict
 from serve.gateway.upstream.scopes import BUDGET_MOST
 from serve.gateway.upstream.verdicts import is_leaving, verdict_of
 from serve.http.client import Address, ExchangeError, Response
+from serve.http.connection import LEFT, Leaving
 from tests.serve_http import Received, Respond, Scripted, answer, gateway, scripted_server
 from tests.unit.serve.gateway.test_upstream import INFER, ask, dead, metric
 
@@ -362,6 +363,33 @@ def test_what_a_frozen_server_holds_is_asked_of_another(monkeypatch: pytest.Monk
         watching.cancel()
 
     between([silent, fine], check)
+
+
+def test_what_a_server_is_at_work_on_for_nobody_counts_until_it_is_through() -> None:
+    """Else the one that computes for who has left would look the least busy."""
+
+    async def works(request: Received, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(1.0 if b"long" in request.body else 0.0)
+        writer.write(answer(b"ok"))
+
+    async def check(balancer: Balancer, servers: list[Scripted]) -> None:
+        above = LEFT.set(Leaving())
+        try:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(balancer.exchange(b"POST", INFER, body=b"long"), 0.1)
+        finally:
+            LEFT.reset(above)
+        (busy,) = [server for server in servers if inferences(server)]
+        for _ in range(10):
+            await balancer.exchange(b"POST", INFER, body=b"short")
+        assert inferences(busy) == 1
+        await asyncio.sleep(1.2)
+        assert [node.in_flight for node in balancer.nodes] == [0, 0]
+        for _ in range(10):
+            await balancer.exchange(b"POST", INFER, body=b"short")
+        assert inferences(busy) == 6
+
+    between([works, works], check)
 
 
 def test_a_server_that_falls_silent_is_doubted_by_what_waits_for_it_and_others_are_asked() -> None:
