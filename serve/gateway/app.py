@@ -134,7 +134,8 @@ def create_app(
     )
 
     def works(model: str, instances: int, asks: Sequence[str]) -> None:
-        gate.works(model, instances * max(1, len(upstream.balancer.nodes)), asks)
+        servers = max(1, len(upstream.balancer.nodes))
+        gate.works(model, instances * servers, asks, servers)
 
     contracts.works = works
     releases.bound = gate.answer_for

@@ -149,6 +149,7 @@ class Work:
         account: of its key.
         begun: when it was sent.
         at_once: whether an instance was free as it was sent.
+        beside_heavy: whether heavy requests of others were there.
 
     Attributes:
         at: since when an instance may be at work on it; infinite while all are on others.
@@ -158,13 +159,27 @@ class Work:
         over: whether that was told.
     """
 
-    __slots__ = ("account", "at", "at_once", "before", "begun", "fairness", "guards", "over", "priority")
+    __slots__ = (
+        "account",
+        "at",
+        "at_once",
+        "before",
+        "begun",
+        "beside_heavy",
+        "fairness",
+        "guards",
+        "over",
+        "priority",
+    )
 
-    def __init__(self, fairness: Fairness, account: Account, begun: float, at_once: bool) -> None:
+    def __init__(
+        self, fairness: Fairness, account: Account, begun: float, *, at_once: bool, beside_heavy: bool
+    ) -> None:
         self.fairness = fairness
         self.account = account
         self.begun = begun
         self.at_once = at_once
+        self.beside_heavy = beside_heavy
         self.at = self.before = math.inf
         self.guards: tuple[Counter[int], ...] = ()
         self.priority = 0
@@ -190,12 +205,13 @@ class Fairness:
 
     Attributes:
         instances: of the model, that work at the same time; of several, of that which has fewest.
+        servers: that have them, each with a queue of its own.
         heavy: requests of heavy keys that are with the server.
         sharers: those who are to look at who waits with them, if anybody does, when an answer has come.
     """
 
     def __init__(self, target_s: float | None = None) -> None:
-        self.instances = 1
+        self.instances = self.servers = 1
         self.heavy = 0
         self.sharers: list[Sharer] = []
         self._set_target_s = target_s
@@ -344,7 +360,8 @@ class Fairness:
         if account.used > self._least:
             self._least = account.used
         account.used = self._least + account.cost
-        work = Work(self, account, now, self._in_flight < self.instances)
+        at_once = self._in_flight < self.instances
+        work = Work(self, account, now, at_once=at_once, beside_heavy=self.heavy > 0 and not account.heavy)
         self._in_flight += 1
         self._next[work] = None
         self._take_up(now)
@@ -385,9 +402,12 @@ class Fairness:
 
     def _since(self, work: Work, now: float) -> float:
         """When an instance began with a request that is answered now, or with the batch that it is of."""
+        answered = max(work.begun, self._before)
         if work.at == math.inf:  # others of its batch came after it
-            return max(work.begun, self._before)
-        return work.before if now - work.at <= BATCH_S and work.before < work.at else work.at
+            return answered
+        since = work.before if now - work.at <= BATCH_S and work.before < work.at else work.at
+        # Of several servers, it may have been with one whose instances are all at heavy ones.
+        return max(since, answered) if work.beside_heavy and self.servers > 1 else since
 
     def end(self, work: Work, size: int, now: float) -> None:
         """The server is through with a request, however it ended."""

@@ -15,13 +15,15 @@ class Families:
 
     def __init__(self) -> None:
         self._instances: dict[str, int] = {}
+        self._servers = 1
         self._asks: dict[str, frozenset[str]] = {}
         self._answer: frozenset[frozenset[str]] = frozenset()
         self._settled: dict[str, tuple[Admission, int]] = {}
 
-    def works(self, model: str, instances: int, asks: Sequence[str] = ()) -> None:
-        """So many instances of a model work at the same time; it asks others."""
+    def works(self, model: str, instances: int, asks: Sequence[str] = (), servers: int = 1) -> None:
+        """So many instances of a model work at the same time, on so many servers; it asks others."""
         self._instances[model] = instances
+        self._servers = servers
         if asks or model in self._asks:
             self._asks[model] = frozenset((model, *asks))
             self._settled.clear()
@@ -54,6 +56,7 @@ class Families:
             fairness.instances = max(
                 1, min((self._instances[each] for each in family if each in self._instances), default=1)
             )
+            fairness.servers = self._servers
             for each in own:
                 for kind in each.kinds:
                     kind.join(fairness)

@@ -81,6 +81,7 @@ class World:
 
     instances: int = 1
     largest: int = 1
+    servers: int = 1
     known: bool = True
     ends_well: bool = True
     took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -88,10 +89,16 @@ class World:
     refused: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.server = Server(self.instances, self.largest)
+        self.server = Server(self.instances // self.servers, self.largest)
+        self.fleet = [
+            self.server,
+            *(Server(self.instances // self.servers, self.largest) for _ in range(1, self.servers)),
+        ]
+        self.with_each = Counter({number: 0 for number in range(self.servers)})
         self.places = Admission("m", Bounds(wait_s=0.5), time.monotonic)
         if self.known:
             self.places.fairness.instances = self.instances
+            self.places.fairness.servers = self.servers
         self.chance = random.Random(0)
 
     async def client(
@@ -121,11 +128,19 @@ class World:
                 await asyncio.sleep(max(pause_s, 0.05))
                 continue
             sent = time.monotonic()
-            await self.server.answer(cost_s())
+            await self.answer(cost_s())
             places.leave(time.monotonic() - sent if self.ends_well else None, 100, who)
             self.took[who].append(time.monotonic() - begun)
             self.since[who].append(begun)
             await asyncio.sleep(pause_s * (0.5 + self.chance.random()))
+
+    async def answer(self, seconds: float) -> None:
+        """By the server that has least, of several in turn."""
+        turn = self.chance.randrange(self.servers)
+        number = min(self.with_each, key=lambda each: (self.with_each[each], (each - turn) % self.servers))
+        self.with_each[number] += 1
+        await self.fleet[number].answer(seconds)
+        self.with_each[number] -= 1
 
     async def hurried(self, who: str, cost_s: float, until: float, patience_s: float = 0.04) -> None:
         """Gives up what is not answered in a moment, where its place is not kept until the server is through.
@@ -142,7 +157,7 @@ class World:
                 await asyncio.sleep(patience_s)
                 continue
             sent = time.monotonic()
-            answered = asyncio.ensure_future(self.server.answer(cost_s))
+            answered = asyncio.ensure_future(self.answer(cost_s))
             await asyncio.wait([answered], timeout=patience_s)
             self.places.abandon(time.monotonic() - sent, who, [answered])
 
@@ -691,3 +706,39 @@ def test_a_key_whose_requests_waited_behind_what_is_not_seen_here_is_soon_light_
         for who in ("a", "b", "c"):
             answer(who, 0.003)
     assert not fairness.of("a", 5, now + LOOK_S).heavy
+
+
+@pytest.mark.parametrize(("cost_s", "connections"), [(3.0, 24), (9.0, 64)])
+def test_who_meets_heavy_requests_on_one_of_several_servers_is_not_taken_for_heavy(
+    cost_s: float, connections: int
+) -> None:
+    """Each server has a queue of its own: a light one may wait there while an instance of another is free."""
+    until = 60.0
+
+    async def heavy(world: World) -> None:
+        await asyncio.sleep(8.0)
+        await world.client("heavy", lambda: cost_s, 0.0, until)
+
+    world = run(
+        lambda: World(6, servers=3),
+        lambda w: [
+            *[w.client(f"light{n % 5}", lambda: 0.002, 0.03, until) for n in range(15)],
+            *[heavy(w) for _ in range(connections)],
+        ],
+    )
+    took, refused = of_lights(world)
+    assert not refused  # it was 638 and 1,174
+    assert np.percentile(took, 99) < 0.05
+
+
+def test_who_leaves_long_work_behind_slows_nobody() -> None:
+    world = run(
+        lambda: World(6),
+        lambda w: [
+            *[w.client(f"light{n}", lambda: 0.003, 0.125, 45.0) for n in range(5)],
+            *[w.hurried("leaves", 1.0, 45.0, 0.05) for _ in range(4)],
+        ],
+    )
+    took, refused = of_lights(world)
+    assert not refused
+    assert np.percentile(took, 95) < 0.02
