@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper, inliner, version_converter
+from onnx import ModelProto, TensorProto, helper, version_converter
 
 from compress.artifact import Signature
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.evaluate.parity import TOLERANCE
+from compress.formats.onnx.counted import written_out
 from compress.formats.onnx.dense import written_dense
 from compress.formats.onnx.outline import outline, take_in
 from compress.formats.onnx.read import read_onnx
@@ -138,7 +139,7 @@ def plain(model: ModelProto, signature: Signature, path: Path) -> tuple[list[str
     did: list[str] = []
     if model.functions:
         did.append(f"{counted(len(model.functions), 'functions')} written out")
-        model.CopyFrom(inliner.inline_local_functions(model))
+        model.CopyFrom(written_out(model))
     if sparse := written_dense(model):
         did.append(f"{counted(sparse, 'sparse tensors')} written out")
     graph = model.graph

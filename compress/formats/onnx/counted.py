@@ -8,7 +8,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, in
 
 from compress.formats.onnx.dense import written_dense
 from compress.formats.onnx.outline import outline
-from compress.formats.onnx.scope import captured, drop_dead, fresh, inner_bodies, names_in, rename
+from compress.formats.onnx.scope import captured, drop_dead, fresh, inner_bodies, inner_nodes, names_in, rename
 
 __all__ = ["counted_graph", "written_out"]
 
@@ -37,9 +37,19 @@ def counted_graph(path: Path) -> ModelProto:
 
 
 def written_out(model: ModelProto) -> ModelProto:
-    """The model with what its functions hold in place of their calls."""
+    """The model with what its functions hold in place of their calls.
+
+    A call may leave out what its function has a default for, which onnx's inliner drops: the given calls get it.
+    """
     if not model.functions:
         return model
+    defaults = {(each.domain, each.name): each.attribute_proto for each in model.functions if each.attribute_proto}
+    nodes = [*model.graph.node, *inner_nodes(model.graph)]
+    for function in model.functions if defaults else ():
+        nodes += [*function.node, *inner_nodes(function)]
+    for node in nodes if defaults else ():
+        said = {attribute.name for attribute in node.attribute}
+        node.attribute.extend(each for each in defaults.get((node.domain, node.op_type), ()) if each.name not in said)
     made = ModelProto()
     made.CopyFrom(inliner.inline_local_functions(model))
     return made

@@ -131,6 +131,21 @@ def functions(folder: Path) -> Path:
     return stored(made, folder)
 
 
+def defaults(folder: Path) -> Path:
+    """A function says what its calls leave out."""
+    leaks = node("LeakyRelu", ["a"], ["b"])
+    leaks.attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT))
+    function = helper.make_function("mine", "Leaks", ["a"], ["b"], [leaks], [helper.make_opsetid("", 17)])
+    function.attribute_proto.append(helper.make_attribute("slope", 0.5))
+    nodes = [
+        node("Gemm", ["x", "w", "b"], ["g"]), node("Leaks", ["g"], ["h"], domain="mine"),
+        node("Leaks", ["h"], ["y"], domain="mine", slope=0.25),
+    ]  # fmt: skip
+    made = model_of(nodes, {"w": normal(16, 4), "b": normal(4)}, functions=[function], ir=9)
+    made.opset_import.append(helper.make_opsetid("mine", 1))
+    return stored(made, folder)
+
+
 def paddle(folder: Path) -> Path:
     made = images("batch", 11)
     dim = made.graph.input[0].type.tensor_type.shape.dim[0]
@@ -178,6 +193,7 @@ TAKEN: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "two names for one size": (many_names, "x:float32[unk__1,unk__2,16]", "y:float32[unk__1,unk__2,4]"),
     "a scalar": (scalar, "x:float32[batch,16]", "y:float32[batch,4]"),
     "functions": (functions, "x:float32[batch,16]", "y:float32[batch,4]"),
+    "functions with defaults": (defaults, "x:float32[batch,16]", "y:float32[batch,4]"),
     "a sparse weight": (sparse, "x:float32[batch,16]", "y:float32[batch,4]"),
     "a sparse weight by rows and columns": (
         lambda folder: sparse(folder, by_dimension=True), "x:float32[batch,16]", "y:float32[batch,4]",
