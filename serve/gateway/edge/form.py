@@ -74,12 +74,12 @@ def _boundary(content_type: str) -> bytes:
 
 
 def _names(lines: Sequence[bytes]) -> list[bytes]:
-    """Of the parameters of a part's Content-Disposition."""
-    for line in lines:
-        name, _, value = line.partition(b":")
-        if name.strip().lower() == b"content-disposition":
-            return [found.lower() for found, _ in PARAMETER.findall(value)]
-    return []
+    """Of the parameters of a part's Content-Disposition; of several, readers take different ones."""
+    parted = [line.partition(b":") for line in lines]
+    found = [value for name, _, value in parted if name.strip().lower() == b"content-disposition"]
+    if len(found) > 1:
+        raise _unreadable("a part has several headers Content-Disposition")
+    return [name.lower() for value in found for name, _ in PARAMETER.findall(value)]
 
 
 async def _found(body: bytes, what: bytes, at: int) -> int:

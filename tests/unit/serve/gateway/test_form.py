@@ -68,6 +68,7 @@ REFUSED = {
     "a name in quotes": (form((b'Content-Disposition: form-data; name="; filename=x"', b"x")), TYPE, "no file"),
     "two boundaries": (form((FILE, b"x")), TYPE + "; boundary=other", "several"),
     "an end that goes on": (form((FILE, b"x"))[:-2] + b"more\r\n", TYPE, "goes on"),
+    "two headers that name it": (form((FIELD + b"\r\n" + FILE, b"x")), TYPE, "several headers"),
     "a name of another kind": (form((b'Content-Disposition: form-data; filenamex="a"', b"x")), TYPE, "no file"),
     "two files": (form((FILE, b"x"), (FILE, b"y")), TYPE, "2 files"),
     "cut short": (form((FILE, b"x"))[:-10], TYPE, "in the middle"),
