@@ -94,7 +94,7 @@ class World:
             self.server,
             *(Server(self.instances // self.servers, self.largest) for _ in range(1, self.servers)),
         ]
-        self.with_each = Counter({number: 0 for number in range(self.servers)})
+        self.with_each = Counter(dict.fromkeys(range(self.servers), 0))
         self.places = Admission("m", Bounds(wait_s=0.5), time.monotonic)
         if self.known:
             self.places.fairness.instances = self.instances

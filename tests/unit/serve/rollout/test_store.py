@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import sqlite3
 import stat
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -155,6 +156,15 @@ def test_an_owner_is_silent_by_the_time_that_passes_here_whatever_its_clock_says
         passed = at
         assert other.claim(row, "second") is claimed
     assert not save(store, row, "first")
+
+
+def test_nobody_owns_a_rollout_that_the_file_does_not_have(store: Store, tmp_path: Path) -> None:
+    """Another file may have taken its place since it was read."""
+    row = store.start("m", NEXT, Plan())
+    other = Store(tmp_path / "other.db")
+    other.start("m", NEXT, Plan())
+    os.replace(other.path, store.path)
+    assert not Store(store.path).claim(replace(row, id=row.id + 1), "me")
 
 
 def test_a_cleared_rollout_no_longer_decides(store: Store) -> None:
