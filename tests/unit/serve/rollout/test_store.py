@@ -163,7 +163,7 @@ def test_nobody_owns_a_rollout_that_the_file_does_not_have(store: Store, tmp_pat
     row = store.start("m", NEXT, Plan())
     other = Store(tmp_path / "other.db")
     other.start("m", NEXT, Plan())
-    os.replace(other.path, store.path)
+    other.path.replace(store.path)
     assert not Store(store.path).claim(replace(row, id=row.id + 1), "me")
 
 
