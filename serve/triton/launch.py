@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import secrets
 import sys
 import tempfile
@@ -39,6 +40,7 @@ from serve.triton.stubs import Kinship, Relatives, Stub, kill, signal_name
 
 __all__ = ["Ports", "TritonOptions", "TritonServer"]
 
+LEAST_FILES = 96  # it starts with 100, and not with 64
 TOLD_S = 3.0  # that its end may take before somebody is told
 CONTROL_HEADER = "x-serve-control"
 ADMINISTRATION = "shared-memory,logging,trace"  # in Triton's names for its interfaces; clients need none of them
@@ -195,6 +197,7 @@ class TritonServer:
         if self._family is not None:
             raise ServerError("can't start Triton twice", why="it was started and not stopped", mend="stop it first")
         _check_log(self.log)
+        _check_files()
         models = read_models(self.repository) if self._options.load else []
         only = self._options.only
         first = models if only is None else [model for model in models if model.name in only]
@@ -387,6 +390,17 @@ class TritonServer:
             f"can't serve {self.repository}",
             why="; ".join(reasons) or otherwise + limits(),
             mend=f"`serve lint {self.repository}` says how; the whole log is in {self.log}",
+        )
+
+
+def _check_files() -> None:
+    """With too few, it does not say so: its log fills with a line for each connection that it can't take."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < LEAST_FILES:
+        raise ServerError(
+            "can't start Triton",
+            why=f"it may have {most} files open, and needs {LEAST_FILES} at least",
+            mend="raise that: ulimit -Hn, LimitNOFILE of systemd, --ulimit nofile of docker",
         )
 
 

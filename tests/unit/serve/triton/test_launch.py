@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,14 @@ def test_a_log_that_is_no_file_is_left_as_it_is(tmp_path: Path) -> None:
 
     assert pipe.is_fifo()
     assert (tmp_path / "link").is_symlink()
+
+
+def test_too_few_files_are_told_before_it_starts(tmp_path: Path) -> None:
+    command = f"ulimit -n 64; exec {sys.executable} -m serve up model_repository --log {tmp_path}/triton.log"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "it may have 64 files open, and needs 96 at least" in done.stderr
+    assert not (tmp_path / "triton.log").exists()
 
 
 def test_what_bounds_a_server_is_told(tmp_path: Path) -> None:
