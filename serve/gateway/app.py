@@ -133,9 +133,9 @@ def create_app(
         validate=settings.validate,
     )
 
-    def works(model: str, instances: int, asks: Sequence[str]) -> None:
+    def works(model: str, instances: int, asks: Sequence[str], together: int) -> None:
         servers = max(1, len(upstream.balancer.nodes))
-        gate.works(model, instances * servers, asks, servers)
+        gate.works(model, instances * servers, asks, servers=servers, together=together)
 
     contracts.works = works
     releases.bound = gate.answer_for

@@ -1,9 +1,9 @@
 """When a Triton that was told to end has nothing left to do but what it can't.
 
 It waits for what it has begun, then unloads its models, and waits for each, whatever that takes. Two never go (26.07):
-a Python model whose process died, and one whose `execute` raised while other requests waited, where nothing batches
-them. It would wait for those until its time is up. What raised is told by its log; all others are left their time, for
-nobody knows from outside what a model's code does at its end.
+the load of a Python model of which a process died, with its other processes, and one whose `execute` raised while other
+requests waited, where nothing batches them. It would wait for those until its time is up. What raised is told by its
+log; all others are left their time, for nobody knows from outside what a model's code does at its end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from compress.errors import ToolkitError
@@ -23,7 +23,7 @@ __all__ = ["Ending"]
 
 ANSWERED = b"All models are stopped, unloading models"  # Triton's words: no request is in flight, no sequence open
 RAISED = re.compile(rb"Failed to process the request\(s\) for model '([^']{1,300})', message")
-GOES_S = 5.0  # that a model which raised, and goes all the same, takes for it at most: 1.2 s where it was measured
+GOES_S = 5.0  # that such a model takes for its end at most, where it goes all the same: 1.2 s where it was measured
 GONE_S = 2.0  # after the last process, for what Triton itself does then
 CHUNK, LONGEST = 1 << 20, 400  # bytes of the log at a time, and those of words in it
 
@@ -35,11 +35,13 @@ class Ending:
         log: Triton's, in which it says what raised, and that it has answered all.
         relatives: gives its processes.
         models: the folder of its models, as Triton was told it.
-        wedged: whether a model's process has died.
+        wedged: models that were loaded again after a process of theirs had died.
     """
 
-    def __init__(self, log: Path, relatives: Callable[[], Relatives], models: Path, *, wedged: bool = False) -> None:
-        self._log, self._relatives, self._models, self._wedged = log, relatives, models, wedged
+    def __init__(
+        self, log: Path, relatives: Callable[[], Relatives], models: Path, *, wedged: Collection[str] = ()
+    ) -> None:
+        self._log, self._relatives, self._models, self._wedged = log, relatives, models, frozenset(wedged)
         self._at = _size(log)
         self._answered: float | None = None
         self._gone: float | None = None  # since when no model's process is left
@@ -65,7 +67,7 @@ class Ending:
             return False
         if not found.stubs:
             self._gone = now if self._gone is None else self._gone
-            return self._wedged and now >= self._gone + GONE_S
+            return bool(self._wedged) and now >= self._gone + GONE_S
         stay = self._read.is_set() and all(stub.instance in self._stay for stub in found.stubs)
         return stay and now >= self._answered + GOES_S
 
@@ -80,7 +82,8 @@ class Ending:
     def _read_models(self) -> None:
         try:
             raised = _raised(self._log)
-            stubs = [stub for stub in self._relatives().stubs if stub.instance in raised] if raised else []
+            found = self._relatives().stubs if raised or self._wedged else []
+            stubs = [stub for stub in found if stub.instance in raised or stub.model in self._wedged]
         except OSError:  # there is no file to look with
             return
         idle = {name for name in {stub.model for stub in stubs} if not finishes_in(self._models / name)}

@@ -261,7 +261,7 @@ class Healer:
                 self._healing[model] = 0
                 await asyncio.sleep(wait_s)
                 wait_s = min(max(FIRST_S, 2 * wait_s), LONGEST_S)
-                self._triton.wedged = True
+                self._triton.wedged.add(model)
                 try:
                     await asyncio.to_thread(self._check, (model,))
                     await reload_alone(self._triton.grpc_address, model, self._triton.control)

@@ -88,7 +88,7 @@ class TritonServer:
         repository: what it serves.
         log: the file that holds what it says.
         ended: ids of processes of its models that were ended on purpose, as their load took too long.
-        wedged: whether a model was loaded again after its process had died: Triton never lets go of the old load.
+        wedged: models that were loaded again after a process of theirs had died: Triton never lets go of the old load.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class TritonServer:
             served: checks the repository before each restart, and says what of it Triton gets.
         """
         self.repository = repository
-        self.wedged = False
+        self.wedged: set[str] = set()
         self.ended: set[int] = set()
         token = f"triton-{secrets.token_hex(8)}"
         self.log = log or Path(tempfile.gettempdir()) / f"{token}.log"
@@ -278,7 +278,7 @@ class TritonServer:
                     family.end(patience_s, self._enough(family))
                 finally:
                     telling.cancel()
-                    self.wedged = False
+                    self.wedged.clear()
                     left = family.members()
                     remove_regions(self._memory_prefix)
         if not keep_log:

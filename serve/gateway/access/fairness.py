@@ -30,7 +30,7 @@ STANDARD_S = (
     60.0  # after its last request, a key's tell what takes long, so that it can come back beside those of others
 )
 NEW_AT_ONCE = 4  # first requests of keys, until one of them takes long
-AHEAD = 2  # requests of a key that wait with the server beside others: more keep no instance busier
+AHEAD = 2  # requests that wait with the server, besides one of each key: more keep no instance busier
 KNOWN_S = 300.0  # after its last request, what a key's requests take is remembered
 LOOK_S = 0.1
 BATCH_S = 0.001  # between answers of one batch
@@ -206,12 +206,14 @@ class Fairness:
     Attributes:
         instances: of the model, that work at the same time; of several, of that which has fewest.
         servers: that have them, each with a queue of its own.
+        most_together: requests that an instance answers at a time at most; 0 where nobody knows.
         heavy: requests of heavy keys that are with the server.
         sharers: those who are to look at who waits with them, if anybody does, when an answer has come.
     """
 
     def __init__(self, target_s: float | None = None) -> None:
         self.instances = self.servers = 1
+        self.most_together = 0
         self.heavy = 0
         self.sharers: list[Sharer] = []
         self._set_target_s = target_s
@@ -227,7 +229,7 @@ class Fairness:
         self._keys = 1  # that are beside each other
         self._share = 1.0  # of the time, for each heavy key
         self._met_s = 0.0  # what a heavy request takes that was with the server lately
-        self._in_flight = 0
+        self._in_flight = self._there = 0  # requests with the server, and keys that have any there
         self._next: dict[Work, None] = {}  # with the server, and not yet begun with, as they came
         self._at_work = 0  # that are
         self._new: dict[Work, None] = {}  # of keys of which nothing is known, the oldest first
@@ -278,7 +280,8 @@ class Fairness:
             return True
         if held + 1 > max(1.0, limit - 1.0):  # never the last place
             return False
-        if held >= max(self.instances + AHEAD, self._most_of(account)):  # they would only wait there
+        # Of all keys together: more would only wait there.
+        if self._in_flight - self._there >= max(self.instances + AHEAD, self._most_of(account)):
             return False
         return account.answers > 0 and account.met_s <= account.target_s >= (held + 1) * account.cost
 
@@ -297,16 +300,19 @@ class Fairness:
 
     def _most_of(self, account: Account) -> int:
         """Heavy requests that keep all instances at work, such as a key's: one each, or batches and one that waits."""
-        if account.together < BATCHED:
-            return self.instances
-        return int((self.instances + 1) * account.together)
+        together = self._together(account)
+        return self.instances if together < BATCHED else int((self.instances + 1) * together)
+
+    def _together(self, account: Account) -> float:
+        """How many of a key's requests an instance answers at a time: as was seen, or as the model may, if that is less."""
+        return min(account.together, self.most_together or account.together)
 
     def _kept_until(self, account: Account, now: float) -> float:
         """Until when a heavy key is kept back, for those of no worse priority."""
         until = max((at for priority, at in self._kept.items() if priority <= account.priority), default=-math.inf)
         self._let_go(now)
         # Between batches, what waits for who uses little would leave the server without work.
-        guards = self._guards if account.together < BATCHED else self._payers
+        guards = self._guards if self._together(account) < BATCHED else self._payers
         if any(count for priority, count in guards.items() if priority <= account.priority):
             until = max(until, now + SHORTEST_TARGET_S)
         return until
@@ -356,6 +362,7 @@ class Fairness:
         if not account.in_flight:
             pause_s = now - account.answered_at
             account.pause_s += PAUSES * (min(pause_s, 2 * SOON_S) - account.pause_s)
+            self._there += 1
         account.in_flight += 1
         if account.used > self._least:
             self._least = account.used
@@ -456,6 +463,7 @@ class Fairness:
         else:
             del self._next[work]
         self._in_flight -= 1
+        self._there -= not work.account.in_flight
         self.heavy -= work.account.heavy
         if work.guards:
             self._unguard(work)
@@ -495,7 +503,9 @@ class Fairness:
         for account in set(self._at_once):
             alike = sum(2 * each.cost >= account.cost for each in self._at_once)
             could = self._held >= self._most_of(account)
-            account.met(alike if alike > self.instances else 1, could)  # each instance may just have answered one
+            # Each instance may just have answered one.
+            together = alike if alike > self.instances else 1
+            account.met(min(together, self.most_together or together), could)
         self._at_once.clear()
 
     def _takes_s(self, account: Account) -> float:

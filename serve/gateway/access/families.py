@@ -15,14 +15,17 @@ class Families:
 
     def __init__(self) -> None:
         self._instances: dict[str, int] = {}
+        self._together: dict[str, int] = {}
         self._servers = 1
         self._asks: dict[str, frozenset[str]] = {}
         self._answer: frozenset[frozenset[str]] = frozenset()
-        self._settled: dict[str, tuple[Admission, int]] = {}
+        self._settled: dict[str, tuple[Admission, int, int]] = {}
 
-    def works(self, model: str, instances: int, asks: Sequence[str] = (), servers: int = 1) -> None:
-        """So many instances of a model work at the same time, on so many servers; it asks others."""
+    def works(self, model: str, instances: int, asks: Sequence[str] = (), servers: int = 1, together: int = 0) -> None:
+        """So many instances of a model work at the same time, on so many servers, each on so many requests; it asks
+        others."""
         self._instances[model] = instances
+        self._together[model] = together
         self._servers = servers
         if asks or model in self._asks:
             self._asks[model] = frozenset((model, *asks))
@@ -43,7 +46,9 @@ class Families:
         Those who came last to a family go on with what is known in it; what is with the server stays where it began.
         """
         taken: set[Fairness] = set()
-        known = {model: (own, self._instances.get(model, 0)) for model, own in places.items()}
+        known = {
+            model: (own, self._instances.get(model, 0), self._together.get(model, 0)) for model, own in places.items()
+        }
         if known == self._settled:
             return
         for family in self._families(places):
@@ -56,6 +61,8 @@ class Families:
             fairness.instances = max(
                 1, min((self._instances[each] for each in family if each in self._instances), default=1)
             )
+            together = [self._together[each] for each in family if each in self._together]
+            fairness.most_together = 0 if 0 in together else max(together, default=0)
             fairness.servers = self._servers
             for each in own:
                 for kind in each.kinds:

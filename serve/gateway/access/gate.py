@@ -155,16 +155,19 @@ class Gate:
         if model not in self._places and len(self._places) < MAX_MODELS:
             self._add(model)
 
-    def works(self, model: str, instances: int, asks: Sequence[str] = (), servers: int = 1) -> None:
+    def works(
+        self, model: str, instances: int, asks: Sequence[str] = (), *, servers: int = 1, together: int = 0
+    ) -> None:
         """So many instances of a model work at the same time, on all servers.
 
         Args:
             servers: how many there are.
+            together: requests that an instance answers at a time at most; 0 where nobody knows.
             asks: other models that answer for it; what keys have used of the one, they have used of the others.
         """
         for each in (*asks, model):
             self.known(each)
-        self._families.works(model, instances, asks, servers)
+        self._families.works(model, instances, asks, servers, together)
         self._families.settle(self._places)
 
     def answer_for(self, groups: Collection[frozenset[str]]) -> None:

@@ -69,8 +69,8 @@ class Contracts:
 
     Attributes:
         apart: the process that reads dear JSON.
-        works: is told how many instances of a model work at the same time, and what other models it asks, whenever it
-            is looked at anew.
+        works: is told how many instances of a model work at the same time, what other models it asks, and how many
+            requests an instance answers together at most (0: nobody knows), whenever it is looked at anew.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Contracts:
         self._loop_time = loop_time or LoopTime()
         self.apart = Apart(apart_bytes)
         self._checks = Checks()
-        self.works: Callable[[str, int, Sequence[str]], None] = _nothing
+        self.works: Callable[[str, int, Sequence[str], int], None] = _nothing
 
     async def of(self, target: Target) -> Contract:
         """The contract of a model, or of one version of it.
@@ -143,7 +143,8 @@ class Contracts:
             made = metadata, contract
             self._made.put(target.path, made)
             asks: list[str] = []
-            self.works(target.model, await self._instances(metadata, asks), asks)
+            instances, together = await self._instances(metadata, asks)
+            self.works(target.model, instances, asks, together)
         if len(self._holding) >= MODELS:
             self._holding.clear()
         self._holding[target.model, target.version] = time.monotonic() + HOLDS_S, made[1]
@@ -172,15 +173,20 @@ class Contracts:
                     return found
         return None
 
-    async def _instances(self, metadata: ModelMetadata, asks: list[str], depth: int = 0) -> int:
-        """That work at the same time: of the model, or of that among those that it `asks` which has fewest."""
-        counts = [metadata.instances] if metadata.instances else []
+    async def _instances(self, metadata: ModelMetadata, asks: list[str], depth: int = 0) -> tuple[int, int]:
+        """That work at the same time: of the model, or of that among those that it `asks` which has fewest.
+
+        And how many requests one of any of these answers together at most; 0 where that is not known.
+        """
+        counts = [(metadata.instances, metadata.together)] if metadata.instances else []
         asked = metadata.steps if not metadata.network else (*metadata.steps, (metadata.network, None))
         with contextlib.suppress(GatewayError):  # a step that is not known
             for model, version in asked if depth <= DEEPEST else ():
                 counts.append(await self._instances(await self._source.metadata(model, version), asks, depth + 1))
                 asks.append(model)
-        return min(counts, default=1)
+        together = [each for _, each in counts]
+        most = 0 if 0 in together else max(together, default=0)
+        return min((instances for instances, _ in counts), default=1), most
 
     async def last_request(self, target: Target, sequence: int | str) -> bytes | None:
         """A request of zeros and empty texts that ends a sequence; None where it would be too large.
@@ -439,5 +445,5 @@ def _made_in_child(read: Callable[..., T], came: bytes | Packed, most_bytes: int
     return read(loaded(text), *arguments)
 
 
-def _nothing(_model: str, _instances: int, _asks: Sequence[str]) -> None:
+def _nothing(_model: str, _instances: int, _asks: Sequence[str], _together: int) -> None:
     """Nobody is to be told."""

@@ -58,6 +58,7 @@ class ModelMetadata:
         dimensions: lengths that its embeddings may be cut to, ascending.
         heeds_cancellation: whether it says that it ends soon once a request is cancelled, as packed hooks do.
         instances: of it, that work at the same time; 0 for those of others that it asks, or where nothing is known.
+        together: requests that one of these may answer at a time, for whose batches it waits; 0 where nothing is known.
         batcher: of its sequences; None where it has none, or nothing is known.
     """
 
@@ -79,6 +80,7 @@ class ModelMetadata:
     instances: int = 0
     dimensions: tuple[int, ...] = ()
     heeds_cancellation: bool = False
+    together: int = 0
 
     @property
     def answer_bytes(self) -> float:
@@ -132,6 +134,7 @@ class ModelMetadata:
             return cls(
                 data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
                 decoupled, _batcher(known, data["name"], chosen), network, task, _instances(known), sizes, heeds,
+                _together(known, decoupled),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err
@@ -189,6 +192,14 @@ def _instances(config: Mapping[str, Any]) -> int:
     """Of a model, on all its GPUs; 0 for an ensemble, which has none."""
     groups = config.get("instance_group", ())
     return sum(int(group.get("count", 1)) * (len(group.get("gpus", ())) or 1) for group in groups)
+
+
+def _together(config: Mapping[str, Any], decoupled: bool | None) -> int:
+    """One that gives its answers when it likes may work on any number."""
+    if decoupled is None or decoupled:
+        return 0
+    batches = "dynamic_batching" in config or "sequence_batching" in config
+    return max(1, int(config.get("max_batch_size", 0))) if batches else 1
 
 
 def _batcher(config: Mapping[str, Any], name: str, version: str) -> Batcher | None:

@@ -37,6 +37,8 @@ class Node:
         says_ready: whether the last probe that was answered said so; one that stops says it on connections that it has.
         name: of its address.
         refused_at: when it was last seen to refuse connections, on the monotonic clock.
+        deaf_since: when its last probe was sent, if that was not answered in time, nor was anything else that waits for
+            it; infinite else.
         stopping_since: when it was seen to turn new connections away, on that clock; None while it takes them.
     """
 
@@ -69,6 +71,7 @@ class Node:
         self._calls: set[asyncio.Task[Any]] = set()
         self.in_flight = 0
         self.heard_at = -math.inf
+        self.deaf_since = math.inf
         self.ready = self.says_ready = True
         self.answers = False
 
@@ -116,8 +119,8 @@ class Node:
             if err.kind == "timeout" and time.monotonic() - begun > LATE * PROBE_TIMEOUT_S:
                 self._unanswered_since = math.inf
                 return
-            deaf = err.kind == "timeout" and self.in_flight > 0 and self.heard_at < begun
-            self._failed_probes += FAILED_PROBES if deaf else 1  # what else waits for it has heard nothing either
+            self._failed_probes += 1
+            self.deaf_since = begun if err.kind == "timeout" and self.in_flight and self.heard_at < begun else math.inf
             if err.kind == "refused":
                 self.refused_at = begun
             if self._failed_probes >= FAILED_PROBES:
@@ -126,10 +129,16 @@ class Node:
                 self.answers = False
         else:
             self._failed_probes = 0
+            self.deaf_since = math.inf
             self._unanswered_since, self.heard_at = math.inf, time.monotonic()
             self.answers = True
             self.says_ready = answer.status == 200
             self.ready = self.says_ready and self.stopping_since is None
+
+    def give_up(self) -> None:
+        """It does not answer, as far as can be told: no further probe is waited for."""
+        self._failed_probes = max(self._failed_probes, FAILED_PROBES)
+        self.ready = self.answers = False
 
     @property
     def silent(self) -> bool:

@@ -64,9 +64,12 @@ class Probes:
     async def _probe(self, node: Node) -> None:
         before = node.ready
         await node.probe()
+        others = [other for other in self._nodes() if other.ready and other is not node]
+        if any(other.heard_at > node.deaf_since for other in others):  # else all may wait for the same machine
+            node.give_up()
         if self.deaths is not None:
             await self.deaths.probed(node)
         if node.ready and not before:
             self._came(node)
-        if node.silent and any(other.ready and other is not node for other in self._nodes()):
+        if node.silent and others:
             node.abort()  # what waits for it is better asked of another

@@ -30,12 +30,13 @@ USERS = {"net": frozenset(("net", "ensemble")), "other": frozenset(("other",))}
 class Running:
     """Stands for a Triton with a process of its own for the model "net"."""
 
-    running, wedged, http_address, grpc_address = True, False, "", ""
+    running, http_address, grpc_address = True, "", ""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.control: dict[str, str] = {}
         self.ended: set[int] = set()
+        self.wedged: set[str] = set()
 
     def stubs(self) -> list[Stub]:
         return [Stub(self.pid, "net", "net_0_0")]
