@@ -304,7 +304,7 @@ class Fairness:
         return self.instances if together < BATCHED else int((self.instances + 1) * together)
 
     def _together(self, account: Account) -> float:
-        """How many of a key's requests an instance answers at a time: as was seen, or as the model may, if that is less."""
+        """How many of a key's requests an instance answers at a time: as seen, or as the model may, if that is less."""
         return min(account.together, self.most_together or account.together)
 
     def _kept_until(self, account: Account, now: float) -> float:
