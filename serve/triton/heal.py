@@ -43,8 +43,8 @@ def told(suspects: list[Suspect]) -> str:
 def kept(stubs: Iterable[Stub], seen: Mapping[int, float], now: float) -> list[Stub]:
     """Processes beside which a later load of their model has had another for a while.
 
-    Triton never lets go of a model whose `execute` raised while other requests waited (see `serve.triton.ending`). What
-    is at work for long looks the same from outside, so they are told of, not ended.
+    Triton never lets go of some loads (see `serve.triton.ending`). What is at work for long looks the same from
+    outside, so they are told of, not ended.
 
     Args:
         stubs: that there are.
@@ -158,8 +158,8 @@ class Healer:
         if stub.pid not in self._told_kept:
             self._told_kept.add(stub.pid)
             self._on_event(
-                f"{stub.model}: the process {stub.pid} of an earlier load is still there, for a request that takes long"
-                " or because the model's code raised, which Triton does not let go of: it then ends with Triton"
+                f"{stub.model}: the process {stub.pid} of an earlier load is still there: for a request that takes long,"
+                " or because another of that load has died, or its code raised; it then ends with Triton"
             )
 
     def _probe(self) -> None:
