@@ -158,8 +158,8 @@ class Healer:
         if stub.pid not in self._told_kept:
             self._told_kept.add(stub.pid)
             self._on_event(
-                f"{stub.model}: the process {stub.pid} of an earlier load is still there: for a request that takes long,"
-                " or because another of that load has died, or its code raised; it then ends with Triton"
+                f"{stub.model}: the process {stub.pid} of an earlier load is still there: for a request that takes"
+                " long, or because another of that load has died, or its code raised; it then ends with Triton"
             )
 
     def _probe(self) -> None:
