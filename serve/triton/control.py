@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -128,15 +129,23 @@ async def control_call(
         raise _refused(f"{act.lower()} of {name}", 500, json.dumps({"error": err.details() or ""})) from err
 
 
-def tell(grpc_address: str, act: Literal["Load", "Unload"], name: str, control: Mapping[str, str]) -> None:
+def tell(
+    grpc_address: str,
+    act: Literal["Load", "Unload"],
+    name: str,
+    control: Mapping[str, str],
+    on_call: Callable[[Callable[[], object]], object] = lambda _cancel: None,
+) -> None:
     """Load one model, or unload one and what it is made of, however long that takes: over gRPC, as `reload_alone`.
 
     Args:
         grpc_address, name, control: as for `reload_alone`.
         act: what Triton is to do.
+        on_call: is given what ends the wait, from another thread.
 
     Raises:
         ServerError: Triton refuses, and what was loaded before stays; or it can't be reached: the cause is an OSError.
+        concurrent.futures.CancelledError: the wait was ended.
     """
     import grpc
 
@@ -144,8 +153,12 @@ def tell(grpc_address: str, act: Literal["Load", "Unload"], name: str, control: 
         method, message, words = _call(channel, act, name, control)
         if act == "Unload":
             message.parameters["unload_dependents"].bool_param = True
+        call = method.future(message.SerializeToString(), metadata=words)
+        on_call(call.cancel)
         try:
-            method(message.SerializeToString(), metadata=words)
+            call.result()
+        except grpc.FutureCancelledError:
+            raise CancelledError from None
         except grpc.RpcError as err:
             told = err.details() or ""
             if err.code() is grpc.StatusCode.UNAVAILABLE:

@@ -95,6 +95,9 @@ class ChangedOnDemand:
         self._wait(model, known)
         return "is no longer served"
 
+    def stop(self) -> None:
+        """What is waited for ends with the event loop."""
+
     def _wait(self, model: str, known: dict[str, Known]) -> bool:
         try:
             return asyncio.run_coroutine_threadsafe(self._residency.changed(model, known), self._loop).result()

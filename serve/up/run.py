@@ -201,10 +201,8 @@ def _embedded(
             host = TritonHost(triton, region_bytes(list(models)), options.start_timeout, check)
             residency = Residency(host, known, memory, options.pin, on_event)
             warnings += tuple(started_of(residency, host.used_now()))
-        acts: Acts = TellTriton(triton.grpc_address, triton.control, served)
-        if residency is not None:
-            acts = ChangedOnDemand(residency, repository)
-        watching = [follow(repository, acts, on_event, served=served)] if options.watch else []
+        tells = TellTriton(triton.grpc_address, triton.control, served)
+        watching = [_followed(repository, tells, on_event, served, residency)] if options.watch else []
         watching.append(healer.run())
         enough = False
 
@@ -236,6 +234,13 @@ def _embedded(
                 why=f"it ended more often than --restarts {options.restarts} allows; its log is in {triton.log}",
                 mend="look at the end of the log, then start again",
             )
+
+
+async def _followed(
+    repository: Path, tells: Acts, on_event: Callable[[str], None], served: Served, residency: Residency | None
+) -> None:
+    acts = tells if residency is None else ChangedOnDemand(residency, repository)  # which needs the loop that runs
+    await follow(repository, acts, on_event, served=served)
 
 
 def _on_demand(row: Loaded, residency: Residency) -> Loaded:

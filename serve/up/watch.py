@@ -91,13 +91,16 @@ async def follow(
     last = fingerprints(repository) or {}
     rounds = Rounds("can't follow the repository", on_event)
     follower = Follower(repository, acts, on_event, last, served)
-    while True:
-        await asyncio.sleep(look_s)
-        with rounds.one():
-            now = await asyncio.to_thread(fingerprints, repository)
-            if now is not None and now == last:
-                await asyncio.to_thread(follower.take, now)
-            last = now if now is not None else last
+    try:
+        while True:
+            await asyncio.sleep(look_s)
+            with rounds.one():
+                now = await asyncio.to_thread(fingerprints, repository)
+                if now is not None and now == last:
+                    await asyncio.to_thread(follower.take, now)
+                last = now if now is not None else last
+    finally:
+        acts.stop()
 
 
 class Acts(Protocol):
@@ -108,6 +111,9 @@ class Acts(Protocol):
 
     def unload(self, model: str) -> str:
         """It is gone; errors as of `load`."""
+
+    def stop(self) -> None:
+        """Nothing more is to be done; what another thread waits for here ends."""
 
 
 class TellTriton:
@@ -122,6 +128,8 @@ class TellTriton:
     def __init__(self, grpc_address: str, control: Mapping[str, str], served: Served | None) -> None:
         self._triton = grpc_address, control
         self._served = served
+        self._stopped = False
+        self._cancel: Callable[[], object] = lambda: None
 
     def load(self, model: str) -> str:
         if self._served is not None and not self._served.signed:
@@ -135,7 +143,16 @@ class TellTriton:
 
     def _tell(self, act: Literal["Load", "Unload"], model: str) -> None:
         address, control = self._triton
-        tell(address, act, model, control)
+        tell(address, act, model, control, self._begun)
+
+    def _begun(self, cancel: Callable[[], object]) -> None:
+        self._cancel = cancel
+        if self._stopped:
+            cancel()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._cancel()
 
 
 class Follower:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as messages
 
-from serve.up.watch import Acts, Follower, TellTriton, fingerprints
+from serve.up.watch import Acts, Follower, TellTriton, fingerprints, follow
 
 CONFIG = 'name: "{}"\nbackend: "python"\nmax_batch_size: 0\n'
 
@@ -26,6 +28,8 @@ class Triton:
         self.unloaded: list[str] = []
         self.dependents: list[bool] = []
         self.refuses: set[str] = set()
+        self.hangs: set[str] = set()
+        self.hanging, self.goes_on = threading.Event(), threading.Event()
         self.port = 0
 
     @contextmanager
@@ -34,6 +38,9 @@ class Triton:
             def answer(request: Any, context: grpc.ServicerContext) -> Any:
                 if request.model_name in self.refuses:
                     context.abort(grpc.StatusCode.INVALID_ARGUMENT, "it does not load")
+                if request.model_name in self.hangs:
+                    self.hanging.set()
+                    self.goes_on.wait()
                 told.append(request.model_name)
                 self.dependents.append(request.parameters["unload_dependents"].bool_param)
                 return message()
@@ -104,6 +111,27 @@ def test_a_broken_config_holds_up_no_other_model(repository: Path) -> None:
         assert triton.loaded == ["a", "c", "b"]
         follower.take(now(repository))
         assert triton.loaded == ["a", "c", "b"]
+
+
+def test_a_load_that_hangs_keeps_nobody_from_the_end(repository: Path) -> None:
+    triton = Triton()
+    events: list[str] = []
+
+    async def main() -> None:
+        following = asyncio.create_task(follow(repository, triton.acts, events.append, look_s=0.01))
+        await asyncio.sleep(0.1)
+        write(repository, "a", "second, longer")
+        while not triton.hanging.is_set():
+            await asyncio.sleep(0.01)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    with triton.listening():
+        triton.hangs.add("a")
+        asyncio.run(main())  # it waits for its threads
+        triton.goes_on.set()
+    assert triton.loaded in ([], ["a"])
+    assert not events
 
 
 def test_what_triton_refuses_is_tried_again_when_another_was_loaded(repository: Path) -> None:
