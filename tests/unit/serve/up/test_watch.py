@@ -121,8 +121,7 @@ def test_a_load_that_hangs_keeps_nobody_from_the_end(repository: Path) -> None:
         following = asyncio.create_task(follow(repository, triton.acts, events.append, look_s=0.01))
         await asyncio.sleep(0.1)
         write(repository, "a", "second, longer")
-        while not triton.hanging.is_set():
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(triton.hanging.wait)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
 
