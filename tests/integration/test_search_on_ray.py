@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def told(found: SearchResult) -> list[Any]:
         (t.candidate, t.status, t.why, t.value, t.drop, t.drop_low, t.drop_high, t.size_bytes) for t in found.trials
     ]
     front = [t.candidate for t in found.front], [t.candidate for t in found.line]
-    return [*rows, front, found.best and found.best.candidate, found.proof]
+    proof = found.proof and replace(found.proof, runtime=None, latency_p50_ms=None)  # a clock's word
+    return [*rows, front, found.best and found.best.candidate, proof]
 
 
 def stages(work: Path) -> dict[str, int]:
