@@ -41,7 +41,7 @@ from serve.triton.stubs import Kinship, Relatives, Stub, kill, signal_name
 __all__ = ["Ports", "TritonOptions", "TritonServer"]
 
 LEAST_FILES = 96  # it starts with 100, and not with 64
-TOLD_S = 3.0  # that its end may take before somebody is told
+TOLD_S = 6.0  # that its end may take before somebody is told: some 4 where nothing is amiss
 CONTROL_HEADER = "x-serve-control"
 ADMINISTRATION = "shared-memory,logging,trace"  # in Triton's names for its interfaces; clients need none of them
 QUIET_S = 10.0
