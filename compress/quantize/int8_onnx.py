@@ -54,8 +54,7 @@ def plain(source: Path) -> ModelProto:
     name_nodes(model)
     apart(model)
     _own_turned(model.graph)
-    _scale_biases(model.graph)
-    _flatten_biases(model.graph)
+    _plain_biases(model.graph)
     return model
 
 
@@ -80,37 +79,29 @@ def _own_turned(graph: onnx.GraphProto) -> None:
     drop_unused(graph)
 
 
-def _scale_biases(graph: onnx.GraphProto) -> None:
-    """Write the bias of each Gemm times its `beta`, in place: ONNX Runtime's quantizer drops that."""
+def _plain_biases(graph: onnx.GraphProto) -> None:
+    """Write the bias of each Gemm, in place, times its `beta`, which ONNX Runtime's quantizer drops, and as [outputs]
+    where it is broadcast to that.
+    """
     weights = {t.name: t for t in graph.initializer if t.name not in {value.name for value in graph.input}}
     taken = names_in(graph)
     for node in graph.node:
+        if node.op_type != "Gemm" or [*node.input, "", ""][2] not in weights:
+            continue
+        bias = given = numpy_helper.to_array(weights[node.input[2]])
         beta = next((a for a in node.attribute if a.name == "beta"), None)
-        if node.op_type != "Gemm" or beta is None or beta.f == 1.0 or [*node.input, "", ""][2] not in weights:
-            continue
-        bias = numpy_helper.to_array(weights[node.input[2]])
-        node.input[2] = fresh(f"{node.input[2]}_scaled", taken)
-        taken.add(node.input[2])
-        graph.initializer.append(numpy_helper.from_array((bias * beta.f).astype(bias.dtype), node.input[2]))
-        beta.f = 1.0
-    drop_unused(graph)
-
-
-def _flatten_biases(graph: onnx.GraphProto) -> None:
-    """Write the bias of each Gemm as [outputs], in place, where it is broadcast to that."""
-    weights = {t.name: t for t in graph.initializer if t.name not in {value.name for value in graph.input}}
-    taken = names_in(graph)
-    for node in graph.node:
-        if node.op_type != "Gemm" or len(node.input) < 3 or not {*node.input[1:3]} <= set(weights):
-            continue
-        turned = any(a.name == "transB" and a.i for a in node.attribute)
-        outputs = weights[node.input[1]].dims[0 if turned else 1]
-        bias = numpy_helper.to_array(weights[node.input[2]])
-        if bias.shape != (outputs,) and bias.size in (1, outputs) and bias.shape[-1:] in ((), (1,), (outputs,)):
-            node.input[2] = fresh(f"{node.input[2]}_flat", taken)
+        if beta is not None and beta.f != 1.0:
+            bias = (bias * beta.f).astype(bias.dtype)
+            beta.f = 1.0
+        if node.input[1] in weights:
+            turned = any(a.name == "transB" and a.i for a in node.attribute)
+            outputs = weights[node.input[1]].dims[0 if turned else 1]
+            if bias.shape != (outputs,) and bias.size in (1, outputs) and bias.shape[-1:] in ((), (1,), (outputs,)):
+                bias = np.ascontiguousarray(np.broadcast_to(bias.ravel(), (outputs,)))
+        if bias is not given:
+            node.input[2] = fresh(f"{node.input[2]}_plain", taken)
             taken.add(node.input[2])
-            flat = np.ascontiguousarray(np.broadcast_to(bias.ravel(), (outputs,)))
-            graph.initializer.append(numpy_helper.from_array(flat, node.input[2]))
+            graph.initializer.append(numpy_helper.from_array(bias, node.input[2]))
     drop_unused(graph)
 
 
