@@ -126,7 +126,7 @@ async def control_call(
     try:
         await method(message.SerializeToString(), metadata=words, timeout=timeout_s)
     except grpc.aio.AioRpcError as err:
-        raise _refused(f"{act.lower()} of {name}", 500, json.dumps({"error": err.details() or ""})) from err
+        raise _refused_call(act, name, err) from err
 
 
 def tell(
@@ -160,12 +160,12 @@ def tell(
         except grpc.FutureCancelledError:
             raise CancelledError from None
         except grpc.RpcError as err:
-            told = err.details() or ""
             if err.code() is grpc.StatusCode.UNAVAILABLE:
+                told = err.details() or ""
                 raise ServerError(
                     f"can't reach Triton at {grpc_address}", why=told, mend="look whether it runs"
                 ) from OSError(told)
-            raise _refused(f"{act.lower()} of {name}", 500, json.dumps({"error": told})) from err
+            raise _refused_call(act, name, err) from err
 
 
 def _call(channel: Any, act: str, name: str, control: Mapping[str, str]) -> tuple[Any, Any, list[tuple[str, str]]]:
@@ -175,6 +175,10 @@ def _call(channel: Any, act: str, name: str, control: Mapping[str, str]) -> tupl
     words = [(f"triton-grpc-protocol-{key}", value) for key, value in control.items()]
     message = getattr(messages, f"RepositoryModel{act}Request")(model_name=name)
     return channel.unary_unary(f"/inference.GRPCInferenceService/RepositoryModel{act}"), message, words
+
+
+def _refused_call(act: str, name: str, err: Any) -> ServerError:
+    return _refused(f"{act.lower()} of {name}", 500, json.dumps({"error": err.details() or ""}))
 
 
 def unload_model(url: str, name: str, control: Mapping[str, str] = MappingProxyType({})) -> None:
