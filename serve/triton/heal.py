@@ -271,7 +271,6 @@ class Healer:
                 await self._look()
             self._outages.end(model)
             self._suspects.began(self._users.get(model, frozenset({model})))
-            await self._read_uses()
             if self._triton.running:
                 self._on_event(f"{model} is served again after {time.monotonic() - began:.1f} s")
         finally:
