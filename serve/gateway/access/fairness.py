@@ -3,8 +3,10 @@
 A request can't be taken back once the model server has it, and is answered in the order in which it came. So what
 counts is decided before: turns go by seconds of the model's time, not by requests (start-time fair queueing: Goyal, Vin
 and Cheng, SIGCOMM 1996, with what a request costs learnt when it ends, as in the virtual token counter of Sheng et al.,
-"Fairness in Serving Large Language Models", OSDI 2024); what a key has with the server beside others takes, all in all,
-no longer than an answer to the others may; and requests of which one alone takes longer are heavy: they keep the
+"Fairness in Serving Large Language Models", OSDI 2024); of all keys together no more are with the server than keep it
+at work (its depth: Jin, Chase and Kaur, "Interposed Proportional Sharing for a Storage Service Utility", SIGMETRICS
+2004, section 3.3); what a key has there beside others takes, all in all, no longer than an answer to the others may;
+and requests of which one alone takes longer are heavy: they keep the
 instances at work and no more. As far as the others use the model, heavy ones are kept back: they leave an instance
 free, and where there is but one, they have a part of the time, which is never less than their keys' share.
 
@@ -30,7 +32,6 @@ STANDARD_S = (
     60.0  # after its last request, a key's tell what takes long, so that it can come back beside those of others
 )
 NEW_AT_ONCE = 4  # first requests of keys, until one of them takes long
-AHEAD = 2  # requests that wait with the server, besides one of each key: more keep no instance busier
 KNOWN_S = 300.0  # after its last request, what a key's requests take is remembered
 LOOK_S = 0.1
 BATCH_S = 0.001  # between answers of one batch
@@ -47,6 +48,7 @@ KEPT_S = 1.0  # that heavy ones are kept back ahead, at most, or that a key save
 BATCHED = 1.5  # requests answered together, from which they come in batches
 SOON_S, SOON = 0.25, 1.5  # the longest pause between requests that are near, and times a key's usual one
 TRIES = 2.0  # as many are taken to be, until they are known not to be, ...
+GROWS = 1.5  # times what fills the batches that were seen may be there: else larger ones never would be
 TRIES_AGAIN_S = 60.0  # ... and again after so long, ...
 LONGEST_TRY_S = 0.5  # ... where one takes no longer: others wait behind all of them
 PAUSES = 0.3  # smoothing of a key's pauses
@@ -206,13 +208,16 @@ class Fairness:
     Attributes:
         instances: of the model, that work at the same time; of several, of that which has fewest.
         servers: that have them, each with a queue of its own.
+        models: that share it, one of which may be at work on what another has done.
+        any_number: whether an instance may work on any number of requests at the same time.
         most_together: requests that an instance answers at a time at most; 0 where nobody knows.
         heavy: requests of heavy keys that are with the server.
         sharers: those who are to look at who waits with them, if anybody does, when an answer has come.
     """
 
     def __init__(self, target_s: float | None = None) -> None:
-        self.instances = self.servers = 1
+        self.instances = self.servers = self.models = 1
+        self.any_number = False
         self.most_together = 0
         self.heavy = 0
         self.sharers: list[Sharer] = []
@@ -237,6 +242,7 @@ class Fairness:
         self._is_usual_known = False
         self._is_any_unknown = False  # of several keys of which little is known, and that had no answer yet
         self._most_heavy = 1  # heavy requests that may be with the server where none is kept back
+        self._most = 2  # that are not heavy, with the server: of all keys together
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
         self._guarding: deque[Work] = deque()  # they, and some that are over
         self._payers: Counter[int] = Counter()  # those among them that pay for all of it by what they use
@@ -272,6 +278,8 @@ class Fairness:
                 return self.heavy < max(1.0, min(self.instances, limit) - 1)
             return not self.heavy and now >= account.not_before
         held = account.in_flight
+        if self._is_full(held):
+            return False
         if not held:
             return not (account.is_new and self._is_usual_known) or self._may_be_new(now)
         if account.answers < FEWEST and (account.is_new or self._is_any_unknown):
@@ -280,10 +288,14 @@ class Fairness:
             return True
         if held + 1 > max(1.0, limit - 1.0):  # never the last place
             return False
-        # Of all keys together: more would only wait there.
-        if self._in_flight - self._there >= max(self.instances + AHEAD, self._most_of(account)):
-            return False
         return account.answers > 0 and account.met_s <= account.target_s >= (held + 1) * account.cost
+
+    def _is_full(self, held: int) -> bool:
+        """Whether the server has all that keeps it at work, for a key that has so many requests there."""
+        there = self._in_flight - self.heavy
+        if self.any_number:  # nobody knows what does: one of each key, in any case
+            return held > 0 and there - self._there >= self._most
+        return there >= self._most
 
     def _may_be_new(self, now: float) -> bool:
         """Whether one more request of a key of which nothing is known may be with the server.
@@ -553,6 +565,9 @@ class Fairness:
         self._keys = keys = len(beside)
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
         self._most_heavy = max((self._most_of(each) for each in beside if each.heavy), default=self.instances)
+        filling = max((self._most_of(each) for each in beside), default=0)
+        waits_and_works = (self.models + 1) * self.instances
+        self._most = max(waits_and_works, int(GROWS * filling) if filling > self.instances else 0)
 
     def _targets(self, accounts: list[Account]) -> Iterator[tuple[float, Account]]:
         """Each with what an answer to the others may take: to most of those of its priority, and of better ones."""

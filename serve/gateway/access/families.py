@@ -63,7 +63,8 @@ class Families:
             )
             together = [self._together[each] for each in family if each in self._together]
             fairness.most_together = 0 if 0 in together else max(together, default=0)
-            fairness.servers = self._servers
+            fairness.servers, fairness.models = self._servers, len(family)
+            fairness.any_number = 0 in together
             for each in own:
                 for kind in each.kinds:
                     kind.join(fairness)

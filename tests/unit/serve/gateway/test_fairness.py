@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.gateway.access.admission import Admission, Bounds
-from serve.gateway.access.fairness import AHEAD, FEWEST, GUARDS_S, LOOK_S, Fairness
+from serve.gateway.access.fairness import FEWEST, GUARDS_S, LOOK_S, Fairness
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.lists import Lists
 from serve.gateway.errors import OverloadedError
@@ -176,6 +176,7 @@ def run(make: Callable[[], World], clients: Callable[[World], list[Coroutine[Any
     async def main() -> World:
         world = make()
         await asyncio.gather(*clients(world))
+        await asyncio.sleep(2 * PATIENCE_S)  # what was given up is with the server yet
         assert (world.places.in_flight, world.places.waiting, world.places.fairness.heavy) == (0, 0, 0)
         return world
 
@@ -361,15 +362,49 @@ def test_what_ends_in_an_error_or_without_its_client_counts_as_much() -> None:
     assert np.median(took) < 2 * LIGHT_S
 
 
-def test_keys_that_all_want_more_than_there_is_get_the_same_seconds() -> None:
+@pytest.mark.parametrize("instances", [1, 2])
+def test_keys_that_all_want_more_than_there_is_get_the_same_seconds(instances: int) -> None:
     costs = {f"k{n}": 0.005 * n for n in range(1, 11)}
 
     def clients(world: World) -> list[Coroutine[Any, Any, None]]:
         return [each for who, cost in costs.items() for each in many(world, who, 8, partial(float, cost), TIME_S)]
 
-    world = run(World, clients)
+    world = run(lambda: World(instances), clients)
     used = {who: len(world.took[who]) * cost for who, cost in costs.items()}
-    assert max(used.values()) < 1.6 * min(used.values()), used  # by requests, it was ten times
+    assert max(used.values()) < 1.1 * min(used.values()), used  # by requests, it was ten times
+
+
+@pytest.mark.parametrize(("instances", "servers"), [(1, 1), (4, 1), (6, 3)])
+def test_however_far_the_server_is_keys_keep_it_at_work_together(instances: int, servers: int) -> None:
+    """By what is there of all of them: an answer takes half as long to come and go as it takes to be made."""
+    cost_s, far_s = 0.002, 0.001
+
+    class Far(World):
+        async def answer(self, seconds: float) -> None:
+            await asyncio.sleep(far_s / 2)
+            await super().answer(seconds)
+            await asyncio.sleep(far_s / 2)
+
+    def answered(keys: int) -> int:
+        world = run(
+            lambda: Far(instances, servers=servers),
+            lambda w: [w.client(f"k{n % keys}", lambda: cost_s, 0.0, 6.0) for n in range(32)],
+        )
+        return sum(map(len, world.took.values()))
+
+    assert answered(4) > 0.95 * answered(1)
+
+
+@pytest.mark.parametrize("keys", [2, 5])
+def test_a_model_that_works_on_any_number_has_one_of_each_key_at_least(keys: int) -> None:
+    fairness = Fairness()
+    fairness.any_number = True
+    for who in range(keys):
+        fairness.end(fairness.begin(fairness.of(str(who), 5, 0.0), 0.0), 1, 1.0)
+    accounts = [fairness.of(str(who), 5, 1.0 + LOOK_S) for who in range(keys)]
+    for account in accounts:
+        assert fairness.may(account, 100.0, 1.0 + LOOK_S)
+        fairness.begin(account, 1.0 + LOOK_S)
 
 
 @pytest.mark.parametrize(("instances", "largest", "keys"), [(1, 1, 10), (1, 32, 2), (2, 8, 2), (2, 8, 10)])
@@ -684,11 +719,11 @@ def test_light_requests_buy_no_place_for_a_burst_of_heavy_ones(instances: int, k
         ],
     )
     took, refused = of_lights(world)
-    assert max(took) < 1.1 * heavy_s * (1 + (AHEAD + keys) / instances)  # it was 18 to 63 s for one
-    assert keys > 1 or refused < 0.01 * len(took)
+    assert max(took) < 1.1 * heavy_s * (1 + keys / instances)  # it was 18 to 63 s for one
+    assert keys > 1 or refused < 0.02 * len(took)
 
 
-@pytest.mark.parametrize(("together", "there"), [(0, 24), (8, 24), (1, 2 + AHEAD)])
+@pytest.mark.parametrize(("together", "there"), [(0, 24), (8, 24), (1, 4)])
 def test_what_a_gateway_reads_in_one_moment_is_no_batch_of_a_model_that_has_none(together: int, there: int) -> None:
     """Short requests of several instances are answered together by chance; then many long ones were let through."""
     fairness, now = Fairness(), 0.0
