@@ -20,7 +20,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -75,6 +75,7 @@ class Account:
         light: whether they take so much less than those of most others that these are no standard for them.
         pause_s: from an answer to its next request, on the whole.
         spent: the time until which its part is spent, that it may keep heavy ones back for without using the model.
+        keeps_until: until when heavy ones are kept back by its own answers alone.
         alone_s: the least that one of its first requests took, of those that were answered alone.
         doubtful: whether the last of its first requests passed the target.
         together: how many of its requests, or of such as take as long, the server answers at a time.
@@ -100,6 +101,7 @@ class Account:
     pause_s: float = 2 * SOON_S
     answered_at: float = -math.inf
     spent: float = -math.inf
+    keeps_until: float = -math.inf
     alone_s: float = math.inf
     doubtful: bool = False
     together: float = TRIES
@@ -339,8 +341,22 @@ class Fairness:
         if used_s < until_next_s and account.spent <= now:
             for_s = until_next_s
             account.spent = max(account.spent, now - KEPT_S) + self._keys * (for_s - used_s)
-        until = max(self._kept.get(account.priority, now), now) + for_s
-        self._kept[account.priority] = min(until, now + max(KEPT_S, for_s))
+        most = now + max(KEPT_S, for_s)
+        self._kept[account.priority] = min(max(self._kept.get(account.priority, now), now) + for_s, most)
+        account.keeps_until = min(max(account.keeps_until, now) + for_s, most)
+
+    def _keep_back_no_more(self, now: float) -> None:
+        """Keys that are kept back themselves from here on keep nobody back by what they did before."""
+        for work in self._guarding:
+            if work.guards and (work.account.heavy or work.account.large):
+                self._unguard(work)
+        left: defaultdict[int, float] = defaultdict(float)
+        longest = KEPT_S
+        for each in self._accounts.values():
+            if each.keeps_until > now and not (each.heavy or each.large):
+                left[each.priority] += each.keeps_until - now
+                longest = max(longest, each.keeps_until - now)
+        self._kept = {priority: now + min(seconds, longest) for priority, seconds in left.items()}
 
     def next_s(self, now: float) -> float:
         """In how many seconds those who wait are to be looked at again, whatever is answered by then."""
@@ -548,13 +564,15 @@ class Fairness:
         self._is_any_unknown = 0 in few and len(few) > 2
         priorities = [each.priority for each in beside]
         heavies = 0
+        kept_now = False
         for target_s, each in self._targets(there):
             takes_s = self._takes_s(each) if each.answers >= FEWEST else self._first_s(each)
-            was, each.heavy = each.heavy, takes_s > target_s
+            was, was_kept, each.heavy = each.heavy, each.heavy or each.large, takes_s > target_s
             if not each.heavy and bisect.bisect_right(priorities, each.priority) <= 1:  # it is alone
                 target_s, each.light = math.inf, False
             each.target_s = target_s
             each.large = takes_s * (self.instances + 1) > target_s >= takes_s
+            kept_now |= not was_kept and (each.heavy or each.large)
             if was is not each.heavy:
                 self.heavy += each.in_flight if each.heavy else -each.in_flight
             heavies += each.heavy and (each.in_flight > 0 or now - each.seen < BESIDE_S)
@@ -562,6 +580,8 @@ class Fairness:
                 each.together, each.tried = 1.0, now
             elif each.together < BATCHED and now - each.tried > TRIES_AGAIN_S:
                 each.together, each.tried = TRIES, now
+        if kept_now:
+            self._keep_back_no_more(now)
         self._keys = keys = len(beside)
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
         self._most_heavy = max((self._most_of(each) for each in beside if each.heavy), default=self.instances)
