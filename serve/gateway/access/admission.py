@@ -339,10 +339,13 @@ class Admission:
             self._displace(priority, who)
         longest = patience_s if patient else min(self._longest_s(priority, who), patience_s)
         loop = asyncio.get_running_loop()
-        waiter = Waiter(priority, who, loop.create_future())
+        waiter = Waiter(priority, who, loop.create_future(), loop.time() + patience_s)
+        if self._is_first(priority, who):
+            self.fairness.comes(self.fairness.of(who, priority, self._clock()))
         self._queues.add(waiter)
         self.wake()
-        timer = loop.call_later(longest, self._expire, waiter) if longest < math.inf else None
+        if longest < math.inf:
+            waiter.timer = loop.call_later(longest, self._expire, waiter)
         try:
             await waiter.place
         except asyncio.CancelledError:
@@ -352,8 +355,8 @@ class Admission:
                 self._queues.drop(waiter)
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
+            if waiter.timer is not None:
+                waiter.timer.cancel()
 
     def leave(self, seconds: float | None, size: int = 0, who: str = "", begun: float = -math.inf) -> None:
         """Give a place back.
@@ -544,7 +547,13 @@ class Admission:
         return None if found is None else self._queues.next_of(*found)
 
     def _expire(self, waiter: Waiter) -> None:
-        if not waiter.place.done():
+        if waiter.place.done():
+            return
+        loop = asyncio.get_running_loop()
+        left = waiter.until - loop.time()
+        if left > 0 and waiter.who and self.fairness.is_behind(waiter.who, self._clock()):
+            waiter.timer = loop.call_later(min(left, self.wait_s), self._expire, waiter)
+        else:
             self._send_away(waiter, "its turn did not come in time")
 
     def _displace(self, priority: int, who: str) -> None:

@@ -238,7 +238,7 @@ class Fairness:
         self._met_s = 0.0  # what a heavy request takes that was with the server lately
         self._in_flight = self._there = 0  # requests with the server, and keys that have any there
         self._next: dict[Work, None] = {}  # with the server, and not yet begun with, as they came
-        self._at_work = 0  # that are
+        self._at_work: dict[Work, None] = {}  # that are, the longest ago first
         self._new: dict[Work, None] = {}  # of keys of which nothing is known, the oldest first
         self._doubted_at = -math.inf  # when one of them was last answered that took long
         self._is_usual_known = False
@@ -273,15 +273,15 @@ class Fairness:
         """Whether one more request of a key may be with the server, of so many that are in all."""
         if account.target_s == math.inf:
             return True
+        held = account.in_flight
+        if self._is_full(held):
+            return False
         if account.heavy:
             if self._kept_until(account, now) <= now:
                 return self.heavy < (self._most_of(account) if account.in_flight else self._most_heavy)
             if self.instances > 1:
                 return self.heavy < max(1.0, min(self.instances, limit) - 1)
             return not self.heavy and now >= account.not_before
-        held = account.in_flight
-        if self._is_full(held):
-            return False
         if not held:
             return not (account.is_new and self._is_usual_known) or self._may_be_new(now)
         if account.answers < FEWEST and (account.is_new or self._is_any_unknown):
@@ -375,6 +375,17 @@ class Fairness:
         account = self._accounts.get(who)
         return account is None or account.is_usual
 
+    def is_behind(self, who: str, now: float) -> bool:
+        """Whether what a key's requests wait for is another's that takes longer than an answer to them may.
+
+        They would wait for it with the server, too.
+        """
+        account = self._accounts.get(who)
+        if account is None or not self._at_work or account.heavy or account.large:
+            return False
+        longest = next(iter(self._at_work))
+        return longest.account is not account and now - longest.at > account.target_s
+
     def turn_s(self, account: Account, count: int) -> float:
         """How long so many requests of a heavy key wait for their turn, at least, kept back as much as of late."""
         if not (account.heavy or account.large):
@@ -384,6 +395,10 @@ class Fairness:
     def alone_s(self, account: Account) -> float:
         """How much longer than others' a heavy key's requests may wait: as long as they might be with the server."""
         return FACTOR * min(account.took, default=0.0) if account.heavy or account.large else 0.0
+
+    def comes(self, account: Account) -> None:
+        """The first of its requests begins to wait: its turn is behind those that wait for as little already."""
+        account.used = max(account.used, self._least)
 
     def begin(self, account: Account, now: float) -> Work:
         """A request is sent to the server."""
@@ -429,11 +444,11 @@ class Fairness:
 
     def _take_up(self, now: float, before: float = math.inf) -> None:
         """Instances that are free begin with what has waited for longest."""
-        while self._next and self._at_work < self.instances:
+        while self._next and len(self._at_work) < self.instances:
             work = next(iter(self._next))
             del self._next[work]
             work.at, work.before = now, before
-            self._at_work += 1
+            self._at_work[work] = None
 
     def _since(self, work: Work, now: float) -> float:
         """When an instance began with a request that is answered now, or with the batch that it is of."""
@@ -486,7 +501,7 @@ class Fairness:
         if self._new:
             self._new.pop(work, None)
         if work.at < math.inf:
-            self._at_work -= 1
+            del self._at_work[work]
             self._take_up(max(now, self._answered_at), since)
         else:
             del self._next[work]
@@ -586,7 +601,7 @@ class Fairness:
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
         self._most_heavy = max((self._most_of(each) for each in beside if each.heavy), default=self.instances)
         filling = max((self._most_of(each) for each in beside), default=0)
-        waits_and_works = (self.models + 1) * self.instances
+        waits_and_works = max(3, (self.models + 1) * self.instances)
         self._most = max(waits_and_works, int(GROWS * filling) if filling > self.instances else 0)
 
     def _targets(self, accounts: list[Account]) -> Iterator[tuple[float, Account]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,11 +21,15 @@ class Waiter:
         priority: 1 is served first.
         who: id of its key; "" where there are none.
         place: is done when it has one, or is sent away.
+        until: when its client gives up, by the event loop's clock.
+        timer: that looks whether it has waited too long; None where nothing bounds that.
     """
 
     priority: int
     who: str
     place: asyncio.Future[None]
+    until: float = math.inf
+    timer: asyncio.TimerHandle | None = None
 
 
 class Queues:
