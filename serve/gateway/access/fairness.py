@@ -227,7 +227,9 @@ class Fairness:
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._least = 0.0  # used by whom was served last
         self._answered_at = self._before = -math.inf  # the last answer; the last of the batch before
-        self._batch: list[tuple[Account, int]] = []
+        self._batch: list[
+            tuple[Account, int, float]
+        ] = []  # the last: each with its size, and what it took beyond its cost at most
         self._at_once: list[Account] = []  # whose requests were answered in much less time than one takes
         self._at_once_until = -math.inf
         self._held = 0  # requests with the server as the first of them was answered
@@ -376,7 +378,7 @@ class Fairness:
         return account is None or account.is_usual
 
     def is_behind(self, who: str, now: float) -> bool:
-        """Whether what a key's requests wait for is another's that takes longer than an answer to them may.
+        """Whether what a key's requests wait for is another's that may take longer than an answer to them.
 
         They would wait for it with the server, too.
         """
@@ -384,7 +386,8 @@ class Fairness:
         if account is None or not self._at_work or account.heavy or account.large:
             return False
         longest = next(iter(self._at_work))
-        return longest.account is not account and now - longest.at > account.target_s
+        is_long = longest.account.heavy or longest.account.is_new or now - longest.at > account.target_s
+        return is_long and longest.account is not account
 
     def turn_s(self, account: Account, count: int) -> float:
         """How long so many requests of a heavy key wait for their turn, at least, kept back as much as of late."""
@@ -472,7 +475,9 @@ class Fairness:
         seconds = (now - since) / self.instances
         if seconds > self._batch_s:
             self._batch_s = seconds
-        self._batch.append((account, size or 1))
+        more = max(0.0, seconds - account.cost)
+        self._batch.append((account, size or 1, more))
+        account.used += more  # until it is known what else was of its batch: whose turn is next is asked now
         account.took.append(now - begun)
         if account.answers < FEWEST:
             alone_s = (now - begun) / self.instances if self.instances > 1 else seconds
@@ -531,9 +536,10 @@ class Fairness:
             account.saw(seconds, self._answered_at)
             if self.instances == 1:
                 account.alone_s = min(account.alone_s, seconds)
-        shares = [size * max(each.cost if each.answers else seconds, LEAST_S) for each, size in self._batch]
+        shares = [size * max(each.cost if each.answers else seconds, LEAST_S) for each, size, _ in self._batch]
         whole = sum(shares)
-        for (account, _), share in zip(self._batch, shares, strict=True):
+        for (account, _, more), share in zip(self._batch, shares, strict=True):
+            account.used -= more
             account.charge(seconds * share / whole)
             # From here on it may have more than one there, if it is not heavy.
             if account.answers == FEWEST and self._takes_s(account) > account.target_s:

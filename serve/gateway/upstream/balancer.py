@@ -23,6 +23,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -88,7 +89,7 @@ class Attempt:
         self._balancer = balancer
         self.begun = now
         self._tickets = [level.begin(node, who, now, trial=trial) for level in balancer.levels(scope)]
-        node.took(now)
+        node.took(self, now)
 
     @property
     def trial(self) -> bool:
@@ -104,9 +105,9 @@ class Attempt:
         """
         balancer, node, scope = self._balancer, self.node, self.scope
         if still is None or still.done():
-            node.in_flight -= 1
+            node.over(self)
         else:
-            still.add_done_callback(node.let_go)
+            still.add_done_callback(partial(node.let_go, self))
         now = time.monotonic()
         if server is Verdict.GOOD:
             node.heard_at = now

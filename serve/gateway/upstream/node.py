@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 from serve.http.client import Address, ExchangeError, Pool
@@ -19,6 +20,7 @@ PROBE_TIMEOUT_S = 2.0
 FAILED_PROBES = 2
 QUIET_S = 0.5  # without any answer while something waits for one, after which it is probed at once
 DOUBTED_S = 0.25  # that a probe waits, after which others are asked; it takes a millisecond
+LONG_S, LONG_COUNTS = 0.25, 3  # a request that is there for so long counts as so many
 LATE = 1.5  # a probe whose time-out comes so much too late met a gateway that was busy, not a server
 CONTROL_CONNECTIONS = 2
 LONGEST = 1 << 30  # answer, where nobody bounds what is held
@@ -30,7 +32,6 @@ class Node:
     Attributes:
         pool: connections for clients' requests.
         control: connections for what the gateway itself wants to know; probes have their own.
-        in_flight: requests with it, streams included.
         ready: whether its probes say so; True before the first.
         answers: whether its last probes were answered; False before the first.
         heard_at: when it last answered anything, or began to have something to answer, on the monotonic clock.
@@ -69,7 +70,7 @@ class Node:
         self._failed_probes = 0
         self._unanswered_since = math.inf
         self._calls: set[asyncio.Task[Any]] = set()
-        self.in_flight = 0
+        self._with_it: dict[object, float] = {}  # since when, the longest ago first
         self.heard_at = -math.inf
         self.deaf_since = math.inf
         self.ready = self.says_ready = True
@@ -78,26 +79,37 @@ class Node:
     def load(self, now: float) -> int:
         """Requests with it, and those that failed too fast: each counts for as long as a good answer takes.
 
-        Else a server that fails at once would always be the least busy one.
+        Else a server that fails at once would always be the least busy one. What is there for long counts more: it
+        keeps an instance from what comes behind it, of which nobody knows how long that will be.
         """
         held = self._held
         while held and held[0] <= now:
             held.popleft()
-        return self.in_flight + len(held)
+        long = sum(1 for _ in takewhile(lambda since: now - since > LONG_S, self._with_it.values()))
+        return len(self._with_it) + (LONG_COUNTS - 1) * long + len(held)
 
     def hold(self, until: float) -> None:
         """A request failed that counts until then."""
         self._held.append(until)
 
-    def took(self, now: float) -> None:
-        """It has a request more."""
-        if not self.in_flight:
-            self.heard_at = now
-        self.in_flight += 1
+    @property
+    def in_flight(self) -> int:
+        """Requests with it, streams included."""
+        return len(self._with_it)
 
-    def let_go(self, ended: asyncio.Future[Any]) -> None:
+    def took(self, what: object, now: float) -> None:
+        """It has a request more."""
+        if not self._with_it:
+            self.heard_at = now
+        self._with_it[what] = now
+
+    def over(self, what: object) -> None:
+        """It is through with one."""
+        del self._with_it[what]
+
+    def let_go(self, what: object, ended: asyncio.Future[Any]) -> None:
         """It is through with one that nobody waited for: True or an answer where it answered."""
-        self.in_flight -= 1
+        self.over(what)
         if not (ended.cancelled() or ended.exception() is not None or ended.result() is False):
             self.heard_at = time.monotonic()
 

@@ -25,6 +25,7 @@ from serve.gateway.access.gate import Gate
 from serve.gateway.access.lists import Lists
 from serve.gateway.errors import OverloadedError
 from serve.gateway.settings import Settings
+from serve.gateway.upstream.node import LONG_COUNTS, LONG_S
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
 simulated: Callable[[Coroutine[Any, Any, Any]], Any] = importlib.import_module("simulated_time").simulated
@@ -94,7 +95,7 @@ class World:
             self.server,
             *(Server(self.instances // self.servers, self.largest) for _ in range(1, self.servers)),
         ]
-        self.with_each = Counter(dict.fromkeys(range(self.servers), 0))
+        self.with_each: list[dict[object, float]] = [{} for _ in range(self.servers)]
         self.places = Admission("m", Bounds(wait_s=0.5), time.monotonic)
         if self.known:
             self.places.fairness.instances = self.instances
@@ -136,12 +137,17 @@ class World:
             await asyncio.sleep(pause_s * (0.5 + self.chance.random()))
 
     async def answer(self, seconds: float) -> None:
-        """By the server that has least, of several in turn."""
-        turn = self.chance.randrange(self.servers)
-        number = min(self.with_each, key=lambda each: (self.with_each[each], (each - turn) % self.servers))
-        self.with_each[number] += 1
+        """By the server that has least, of several in turn, as a `Node` counts."""
+        turn, now, work = self.chance.randrange(self.servers), time.monotonic(), object()
+
+        def load(number: int) -> int:
+            there = self.with_each[number]
+            return len(there) + (LONG_COUNTS - 1) * sum(now - since > LONG_S for since in there.values())
+
+        number = min(range(self.servers), key=lambda each: (load(each), (each - turn) % self.servers))
+        self.with_each[number][work] = now
         await self.fleet[number].answer(seconds)
-        self.with_each[number] -= 1
+        del self.with_each[number][work]
 
     async def hurried(self, who: str, cost_s: float, until: float, patience_s: float = 0.04) -> None:
         """Gives up what is not answered in a moment, where its place is not kept until the server is through.
