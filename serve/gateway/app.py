@@ -123,7 +123,7 @@ def create_app(
     upstream = Upstream(settings, telemetry, memory)
     rules = None if settings.agree_module is None else UsersRules(settings.agree_module)
     releases = Releases(settings.state, upstream, () if rules is None else rules.names)
-    gate = Gate(settings, incidents, memory, residency)
+    gate = Gate(settings, incidents, memory, residency, upstream.balancer.silence)
     contracts = Contracts(
         upstream,
         settings.max_elements,

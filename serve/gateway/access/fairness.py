@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["Account", "Fairness", "Work"]
+__all__ = ["Account", "Fairness", "NoSilence", "Silence", "Work"]
 
 BESIDE_S = 5.0  # after its last request, a key counts as one that is beside others
 STANDARD_S = (
@@ -201,6 +201,26 @@ class Sharer(Protocol):
         """Let those have places who wait, as far as they may."""
 
 
+class Silence(Protocol):
+    """Servers of several that answer nothing while others do."""
+
+    @property
+    def over_at(self) -> float:
+        """When such a silence ended last, on the clock of who counts."""
+
+    @property
+    def astray(self) -> int:
+        """Requests with such servers now."""
+
+
+@dataclass(frozen=True)
+class NoSilence:
+    """Of servers of which nobody tells."""
+
+    over_at: float = -math.inf
+    astray: int = 0
+
+
 class Fairness:
     """The keys of one model, by whatever way they ask it: alone, with lists, through an ensemble, or by another's name.
 
@@ -214,6 +234,7 @@ class Fairness:
         any_number: whether an instance may work on any number of requests at the same time.
         most_together: requests that an instance answers at a time at most; 0 where nobody knows.
         heavy: requests of heavy keys that are with the server.
+        silence: what its servers hide by being silent.
         sharers: those who are to look at who waits with them, if anybody does, when an answer has come.
     """
 
@@ -222,6 +243,7 @@ class Fairness:
         self.any_number = False
         self.most_together = 0
         self.heavy = 0
+        self.silence: Silence = NoSilence()
         self.sharers: list[Sharer] = []
         self._set_target_s = target_s
         self._accounts: OrderedDict[str, Account] = OrderedDict()
@@ -299,7 +321,7 @@ class Fairness:
         there = self._in_flight - self.heavy
         if self.any_number:  # nobody knows what does: one of each key, in any case
             return held > 0 and there - self._there >= self._most
-        return there >= self._most
+        return there >= self._most and there - self.silence.astray >= self._most
 
     def _may_be_new(self, now: float) -> bool:
         """Whether one more request of a key of which nothing is known may be with the server.
@@ -465,6 +487,10 @@ class Fairness:
     def end(self, work: Work, size: int, now: float) -> None:
         """The server is through with a request, however it ended."""
         account, begun = work.account, work.begun
+        if begun < self.silence.over_at and now - begun > SHORTEST_TARGET_S and not account.heavy:
+            self.undo(work)  # a silent server's doing
+            account.seen = account.answered_at = now
+            return
         work.over = True
         account.in_flight -= 1
         if now - self._answered_at > BATCH_S:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from serve.gateway.access.admission import Admission
-from serve.gateway.access.fairness import Fairness
+from serve.gateway.access.fairness import Fairness, Silence
 
 __all__ = ["Families"]
 
 
 class Families:
-    """Those of one gateway."""
+    """Those of one gateway.
 
-    def __init__(self) -> None:
+    Args:
+        silence: of its model servers.
+    """
+
+    def __init__(self, silence: Silence) -> None:
+        self._silence = silence
         self._instances: dict[str, int] = {}
         self._together: dict[str, int] = {}
         self._servers = 1
@@ -65,6 +70,7 @@ class Families:
             fairness.most_together = 0 if 0 in together else max(together, default=0)
             fairness.servers, fairness.models = self._servers, len(family)
             fairness.any_number = 0 in together
+            fairness.silence = self._silence
             for each in own:
                 for kind in each.kinds:
                     kind.join(fairness)

@@ -11,6 +11,7 @@ from compress.errors import ServerError
 from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.asides import Asides
 from serve.gateway.access.begins import Begins
+from serve.gateway.access.fairness import NoSilence, Silence
 from serve.gateway.access.families import Families
 from serve.gateway.access.identity import Identity, KeyRing
 from serve.gateway.access.left_streams import LeftStreams
@@ -45,6 +46,7 @@ class Gate:
         incidents: models that are down, and requests that did it; none by default.
         memory: of what is on its way; one of its own by default.
         residency: of models that are loaded on demand; None where all are loaded for good.
+        silence: of the model servers; None where nobody tells.
 
     Raises:
         ServerError: the file of keys can't be used.
@@ -56,6 +58,7 @@ class Gate:
         incidents: Incidents | None = None,
         memory: Memory | None = None,
         residency: Residency | None = None,
+        silence: Silence | None = None,
     ) -> None:
         self.incidents = incidents or Incidents()
         self.memory = memory or Memory(settings.memory_bytes)
@@ -72,7 +75,7 @@ class Gate:
         self._places: dict[str, Admission] = {}
         self._others: Admission | None = None
         self._lists: dict[Admission, Lists] = {}
-        self._families = Families()
+        self._families = Families(silence or NoSilence())
 
     def places(self, model: str) -> Admission:
         """The places of a model; names that Triton has not answered for yet share theirs."""

@@ -37,6 +37,7 @@ from serve.gateway.upstream.outliers import Outliers, Verdict
 from serve.gateway.upstream.probes import Probes
 from serve.gateway.upstream.scopes import Budget, Scope
 from serve.gateway.upstream.sequences import Sequences
+from serve.gateway.upstream.silence import Silence
 from serve.gateway.upstream.verdicts import STOPPING, is_leaving, verdict_of
 from serve.http.body import GrowingBody
 from serve.http.client import Address, ExchangeError, Response
@@ -170,7 +171,8 @@ class Balancer:
         self._sequences: Sequences[Node] = Sequences()
         self._lost: OrderedDict[bytes, tuple[Node, float]] = OrderedDict()
         self._probed = asyncio.Event()
-        self._probes = Probes(lambda: self.nodes, self._came)
+        self.silence = Silence(lambda: self.nodes)
+        self._probes = Probes(lambda: self.nodes, self._came, self.silence)
 
     def follow_deaths(self, incidents: Incidents) -> None:
         """Tell of servers that die; for those that nobody else looks after."""

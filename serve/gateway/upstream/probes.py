@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from serve.gateway.upstream.deaths import Deaths
-from serve.gateway.upstream.node import Node
+from serve.gateway.upstream.node import DOUBTED_S, Node
+from serve.gateway.upstream.silence import Silence
 
 __all__ = ["Probes"]
 
@@ -21,14 +23,16 @@ class Probes:
     Args:
         nodes: the servers that there are now.
         came: called with one that has become ready.
+        silence: is told when one that others answered beside has answered, or was given up.
 
     Attributes:
         deaths: is told of each probe; None where nobody follows deaths.
     """
 
-    def __init__(self, nodes: Callable[[], Sequence[Node]], came: Callable[[Node], None]) -> None:
+    def __init__(self, nodes: Callable[[], Sequence[Node]], came: Callable[[Node], None], silence: Silence) -> None:
         self._nodes = nodes
         self._came = came
+        self._silence = silence
         self._asked: dict[Node, asyncio.Task[None]] = {}
         self.deaths: Deaths | None = None
 
@@ -62,9 +66,11 @@ class Probes:
             logger.error("the model server %s could not be probed", node.name, exc_info=err)
 
     async def _probe(self, node: Node) -> None:
-        before = node.ready
+        before, begun = node.ready, time.monotonic()
         await node.probe()
         others = [other for other in self._nodes() if other.ready and other is not node]
+        if time.monotonic() - begun > DOUBTED_S and any(other.heard_at > begun for other in others):
+            self._silence.ended()
         if any(other.heard_at > node.deaf_since for other in others):  # else all may wait for the same machine
             node.give_up()
         if self.deaths is not None:

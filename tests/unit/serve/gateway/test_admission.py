@@ -209,7 +209,8 @@ def test_a_better_priority_takes_the_place_of_a_worse_one_when_too_many_wait() -
 
 def test_keys_of_one_priority_are_served_in_turn() -> None:
     async def main() -> None:
-        places = busy(wait_s=10)
+        places = Admission("m", Bounds(most=1, least=1, wait_s=10), lambda: 0.0)  # all take as long
+        assert places.try_enter()
         order: list[str] = []
 
         async def come(who: str) -> None:

@@ -807,3 +807,58 @@ def test_who_leaves_long_work_behind_slows_nobody() -> None:
     took, refused = of_lights(world)
     assert not refused
     assert np.percentile(took, 95) < 0.02
+
+
+STOPS, DOUBTED, GIVEN_UP = 10.0, 10.75, 12.0
+
+
+class Stopped(World):
+    """One of several servers answers nothing from `STOPS` on; it is left alone when it is doubted, and then given up."""
+
+    over_at = property(lambda _: GIVEN_UP if time.monotonic() >= GIVEN_UP else -np.inf)
+    astray = property(lambda self: len(self.with_each[1]) if DOUBTED <= time.monotonic() < GIVEN_UP else 0)
+
+    async def answer(self, seconds: float) -> None:
+        now, work = time.monotonic(), object()
+        sound = now >= DOUBTED or len(self.with_each[0]) < len(self.with_each[1])
+        there = self.with_each[0 if sound else 1]
+        there[work] = now
+        if not sound:
+            await asyncio.sleep(GIVEN_UP - now if now >= STOPS else seconds)
+        if sound or now >= STOPS:
+            await self.fleet[0].answer(seconds)
+        del there[work]
+
+
+def test_what_waits_at_a_silent_server_keeps_nobody_from_the_others_and_is_charged_to_nobody() -> None:
+    worlds: list[World] = []
+
+    def make() -> World:
+        world = Stopped(4, servers=2)
+        world.places.fairness.silence = world  # type: ignore[assignment]
+        worlds.append(world)
+        return world
+
+    async def heavy_soon_after(world: World) -> None:
+        await asyncio.sleep(GIVEN_UP + 0.3)
+        accounts = world.places.fairness._accounts
+        assert not [who for who, account in accounts.items() if account.heavy]
+
+    world = run(
+        make,
+        lambda w: [
+            heavy_soon_after(w),
+            *[w.client(f"light{n % 8}", lambda: 0.005, 0.02, 20.0) for n in range(24)],
+            *many(w, "busy", 16, lambda: 0.005, 20.0),
+        ],
+    )
+    _, refused = of_lights(world)
+    assert refused < 10  # of some 2,000
+    waited = [
+        seconds
+        for who, times in world.took.items()
+        for since, seconds in zip(world.since[who], times, strict=True)
+        if who.startswith("light") and DOUBTED + 0.1 < since < GIVEN_UP
+    ]
+    assert len(waited) > 100
+    assert max(waited) < 0.3
