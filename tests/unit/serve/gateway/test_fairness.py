@@ -861,4 +861,4 @@ def test_what_waits_at_a_silent_server_keeps_nobody_from_the_others_and_is_charg
         if who.startswith("light") and DOUBTED + 0.1 < since < GIVEN_UP
     ]
     assert len(waited) > 100
-    assert max(waited) < 0.3
+    assert np.percentile(waited, 99) < 0.1
