@@ -14,7 +14,7 @@ from torch import fx, nn
 from compress.formats.exported.placed import Placed
 from compress.formats.native.words import function_of, name_of
 
-__all__ = ["Graph", "Live", "NotTakenBackError", "Sizes", "is_count", "is_whole", "samples"]
+__all__ = ["Graph", "Live", "NotTakenBackError", "Sizes", "in_file", "is_count", "is_whole", "samples"]
 
 MOST = 1 << 28  # elements of a tensor that is computed from constants
 MOST_SIZES = 64
@@ -60,6 +60,7 @@ class Graph:
         self._kept: list[torch.Tensor] = []
         self._read: dict[int, fx.Node] = {}
         self._turned: dict[int, torch.Tensor] = {}
+        self._once: dict[Any, torch.Tensor] = {}
         self._vectors: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
 
     def named(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -77,6 +78,10 @@ class Graph:
             self._turned[id(tensor)], self._turned[id(made)] = made, tensor
         return self._turned[id(tensor)]
 
+    def once(self, part: Any, of: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        """A part of a constant; of the same part the first that was made: layers of the same weights share it."""
+        return self._once.setdefault((id(of), part), self.named(made, self.names.get(id(of), "weight")))
+
     def call(self, function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
         """A function, or a method by name, of values; a constant where all of these are constants."""
         given, keyed = samples(args), samples(kwargs)
@@ -91,9 +96,9 @@ class Graph:
         return Live(create(function, self._nodes(args), self._nodes(kwargs)), found)  # type: ignore[arg-type]
 
     def layer(
-        self, kind: type[nn.Module], form: tuple[Any, ...], held: Mapping[str, torch.Tensor | None], x: Live
+        self, kind: type[nn.Module], form: tuple[Any, ...], held: Mapping[str, torch.Tensor | None], *x: Any
     ) -> Live:
-        """A layer of torch.nn with these weights."""
+        """A layer of torch.nn with these weights, called with these values."""
         tensors = {
             name: None
             if each is None
@@ -106,8 +111,8 @@ class Graph:
         path = self.placed.layer(kind, form, own)
         module = self.placed.root.get_submodule(path).eval()
         with torch.no_grad():
-            found = module(x.sample)
-        return Live(self.graph.call_module(path, (x.node,)), found)
+            found = module(*samples(x))
+        return Live(self.graph.call_module(path, self._nodes(x)), found)
 
     def _own(self, tensor: torch.Tensor, every: tuple[int, ...]) -> torch.Tensor:
         if tensor.ndim != 1:
@@ -209,6 +214,18 @@ def samples(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: samples(each) for key, each in value.items()}
     return value
+
+
+def in_file(x: list[Any], *places: int) -> None:
+    """Refuse an operator whose weights, at these places, are no constants.
+
+    Raises:
+        NotTakenBackError: they are computed, or all that it gets is constant.
+    """
+    if not isinstance(x[0], Live):
+        raise NotTakenBackError("it is of constants alone")
+    if not all(x[at] is None or isinstance(x[at], torch.Tensor) for at in places if at < len(x)):
+        raise NotTakenBackError("its weights are computed, and not in the file")
 
 
 def _lives(value: Any) -> bool:
