@@ -23,7 +23,7 @@ from compress.formats.onnx.read import read_onnx
 from compress.formats.onnx.scope import inner_bodies, inner_nodes, name_nodes, opset_of
 from compress.model import Arrays, Model, OnnxModel
 from compress.onnx_export.equal import BATCHES, Wording, equal_throughout, sizes_assumed
-from compress.onnx_export.file import save
+from compress.onnx_export.file import declare, save
 from compress.onnx_export.float32 import in_float32
 from compress.onnx_export.from_torch import IR_VERSION
 from compress.runtime.backends import OnnxBackend
@@ -160,14 +160,7 @@ def plain(model: ModelProto, signature: Signature, path: Path) -> tuple[list[str
         _raise(model, path)
         did.append(f"raised to {LEAST_OPSET}")
     for spec, value in zip((*signature.inputs, *signature.outputs), (*graph.input, *graph.output), strict=True):
-        value.type.tensor_type.ClearField("shape")
-        value.type.tensor_type.shape.SetInParent()  # of a scalar, too, which has no dimensions
-        for size in spec.shape:
-            dim = value.type.tensor_type.shape.dim.add()
-            if isinstance(size, str):
-                dim.dim_param = size
-            else:
-                dim.dim_value = size
+        declare(value, spec.shape)
     for field in ("training_info", "configuration"):
         if field in model.DESCRIPTOR.fields_by_name:
             model.ClearField(field)

@@ -128,7 +128,7 @@ def _of_zeros(g: Graph, node: Any) -> bool:
         return not bool(operator.attrgetter(str(node.target))(g.placed.root).any())
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if name == "full":
-        return node.args[1] == 0
+        return bool(node.args[1] == 0)
     if name == "cat":
         return all(_of_zeros(g, each) for each in node.args[0])  # type: ignore[union-attr]
     return name in _MOVES and _of_zeros(g, node.args[0])

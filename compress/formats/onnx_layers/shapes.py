@@ -18,6 +18,7 @@ from compress.formats.onnx_layers.values import (
     Live,
     NotTakenBackError,
     Sizes,
+    TooLargeError,
     is_count,
     is_whole,
     samples,
@@ -194,7 +195,7 @@ def _constant_of_shape(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     sizes = g.sizes(x[0]).items
     count = math.prod(samples(sizes))
     if count > MOST:
-        raise NotTakenBackError("it makes a tensor of more elements than memory should be taken for")
+        raise TooLargeError("it makes a tensor of more elements than memory should be taken for")
     known = all(isinstance(each, int) for each in sizes)
     if known and len(sizes) <= 1 and count <= MOST_SIZES and is_whole(fill):
         return Sizes((int(fill),) * count, not sizes, fill.dtype)

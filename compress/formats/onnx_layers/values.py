@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import fx, nn
 from compress.formats.exported.placed import Placed
 from compress.formats.native.words import function_of, name_of
 
-__all__ = ["Graph", "Live", "NotTakenBackError", "Sizes", "in_file", "is_count", "is_whole", "samples"]
+__all__ = ["Graph", "Live", "NotTakenBackError", "Sizes", "TooLargeError", "in_file", "is_count", "is_whole", "samples"]
 
 MOST = 1 << 28  # elements of a tensor that is computed from constants
 MOST_SIZES = 64
@@ -22,6 +22,10 @@ MOST_SIZES = 64
 
 class NotTakenBackError(Exception):
     """An operator that has no form as a layer or function of torch here; says why."""
+
+
+class TooLargeError(NotTakenBackError):
+    """It would take more memory than a constant should, wherever it is computed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +70,7 @@ class Graph:
     def named(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """A constant, whose name a layer of it will have."""
         self._kept.append(tensor)  # so that no other gets its id
-        self.names[id(tensor)] = ".".join(
-            re.sub(r"[^A-Za-z0-9_]", "_", word)[:90] or "_" for word in name.split(".")[:20]
-        )
+        self.names[id(tensor)] = _path(name)
         return tensor
 
     def turned(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -113,6 +115,11 @@ class Graph:
         with torch.no_grad():
             found = module(*samples(x))
         return Live(self.graph.call_module(path, self._nodes(x)), found)
+
+    def module(self, name: str, layer: nn.Module, x: Sequence[Live], found: Any) -> Live:
+        """What a layer that is not torch's gives, which has been run."""
+        path = self.placed.put(_path(name), layer)
+        return Live(self.graph.call_module(path, self._nodes(tuple(x))), found)
 
     def _own(self, tensor: torch.Tensor, every: tuple[int, ...]) -> torch.Tensor:
         if tensor.ndim != 1:
@@ -172,6 +179,10 @@ class Graph:
         return value
 
 
+def _path(name: str) -> str:
+    return ".".join(re.sub(r"[^A-Za-z0-9_]", "_", word)[:90] or "_" for word in name.split(".")[:20])
+
+
 def _applied(function: Callable[..., Any] | str, given: Any, keyed: Any) -> Any:
     if isinstance(function, str):
         return getattr(given[0], function)(*given[1:], **keyed)
@@ -182,7 +193,7 @@ def _refuse_large(function: Callable[..., Any] | str, given: Any, keyed: Any) ->
     """Refuse a constant that would take too much memory, by its shape: it is computed without values first.
 
     Raises:
-        NotTakenBackError: it has more than `MOST` elements.
+        TooLargeError: it has more than `MOST` elements.
     """
     try:
         with torch.no_grad(), torch.device("meta"):
@@ -190,7 +201,7 @@ def _refuse_large(function: Callable[..., Any] | str, given: Any, keyed: Any) ->
     except (NotImplementedError, RuntimeError):  # what it gives hangs on values; that only chooses among them
         return
     if isinstance(found, torch.Tensor) and found.numel() > MOST:
-        raise NotTakenBackError(f"it makes a constant of {found.numel():,} elements, over {MOST:,}")
+        raise TooLargeError(f"it makes a constant of {found.numel():,} elements, over {MOST:,}")
 
 
 def _without_values(value: Any) -> Any:
