@@ -73,7 +73,7 @@ def _stay(kept: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     some = "; ".join(f"{node} ({why})" for node, why in list(kept.items())[:5])
     more = f"; and {len(kept) - 5} more" if len(kept) > 5 else ""
-    what = f"{counted(len(kept), 'nodes')} stay as they are in ONNX: nothing is pruned or trained through them"
+    what = f"kept in ONNX as in the file, {counted(len(kept), 'nodes')} that nothing is pruned or trained through"
     return (f"{what}: {some}{more}",)
 
 

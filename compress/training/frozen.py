@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
+from torch import fx, nn
 
 from compress.console.wording import counted
-from compress.errors import RecipeError
+from compress.errors import RecipeError, StageError
+from compress.formats.native.onnx_part import OnnxPart
+from compress.formats.onnx_layers.parts import trained
 from compress.model.frozen import frozen_names, matching
 
-__all__ = ["ALL_TRAINED", "frozen_for", "keep_statistics", "note_of"]
+__all__ = ["ALL_TRAINED", "frozen_for", "keep_statistics", "note_of", "refuse_untaught"]
 
 ALL_TRAINED = "none"
 WHAT = "can't train with --freeze"
@@ -25,7 +27,9 @@ def frozen_for(module: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
 
     Raises:
         RecipeError: a pattern that fits no name; nothing is left to train.
+        StageError: no gradient reaches any.
     """
+    refuse_untaught(module)
     if tuple(patterns) == (ALL_TRAINED,):
         return frozenset()
     names = [name for name, parameter in module.named_parameters() if parameter.is_floating_point()]
@@ -43,6 +47,30 @@ def frozen_for(module: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
             WHAT, why=f"all of its {counted(len(names), 'parameters')} are frozen", mend="leave something to train"
         )
     return found
+
+
+def refuse_untaught(module: nn.Module, *, wholly: bool = False) -> None:
+    """Refuse a network of which gradients reach nothing, since what is in ONNX has none.
+
+    Args:
+        module: of layers.
+        wholly: they have to reach all of it.
+
+    Raises:
+        StageError: they don't.
+    """
+    parts = [layer.told for layer in module.modules() if isinstance(layer, OnnxPart)]
+    if not parts or not isinstance(module, fx.GraphModule):
+        return
+    reached, names = trained(module), {name for name, each in module.named_parameters() if each.is_floating_point()}
+    if reached >= names if wholly else reached:
+        return
+    raise StageError(
+        "can't rank channels by taylor" if wholly else "can't train this model",
+        why=f"no gradient goes through what stays as it is in ONNX, {', '.join(parts[:3])}; {len(names - reached)} of its "
+        f"{len(names)} parameters get none",
+        mend="take --importance magnitude or obs" if wholly else "leave --finetune out: the repair needs no gradients",
+    )
 
 
 def note_of(module: nn.Module, patterns: Sequence[str]) -> str | None:

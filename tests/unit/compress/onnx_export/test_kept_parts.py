@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
+from compress.errors import StageError
+from compress.formats.checkpoint import load, save
+from compress.formats.native.onnx_part import OnnxPart
 from compress.formats.onnx.load import load_onnx
 from compress.formats.onnx.scope import bodies
 from compress.model import OnnxModel
 from compress.onnx_export.from_torch import OnnxFromTorch
-from compress.onnx_export.torch_from_onnx import TorchFromOnnx
+from compress.onnx_export.torch_from_onnx import TorchFromOnnx, taken_back
 from compress.prune.prune_channels import PruneChannels
 from tests.unit.compress.onnx_graphs import normal
 
@@ -139,3 +143,77 @@ def test_what_is_around_it_is_pruned_and_it_stands_there_as_it_was(case: str, tm
     nodes = {node.op_type: node for node in onnx.load(back.path).graph.node}
     if case != "an operator that is another in a newer opset":
         assert without_names(nodes[was.op_type]) == without_names(was)
+
+
+LAST: dict[str, list[NodeProto]] = {
+    "how many are not zero": [
+        helper.make_node("Relu", ["y1"], ["r"]),
+        helper.make_node("NonZero", ["r"], ["places"], name="part"),
+        helper.make_node("Transpose", ["places"], ["n"], perm=[1, 0]),
+    ],
+    "a sequence": [
+        helper.make_node("SplitToSequence", ["y1"], ["all"], name="part", axis=1),
+        helper.make_node("SequenceLength", ["all"], ["n"]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LAST)
+def test_with_what_gives_as_much_as_values_say_all_behind_it_stays(case: str, tmp_path: Path) -> None:
+    before = [
+        helper.make_node("Conv", ["x", "w1"], ["a"]),
+        helper.make_node("Relu", ["a"], ["r1"]),
+        helper.make_node("Conv", ["r1", "w2"], ["m"]),
+        helper.make_node("GlobalAveragePool", ["m"], ["g"]),
+        helper.make_node("Flatten", ["g"], ["y1"]),
+    ]
+    file = saved(tmp_path, [*before, *LAST[case]], IMAGE, ["y1", "n"])
+    given = TorchFromOnnx().run(file, tmp_path, lambda *_: None)
+    assert [each.partition(" at ")[2] for each in given.details["kept_as_they_are"]] == ["'part'"]
+    pruned = PruneChannels(0.3).run(given.model, tmp_path, lambda *_: None).model
+    (tmp_path / "out").mkdir()
+    back = OnnxFromTorch().run(pruned, tmp_path / "out", lambda *_: None).model
+    kinds = [node.op_type for node in onnx.load(back.path).graph.node]
+    assert kinds[-len(LAST[case]) + 1 :] == [node.op_type for node in LAST[case]][1:]
+
+
+def test_of_an_if_whose_branch_is_known_the_branch_is_taken_back(tmp_path: Path) -> None:
+    branch = body("then", [helper.make_node("Relu", ["m"], ["o"]), helper.make_node("Neg", ["o"], ["out"])])
+    other = body("else", [helper.make_node("CumSum", ["m", "axis"], ["out"])])
+    nodes = [
+        helper.make_node("Equal", ["three", "one"], ["no"]),
+        helper.make_node("Not", ["no"], ["known"]),
+        helper.make_node("If", ["known"], ["p"], name="part", then_branch=branch, else_branch=other),
+    ]
+    given = TorchFromOnnx().run(written(tmp_path, nodes), tmp_path, lambda *_: None)
+    assert given.details["kept_as_they_are"] == {}
+    assert not any(isinstance(layer, OnnxPart) for layer in given.model.module.modules())
+
+
+def test_a_model_file_holds_it(tmp_path: Path) -> None:
+    model = taken_back(written(tmp_path, PARTS["a loop"]))
+    save(model.module, tmp_path / "m.pt", inputs=model.signature.inputs)
+    x = torch.from_numpy(normal(3, *IMAGE[1:]))
+    torch.testing.assert_close(load(tmp_path / "m.pt").module(x), model.module(x))
+
+
+def test_bytes_that_are_no_model_are_not_run(tmp_path: Path) -> None:
+    model = taken_back(written(tmp_path, PARTS["a loop"]))
+    (part,) = [layer for layer in model.module.modules() if isinstance(layer, OnnxPart)]
+    other = OnnxPart(part.size, part.digest, part.told, part.inputs, part.outputs)
+    with pytest.raises(StageError, match="in ONNX") as caught:
+        other(torch.zeros(2, 6, 9, 10))
+    assert "its bytes are others" in caught.value.why
+
+
+def test_what_has_no_layers_besides_is_refused_by_that_name(tmp_path: Path) -> None:
+    nodes = [helper.make_node("CumSum", ["x", "axis"], ["y"], name="sums")]
+    with pytest.raises(StageError, match="CumSum at 'sums'") as caught:
+        taken_back(saved(tmp_path, nodes, IMAGE, ["y"]))
+    assert "nothing else of it has weights" in caught.value.why
+
+
+def test_parameters_that_no_gradient_reaches_keep_their_values(tmp_path: Path) -> None:
+    model = taken_back(written(tmp_path, PARTS["an operator without a layer"]))
+    trained = {name for name, each in model.module.named_parameters() if each.requires_grad}
+    assert {name.split(".")[0] for name in trained} == {"w3", "w4"}

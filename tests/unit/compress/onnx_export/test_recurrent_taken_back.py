@@ -11,7 +11,7 @@ from onnx import helper
 from torch import nn
 
 from compress.formats.onnx.load import load_onnx
-from compress.onnx_export.torch_from_onnx import taken_back
+from compress.onnx_export.torch_from_onnx import TorchFromOnnx, taken_back
 from compress.prune.prune_channels import PruneChannels
 from tests.unit.compress.onnx_export.test_torch_from_onnx import stored
 from tests.unit.compress.onnx_graphs import normal
@@ -105,3 +105,22 @@ def test_its_hidden_units_can_go(way: str, states: str, read: str, tmp_path: Pat
     given = PruneChannels(0.5).run(taken_back(load_onnx(path)), tmp_path, lambda *_: None)
     (layer,) = [each for each in given.model.module.modules() if isinstance(each, nn.RNNBase)]
     assert layer.hidden_size < WIDTH
+
+
+OTHERS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a reset before the product": ("GRU", {}, "linear_before_reset=0"),
+    "peepholes": ("LSTM", {"peephole": normal(1, 3 * WIDTH)}, "peepholes"),
+    "clipping": ("LSTM", {"clip": 0.5}, "clips"),
+    "other activations": ("RNN", {"activations": ["Softsign"]}, "other activations"),
+    "coupled gates": ("LSTM", {"input_forget": 1}, "couples"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_what_torch_has_not_stays_as_it_is_by_name(case: str, tmp_path: Path) -> None:
+    kind, more, why = OTHERS[case]
+    path = written(tmp_path, kind, behind=True, **more)
+    given = TorchFromOnnx().run(load_onnx(path), tmp_path, lambda *_: None)
+    (told,) = given.details["kept_as_they_are"].items()
+    assert told[0] == f"{kind} at 'rnn'"
+    assert why in told[1]
