@@ -65,10 +65,10 @@ def refuse_untaught(module: nn.Module, *, wholly: bool = False) -> None:
     reached, names = trained(module), {name for name, each in module.named_parameters() if each.is_floating_point()}
     if reached >= names if wholly else reached:
         return
+    some, lost = ", ".join(parts[:3]), f"{len(names - reached)} of its {len(names)} parameters get none"
     raise StageError(
         "can't rank channels by taylor" if wholly else "can't train this model",
-        why=f"no gradient goes through what stays as it is in ONNX, {', '.join(parts[:3])}; {len(names - reached)} of its "
-        f"{len(names)} parameters get none",
+        why=f"no gradient goes through what stays as it is in ONNX, {some}; {lost}",
         mend="take --importance magnitude or obs" if wholly else "leave --finetune out: the repair needs no gradients",
     )
 

@@ -50,14 +50,14 @@ def may_not_end(model: Path | bytes) -> bool:
     """
     try:
         if isinstance(model, bytes):
-            return _repeats_anywhere(model)
+            return _repeats_anywhere(memoryview(model))
         with open_file(model) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _repeats_anywhere(data)
     except (OSError, ValueError, WireError):  # an empty file can't be mapped
         return False
 
 
-def _repeats_anywhere(data: bytes | mmap.mmap) -> bool:
+def _repeats_anywhere(data: memoryview | mmap.mmap) -> bool:
     return any(
         _repeats_in(data, inside, end, NODE if number == GRAPH else FUNCTION_NODE, 0)
         for number, _, inside, end in fields(data, 0, len(data))
@@ -65,12 +65,12 @@ def _repeats_anywhere(data: bytes | mmap.mmap) -> bool:
     )
 
 
-def _repeats_in(data: bytes | mmap.mmap, begin: int, end: int, nodes: int, depth: int) -> bool:
+def _repeats_in(data: memoryview | mmap.mmap, begin: int, end: int, nodes: int, depth: int) -> bool:
     found = fields(data, begin, end)
     return any(number == nodes and at is not None and _repeats(data, at, to, depth) for number, _, at, to in found)
 
 
-def _repeats(data: bytes | mmap.mmap, begin: int, end: int, depth: int) -> bool:
+def _repeats(data: memoryview | mmap.mmap, begin: int, end: int, depth: int) -> bool:
     """Whether a node does."""
     kind, domain = b"", b""
     bodies: list[tuple[int, int]] = []
@@ -78,9 +78,9 @@ def _repeats(data: bytes | mmap.mmap, begin: int, end: int, depth: int) -> bool:
         if at is None:
             continue
         if number == OP_TYPE:
-            kind = data[at:to]
+            kind = bytes(data[at:to])
         elif number == DOMAIN:
-            domain = data[at:to]
+            domain = bytes(data[at:to])
         elif number == ATTRIBUTE:
             inner = fields(data, at, to)
             bodies += [(start, stop) for field, _, start, stop in inner if field in BODY and start is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -73,7 +74,7 @@ def branching(folder: Path) -> None:
     made(folder, [*before(), *middle, *behind()], weights)
 
 
-def made(folder: Path, nodes: list[NodeProto], weights: dict[str, np.ndarray]) -> None:
+def made(folder: Path, nodes: list[NodeProto], weights: dict[str, Any]) -> None:
     written(nodes, weights, folder, inputs=("x:float32[batch,4,20]",), outputs=("y:float32[batch,5]",), opset=18)
     (folder / "model.onnx").rename(folder / "m.onnx")
     rng = np.random.default_rng(0)

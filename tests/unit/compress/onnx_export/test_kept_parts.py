@@ -17,10 +17,11 @@ from compress.formats.checkpoint import load, save
 from compress.formats.native.onnx_part import OnnxPart
 from compress.formats.onnx.load import load_onnx
 from compress.formats.onnx.scope import bodies
-from compress.model import OnnxModel
+from compress.model import OnnxModel, TorchModel
 from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.onnx_export.torch_from_onnx import TorchFromOnnx, taken_back
 from compress.prune.prune_channels import PruneChannels
+from compress.stage import Given
 from tests.unit.compress.onnx_graphs import normal
 
 IMAGE = ("batch", 4, 9, 10)
@@ -122,7 +123,22 @@ def without_names(node: NodeProto) -> bytes:
         kinds = [without_names(inner) for inner in graph.node]
         graph.Clear()
         graph.doc_string = repr(kinds)
-    return copy.SerializeToString(deterministic=True)
+    return bytes(copy.SerializeToString(deterministic=True))
+
+
+def pruned_by(share: float, given: Given, folder: Path) -> TorchModel:
+    assert isinstance(given.model, TorchModel)
+    found = PruneChannels(share).run(given.model, folder, lambda *_: None).model
+    assert isinstance(found, TorchModel)
+    return found
+
+
+def back(model: TorchModel, folder: Path) -> list[NodeProto]:
+    """The nodes of what it is written to, proven."""
+    (folder / "out").mkdir()
+    found = OnnxFromTorch().run(model, folder / "out", lambda *_: None).model
+    assert isinstance(found, OnnxModel)
+    return list(onnx.load(found.path).graph.node)
 
 
 @pytest.mark.parametrize("case", PARTS)
@@ -132,17 +148,15 @@ def test_what_is_around_it_is_pruned_and_it_stands_there_as_it_was(case: str, tm
     (told,) = given.details["kept_as_they_are"]
     assert "'part'" in told
     assert told in given.warnings[0]
-    pruned = PruneChannels(0.4).run(given.model, tmp_path, lambda *_: None).model
+    pruned = pruned_by(0.4, given, tmp_path)
     sizes = {name: tuple(each.shape) for name, each in pruned.module.named_parameters()}
     assert sizes["w1.weight"][0] < 16
     assert sizes["w3.weight"][0] < 16
     assert (sizes["w2.weight"][0], sizes["w3.weight"][1]) == (6, 6)  # what goes into it, and what comes out
-    (tmp_path / "out").mkdir()
-    back = OnnxFromTorch().run(pruned, tmp_path / "out", lambda *_: None).model  # which proves it
+    nodes = back(pruned, tmp_path)
     (was,) = [node for node in onnx.load(file.path).graph.node if node.name == "part"]
-    nodes = {node.op_type: node for node in onnx.load(back.path).graph.node}
     if case != "an operator that is another in a newer opset":
-        assert without_names(nodes[was.op_type]) == without_names(was)
+        assert without_names({node.op_type: node for node in nodes}[was.op_type]) == without_names(was)
 
 
 LAST: dict[str, list[NodeProto]] = {
@@ -170,10 +184,8 @@ def test_with_what_gives_as_much_as_values_say_all_behind_it_stays(case: str, tm
     file = saved(tmp_path, [*before, *LAST[case]], IMAGE, ["y1", "n"])
     given = TorchFromOnnx().run(file, tmp_path, lambda *_: None)
     assert [each.partition(" at ")[2] for each in given.details["kept_as_they_are"]] == ["'part'"]
-    pruned = PruneChannels(0.3).run(given.model, tmp_path, lambda *_: None).model
-    (tmp_path / "out").mkdir()
-    back = OnnxFromTorch().run(pruned, tmp_path / "out", lambda *_: None).model
-    kinds = [node.op_type for node in onnx.load(back.path).graph.node]
+    pruned = pruned_by(0.3, given, tmp_path)
+    kinds = [node.op_type for node in back(pruned, tmp_path)]
     assert kinds[-len(LAST[case]) + 1 :] == [node.op_type for node in LAST[case]][1:]
 
 
@@ -187,6 +199,7 @@ def test_of_an_if_whose_branch_is_known_the_branch_is_taken_back(tmp_path: Path)
     ]
     given = TorchFromOnnx().run(written(tmp_path, nodes), tmp_path, lambda *_: None)
     assert given.details["kept_as_they_are"] == {}
+    assert isinstance(given.model, TorchModel)
     assert not any(isinstance(layer, OnnxPart) for layer in given.model.module.modules())
 
 

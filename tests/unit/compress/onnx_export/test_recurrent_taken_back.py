@@ -11,6 +11,7 @@ from onnx import helper
 from torch import nn
 
 from compress.formats.onnx.load import load_onnx
+from compress.model import TorchModel
 from compress.onnx_export.torch_from_onnx import TorchFromOnnx, taken_back
 from compress.prune.prune_channels import PruneChannels
 from tests.unit.compress.onnx_export.test_torch_from_onnx import stored
@@ -103,6 +104,7 @@ def test_its_hidden_units_can_go(way: str, states: str, read: str, tmp_path: Pat
     """Zeros that an exporter writes for the states have a number of units, and are left out."""
     path = written(tmp_path, "LSTM", read=read, states=states, behind=True, direction=way)
     given = PruneChannels(0.5).run(taken_back(load_onnx(path)), tmp_path, lambda *_: None)
+    assert isinstance(given.model, TorchModel)
     (layer,) = [each for each in given.model.module.modules() if isinstance(each, nn.RNNBase)]
     assert layer.hidden_size < WIDTH
 
