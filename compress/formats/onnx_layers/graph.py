@@ -26,6 +26,10 @@ NOT_PRUNED = (
     "without --prune and --finetune the file goes through as it is, INT8 too; to prune or train it, start from the "
     "torch model it was made of, where there is one"
 )
+DECIDED = (
+    "where an input alone decides which branch is taken, give that input a value in the file (an initializer of its "
+    "name), and the branch is taken back; "
+)
 STANDARD = ("", "ai.onnx")
 
 
@@ -142,7 +146,8 @@ class _Taking:
         module.graph.eliminate_dead_code()
         module.delete_all_unused_submodules()
         if self.left and not any(True for _ in module.parameters()):
-            raise _refused(self._source, *next(iter(self.left.values())), "nothing else of it has weights")
+            node, why = next(iter(self.left.values()))
+            raise _refused(self._source, node, why, "nothing else of it has weights")
         return module
 
     def _look_ahead(self) -> tuple[dict[str, int], dict[str, tuple[str, str]]]:
@@ -296,5 +301,5 @@ def _refused(source: str, node: NodeProto, why: str, also: str = "") -> StageErr
     return StageError(
         f"can't take {source} back to layers, to prune or train it: {told(node)}",
         why="; ".join(filter(None, (why, also))),
-        mend=NOT_PRUNED,
+        mend=f"{DECIDED if node.op_type == 'If' else ''}{NOT_PRUNED}",
     )

@@ -103,10 +103,15 @@ def written(
 
 
 def saved(
-    folder: Path, nodes: Sequence[NodeProto], shape: Sequence[int | str], outputs: Sequence[str], opset: int = 17
+    folder: Path,
+    nodes: Sequence[NodeProto],
+    shape: Sequence[int | str],
+    outputs: Sequence[str],
+    opset: int = 17,
+    more: Sequence[Any] = (),
 ) -> OnnxModel:
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape), *more],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT if name[0] == "y" else TensorProto.INT64, None) for name in outputs],
         [numpy_helper.from_array(np.asarray(values), name) for name, values in WEIGHTS.items()],
     )  # fmt: skip
@@ -201,6 +206,33 @@ def test_of_an_if_whose_branch_is_known_the_branch_is_taken_back(tmp_path: Path)
     assert given.details["kept_as_they_are"] == {}
     assert isinstance(given.model, TorchModel)
     assert not any(isinstance(layer, OnnxPart) for layer in given.model.module.modules())
+
+
+def test_a_file_that_is_all_in_one_if_is_told_how_to_be_taken_back(tmp_path: Path) -> None:
+    """As by a rate of samples: with a value for it in the file, the branch is known."""
+    whole = [
+        helper.make_node("Conv", ["x", "w1"], ["a"]),
+        helper.make_node("Relu", ["a"], ["r1"]),
+        helper.make_node("Conv", ["r1", "w2"], ["out"]),
+    ]
+    branches = {
+        "then_branch": body("then", whole),
+        "else_branch": body("else", [helper.make_node("Conv", ["x", "w1"], ["out"])]),
+    }
+    nodes = [
+        helper.make_node("Equal", ["rate", "three"], ["known"]),
+        helper.make_node("If", ["known"], ["y"], name="part", **branches),
+    ]
+    rate = helper.make_tensor_value_info("rate", TensorProto.INT64, [])
+    file = saved(tmp_path, nodes, IMAGE, ["y"], more=[rate])
+    with pytest.raises(StageError, match="If at 'part'") as caught:
+        taken_back(file)
+    assert "give that input a value in the file" in caught.value.mend
+    model = onnx.load(file.path)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(3), "rate"))
+    onnx.save(model, file.path)
+    layers = taken_back(load_onnx(file.path)).module.modules()
+    assert sum(1 for layer in layers if isinstance(layer, torch.nn.Conv2d)) == 2
 
 
 def test_a_model_file_holds_it(tmp_path: Path) -> None:
