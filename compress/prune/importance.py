@@ -102,7 +102,7 @@ def squared_changes(
     Raises:
         StageError: gradients don't reach all of it.
     """
-    refuse_untaught(module, wholly=True)
+    refuse_untaught(module, "taylor")
     total = min(len(data), SAMPLES)
     chosen = np.random.default_rng(seed).permutation(len(data))[:total]
     found: dict[torch.Tensor, torch.Tensor] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import fx, nn
 
@@ -12,10 +13,16 @@ from compress.formats.native.onnx_part import OnnxPart
 from compress.formats.onnx_layers.parts import trained
 from compress.model.frozen import frozen_names, matching
 
-__all__ = ["ALL_TRAINED", "frozen_for", "keep_statistics", "note_of", "refuse_untaught"]
+__all__ = ["ALL_TRAINED", "Use", "frozen_for", "keep_statistics", "note_of", "refuse_untaught"]
 
 ALL_TRAINED = "none"
 WHAT = "can't train with --freeze"
+Use = Literal["train", "taylor", "qat"]
+UNTAUGHT: dict[Use, tuple[str, str]] = {
+    "train": ("can't train this model", "leave --finetune out: the repair needs no gradients"),
+    "taylor": ("can't rank channels by taylor", "take --importance magnitude or obs"),
+    "qat": ("can't train this model in fake INT8", "quantize after the training: --int8 static"),
+}
 
 
 def frozen_for(module: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
@@ -49,12 +56,13 @@ def frozen_for(module: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
     return found
 
 
-def refuse_untaught(module: nn.Module, *, wholly: bool = False) -> None:
-    """Refuse a network of which gradients reach nothing, since what is in ONNX has none.
+def refuse_untaught(module: nn.Module, use: Use = "train") -> None:
+    """Refuse a network of which gradients reach too little, since what stays in ONNX has none.
 
     Args:
         module: of layers.
-        wholly: they have to reach all of it.
+        use: a training needs some parameters to have a gradient, the importance of channels all of them, and fake INT8
+            a graph that torch computes alone.
 
     Raises:
         StageError: they don't.
@@ -63,14 +71,14 @@ def refuse_untaught(module: nn.Module, *, wholly: bool = False) -> None:
     if not parts or not isinstance(module, fx.GraphModule):
         return
     reached, names = trained(module), {name for name, each in module.named_parameters() if each.is_floating_point()}
-    if reached >= names if wholly else reached:
+    if (use == "train" and reached) or (use == "taylor" and reached >= names):
         return
-    some, lost = ", ".join(parts[:3]), f"{len(names - reached)} of its {len(names)} parameters get none"
-    raise StageError(
-        "can't rank channels by taylor" if wholly else "can't train this model",
-        why=f"no gradient goes through what stays as it is in ONNX, {some}; {lost}",
-        mend="take --importance magnitude or obs" if wholly else "leave --finetune out: the repair needs no gradients",
-    )
+    what, mend = UNTAUGHT[use]
+    lost = f"{len(names - reached)} of its {len(names)} parameters get none"
+    if use == "qat":
+        lost = "nor does torch compute it"
+    some = ", ".join(parts[:3])
+    raise StageError(what, why=f"no gradient goes through what stays as it is in ONNX, {some}; {lost}", mend=mend)
 
 
 def note_of(module: nn.Module, patterns: Sequence[str]) -> str | None:

@@ -113,12 +113,25 @@ def test_what_stands_behind_it_is_trained(tmp_path: Path) -> None:
     assert "finetune" in [row.stage for row in report.stages]
 
 
-def test_where_no_gradient_goes_it_is_said(tmp_path: Path) -> None:
+ASKED: dict[str, tuple[dict[str, Any], str]] = {
+    "can't rank channels by taylor": ({"importance": "taylor"}, "If at 'branches'; 2 of its 4 parameters get none"),
+    "can't train this model in fake INT8": ({"int8": "qat"}, "If at 'branches'"),
+}
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_where_no_gradient_goes_it_is_said_before_any_work(what: str, tmp_path: Path) -> None:
     branching(tmp_path)
-    options = ExportOptions(output=tmp_path / "out", prune=0.3, finetune=str(tmp_path / "t.npz"), importance="taylor")
-    with pytest.raises(StageError, match="taylor") as caught:
+    more, why = ASKED[what]
+    options = ExportOptions(output=tmp_path / "out", prune=0.3, finetune=str(tmp_path / "t.npz"), **more)
+    with pytest.raises(StageError, match=what) as caught:
         compress.export(tmp_path / "m.onnx", options)
-    assert "If at 'branches'; 2 of its 4 parameters get none" in caught.value.why
+    assert why in caught.value.why
+    assert not (tmp_path / "out.work").exists()
+
+
+def test_a_training_that_would_reach_nothing_is_refused(tmp_path: Path) -> None:
+    branching(tmp_path)
     model = onnx.load(tmp_path / "m.onnx")
     model.graph.node.append(helper.make_node("CumSum", ["y", "one"], ["z"], name="sums"))
     model.graph.output[0].name = "z"
