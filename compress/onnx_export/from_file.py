@@ -31,7 +31,7 @@ from compress.runtime.measure import cores
 from compress.runtime.memory import give_back
 from compress.stage import Given, Progress
 
-__all__ = ["HALF_TOLERANCE", "OnnxFromFile", "plain", "refuse", "whole"]
+__all__ = ["HALF_TOLERANCE", "OnnxFromFile", "plain", "refuse", "refuse_random", "whole"]
 
 # Q/DQ nodes have a scale for each channel from here on.
 LEAST_OPSET = 13
@@ -88,7 +88,7 @@ class OnnxFromFile:
         parity = equal_throughout(
             model.module, before, after, signature, self.data, progress, words,
             tolerance=HALF_TOLERANCE if half else TOLERANCE, steps=(0, 1),
-            doubted=lambda inputs, err: _refuse_random(model.path, before, inputs, err),
+            doubted=lambda inputs, err: refuse_random(model.path, before, inputs, err),
         )  # fmt: skip
         progress(total, total, "equal to the file")
         worst = max(figures["max_abs_error"] for figures in parity.values())
@@ -209,7 +209,7 @@ def _differs(first: Arrays, second: Arrays) -> bool:
     )
 
 
-def _refuse_random(path: Path, backend: OnnxBackend, inputs: Arrays, err: StageError) -> None:
+def refuse_random(path: Path, backend: OnnxBackend, inputs: Arrays, err: StageError) -> None:
     """Raise StageError by the names of operators that draw random numbers, where the file's own answers differ."""
     first = backend.infer(inputs)
     if not any(_differs(first, backend.infer(inputs)) for _ in range(DRAWS)):

@@ -17,7 +17,7 @@ from compress.formats.onnx_layers.graph import NOT_PRUNED, layers_of
 from compress.model import Arrays, Model, OnnxModel, TorchModel, example_inputs, sample_inputs
 from compress.model.infer import elsewhere, runs_at
 from compress.onnx_export.equal import Wording, equal_throughout, sizes_assumed
-from compress.onnx_export.from_file import HALF_TOLERANCE, plain, refuse, whole
+from compress.onnx_export.from_file import HALF_TOLERANCE, plain, refuse, refuse_random, whole
 from compress.onnx_export.from_torch import OPSET
 from compress.runtime.backends import OnnxBackend, TorchBackend
 from compress.runtime.measure import cores
@@ -114,5 +114,5 @@ def _proven(
     logistic = made_by("Sigmoid", onnx.load(model.path, load_external_data=False).graph)
     return equal_throughout(
         model.module, before, after, signature, data, progress, words, tolerance=tolerance, both=True,
-        logistic=logistic,
+        logistic=logistic, doubted=lambda inputs, err: refuse_random(model.path, before, inputs, err),
     )  # fmt: skip

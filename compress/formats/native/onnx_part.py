@@ -43,16 +43,24 @@ class OnnxPart(nn.Module):
         size: bytes of the ONNX model, which are the buffer `model`.
         digest: hex SHA-256 of these.
         told: which nodes it is of, for errors.
+        weights: how many numbers its tables hold.
         inputs: of each the dtype and its sizes, -1 where they vary.
         outputs: of each the dtype and by axis its size: a number; -1 where it hangs on values; (input, axis, times,
             plus, over) for (times · that size + plus) // over; (input, axis, input, axis) for a product of two.
     """
 
     def __init__(
-        self, size: int, digest: str, told: str, inputs: Sequence[Sequence[Any]], outputs: Sequence[Sequence[Any]]
+        self,
+        size: int,
+        digest: str,
+        told: str,
+        weights: int,
+        inputs: Sequence[Sequence[Any]],
+        outputs: Sequence[Sequence[Any]],
     ) -> None:
         super().__init__()
-        self.size, self.digest, self.told, self.inputs, self.outputs = size, digest, told, inputs, outputs
+        self.size, self.digest, self.told, self.weights = size, digest, told, weights
+        self.inputs, self.outputs = inputs, outputs
         self.model: torch.Tensor
         self.register_buffer("model", torch.zeros(size, dtype=torch.uint8))
 

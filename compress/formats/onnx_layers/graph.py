@@ -175,7 +175,7 @@ class _Taking:
             raise _refused(self._source, node, str(err)) from err
         except NotTakenBackError as err:
             why = str(err)
-        if node.op_type in UNTOLD and any(_hangs_on_inputs(self.held[name]) for name in read_by(node)):
+        if node.op_type in UNTOLD and any(_hangs_on_inputs(self.held.get(name)) for name in read_by(node)):
             self._put_last(node)
             self.left[node.output[0]] = node, why
             return {}, False

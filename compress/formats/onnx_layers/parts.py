@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,12 +13,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
-from onnx import ModelProto, NodeProto, helper, numpy_helper, version_converter
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, version_converter
 from torch import fx, nn
 
 from compress.errors import ToolkitError, first_line
 from compress.formats.native.onnx_part import ANY, DTYPES, OnnxPart
-from compress.formats.onnx.scope import captured, inner_nodes, opset_of
+from compress.formats.onnx.scope import captured, inner_bodies, inner_nodes, opset_of
 from compress.formats.onnx_layers.values import MOST, Graph, Live, NotTakenBackError
 from compress.model.watched import Watched
 from compress.storage.shortages import raise_shortage
@@ -32,6 +33,7 @@ UNTOLD = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MOST_BYTES = 1 << 30  # of one part
 _FACTORS = range(1, 9)
+_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
 Shape = tuple[int, ...]
 
 
@@ -60,6 +62,9 @@ def part_of(
     """
     made = {name for node in nodes for name in node.output}
     names = [name for name in dict.fromkeys(itertools.chain(*map(read_by, nodes))) if name not in made]
+    lost = next((name for name in names if name not in held), None)
+    if lost is not None:
+        raise NotTakenBackError(f"nothing makes {lost!a}, which it reads")
     values = {name: g.tensor(held[name]) for name in names if held[name] is not None}
     live = {name: value for name, value in values.items() if isinstance(value, Live)}
     part = _model(nodes, values, wanted, model)
@@ -69,7 +74,7 @@ def part_of(
         return {name: g.named(tensor, name) for name, tensor in zip(wanted, tensors, strict=True)}
     data = part.SerializeToString(deterministic=True)
     form = (
-        len(data), hashlib.sha256(data).hexdigest(), told[:100],
+        len(data), hashlib.sha256(data).hexdigest(), told[:100], _weights(part.graph),
         tuple((_NAMES[each.sample.dtype], *each.sample.shape) for each in live.values()),
         tuple((_NAMES[each.dtype], *((ANY,) * each.ndim if free else each.shape)) for each in tensors),
     )  # fmt: skip
@@ -96,6 +101,14 @@ def _model(nodes: Sequence[NodeProto], values: Mapping[str, Any], wanted: Sequen
         made.graph.initializer.append(numpy_helper.from_array(value.detach().contiguous().numpy(), name))
     made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
     return made
+
+
+def _weights(graph: GraphProto) -> int:
+    """How many numbers of its tables there are: of what is no single number, and not whole."""
+    graphs = [graph, *inner_bodies(graph)]
+    tables = [tensor for each in graphs for tensor in each.initializer]
+    tables += [a.t for each in graphs for node in each.node for a in node.attribute if node.op_type == "Constant"]
+    return sum(math.prod(each.dims) for each in tables if each.dims and each.data_type in _FLOATS)
 
 
 def _runs(part: ModelProto, arrays: Mapping[str, torch.Tensor], opset: int) -> tuple[ModelProto, list[Any]]:

@@ -21,6 +21,7 @@ from compress.model import OnnxModel, TorchModel
 from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.onnx_export.torch_from_onnx import TorchFromOnnx, taken_back
 from compress.prune.prune_channels import PruneChannels
+from compress.runtime.measure import torch_params
 from compress.stage import Given
 from tests.unit.compress.onnx_graphs import normal
 
@@ -28,7 +29,7 @@ IMAGE = ("batch", 4, 9, 10)
 WEIGHTS: dict[str, Any] = {
     "w1": normal(16, 4, 3, 3), "w2": normal(6, 16, 3, 3), "w3": normal(16, 6, 3, 3), "w4": normal(16, 5),
     "axis": np.array(1), "two": np.float32(2), "at0": np.array(0), "one": np.array(1), "three": np.array(3),
-    "yes": np.array(True), "k": np.array([4]), "axes": np.array([1]),
+    "yes": np.array(True), "k": np.array([4]), "row": normal(6, 1, 1), "axes": np.array([1]),
 }  # fmt: skip
 
 
@@ -65,6 +66,15 @@ PARTS: dict[str, list[NodeProto]] = {
     "an operator without a layer": [helper.make_node("CumSum", ["m", "axis"], ["p"], name="part")],
     "another's operator": [helper.make_node("FastGelu", ["m"], ["p"], name="part", domain="com.microsoft")],
     "a branch by the size of the batch": IF,
+    "a branch that reads a size and a table around it": [
+        *IF[:3],
+        helper.make_node("Cast", ["n"], ["many"], to=1),
+        helper.make_node(
+            "If", ["alone"], ["p"], name="part",
+            then_branch=body("then", [helper.make_node("Mul", ["m", "row"], ["out"])]),
+            else_branch=body("else", [helper.make_node("Div", ["m", "many"], ["o"]), helper.make_node("Mul", ["o", "row"], ["out"])]),
+        ),
+    ],
     "a loop": [LOOP],
     "an operator that is another in a newer opset": [
         helper.make_node("ReduceL2", ["m"], ["norm"], name="part", axes=[1]),
@@ -242,10 +252,44 @@ def test_a_model_file_holds_it(tmp_path: Path) -> None:
     torch.testing.assert_close(load(tmp_path / "m.pt").module(x), model.module(x))
 
 
+def test_its_weights_are_counted(tmp_path: Path) -> None:
+    given = taken_back(written(tmp_path, PARTS["a branch that reads a size and a table around it"]))
+    plain = sum(each.numel() for each in given.module.parameters())
+    assert torch_params(given.module) == plain + 6
+
+
+def test_the_first_node_may_be_one(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("CumSum", ["x", "axis"], ["s"], name="part"),
+        helper.make_node("Conv", ["s", "w1"], ["a"]),
+        helper.make_node("Relu", ["a"], ["r"]),
+        helper.make_node("Conv", ["r", "w2"], ["y"]),
+    ]
+    given = TorchFromOnnx().run(
+        saved(tmp_path, nodes, ("batch", 4, "height", "width"), ["y"]), tmp_path, lambda *_: None
+    )
+    assert [node.op_type for node in back(pruned_by(0.3, given, tmp_path), tmp_path)] == [
+        "CumSum",
+        "Conv",
+        "Relu",
+        "Conv",
+    ]
+
+
+def test_what_draws_random_numbers_is_told_by_name(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("RandomNormalLike", ["x"], ["noise"], name="part"),
+        helper.make_node("Add", ["x", "noise"], ["s"]),
+        helper.make_node("Conv", ["s", "w1"], ["y"]),
+    ]
+    with pytest.raises(StageError, match="it draws random numbers"):
+        taken_back(saved(tmp_path, nodes, IMAGE, ["y"]))
+
+
 def test_bytes_that_are_no_model_are_not_run(tmp_path: Path) -> None:
     model = taken_back(written(tmp_path, PARTS["a loop"]))
     (part,) = [layer for layer in model.module.modules() if isinstance(layer, OnnxPart)]
-    other = OnnxPart(part.size, part.digest, part.told, part.inputs, part.outputs)
+    other = OnnxPart(part.size, part.digest, part.told, part.weights, part.inputs, part.outputs)
     with pytest.raises(StageError, match="in ONNX") as caught:
         other(torch.zeros(2, 6, 9, 10))
     assert "its bytes are others" in caught.value.why
