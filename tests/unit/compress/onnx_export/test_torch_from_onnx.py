@@ -163,6 +163,23 @@ def test_shapes_are_computed_from_what_comes_in(tmp_path: Path) -> None:
     )
 
 
+def test_places_are_counted_in_floats_too(tmp_path: Path) -> None:
+    """As detectors make their anchors: a size becomes a float before it is counted up to."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "one"], ["n"], axis=0),
+        helper.make_node("Cast", ["n"], ["f"], to=1),
+        helper.make_node("Range", ["zero", "f", "by"], ["places"]),
+        helper.make_node("Add", ["x", "places"], ["y"]),
+    ]
+    weights = {"one": np.array(1), "zero": np.float32(0), "by": np.float32(1)}
+    file = load_onnx(stored(nodes, weights, ("batch", "width"), tmp_path))
+    made = taken_back(file).module
+    for width in (1, 5, 9):
+        x = torch.from_numpy(normal(3, width))
+        torch.testing.assert_close(made(x)["y"], file.module(x)["y"])
+
+
 ROW_OF_WHOLE: Step = ("Cast", ["x"], ["whole"], {"to": onnx.TensorProto.INT32})
 SIZES_OF_X: Step = ("Shape", ["x"], ["sizes64"], {})
 SIZES_IN_32: Step = ("Cast", ["sizes64"], ["sizes"], {"to": onnx.TensorProto.INT32})
