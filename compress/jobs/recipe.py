@@ -54,6 +54,7 @@ from compress.storage.hashing import code_files
 from compress.storage.stage_cache import StageCache
 from compress.tensorrt.profiles import ranges_of
 from compress.training.finetune import Finetune
+from compress.training.frozen import Use, refuse_untaught
 
 __all__ = [
     "code_of",
@@ -167,6 +168,9 @@ def stages_for(
     recovery = None
     if training is not None:
         teacher = model if isinstance(model, TorchModel) else taken_back(model)  # which answers as the file does
+        uses: dict[Use, bool] = {"train": True, "taylor": options.importance == "taylor", "qat": options.int8 == "qat"}
+        for use in (use for use, asked in uses.items() if asked):
+            refuse_untaught(teacher.module, use)
         recovery = _finetune(options, teacher, training, validation, seen)
     samples = training if calibration is None else calibration  # a training that is added proves the same removal
     if options.sensitivity is not None and sensitivity is None:

@@ -38,11 +38,13 @@ class Watched:
     Each is in a thread of its own, which is left to itself where ONNX Runtime does not stop: it ends with the process.
 
     Args:
-        path: of the file.
+        model: the path of the file, or its bytes.
+        name: what it is told by, where it has no path.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._name, self._needed, self._seconds = path.name, may_not_end(path), loop_seconds()
+    def __init__(self, model: Path | bytes, name: str = "") -> None:
+        self._name = model.name if isinstance(model, Path) else name
+        self._needed, self._seconds = may_not_end(model), loop_seconds()
         self._ended: object = None
 
     def run(self, session: ort.InferenceSession, outputs: list[str] | None, inputs: dict[str, Any]) -> list[Any]:

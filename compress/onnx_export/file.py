@@ -7,7 +7,7 @@ of a larger model they go to a file beside it, as ONNX's external data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from compress.formats.onnx.outline import (
     values_of,
 )
 
-__all__ = ["MOST", "checked", "save", "without"]
+__all__ = ["MOST", "checked", "declare", "save", "without"]
 
 MOST = (1 << 31) - 1  # bytes of one protobuf message
 BESIDE = ".data"  # behind the name of the file: what the exporter of torch writes, too
@@ -101,6 +101,18 @@ def _inside(tensor: TensorProto) -> TensorProto:
     described.ClearField("external_data")
     described.ClearField("data_location")
     return described
+
+
+def declare(value: onnx.ValueInfoProto, shape: Sequence[int | str]) -> None:
+    """Say which sizes a tensor has, in place."""
+    value.type.tensor_type.ClearField("shape")
+    value.type.tensor_type.shape.SetInParent()  # of a scalar, too, which has no dimensions
+    for size in shape:
+        dim = value.type.tensor_type.shape.dim.add()
+        if isinstance(size, str):
+            dim.dim_param = size
+        else:
+            dim.dim_value = size
 
 
 def checked(model: ModelProto) -> None:

@@ -23,7 +23,7 @@ from compress.formats.onnx.read import read_onnx
 from compress.formats.onnx.scope import inner_bodies, inner_nodes, name_nodes, opset_of
 from compress.model import Arrays, Model, OnnxModel
 from compress.onnx_export.equal import BATCHES, Wording, equal_throughout, sizes_assumed
-from compress.onnx_export.file import save
+from compress.onnx_export.file import declare, save
 from compress.onnx_export.float32 import in_float32
 from compress.onnx_export.from_torch import IR_VERSION
 from compress.runtime.backends import OnnxBackend
@@ -31,7 +31,7 @@ from compress.runtime.measure import cores
 from compress.runtime.memory import give_back
 from compress.stage import Given, Progress
 
-__all__ = ["HALF_TOLERANCE", "OnnxFromFile", "plain", "refuse", "whole"]
+__all__ = ["HALF_TOLERANCE", "OnnxFromFile", "plain", "refuse", "refuse_random", "whole"]
 
 # Q/DQ nodes have a scale for each channel from here on.
 LEAST_OPSET = 13
@@ -88,7 +88,7 @@ class OnnxFromFile:
         parity = equal_throughout(
             model.module, before, after, signature, self.data, progress, words,
             tolerance=HALF_TOLERANCE if half else TOLERANCE, steps=(0, 1),
-            doubted=lambda inputs, err: _refuse_random(model.path, before, inputs, err),
+            doubted=lambda inputs, err: refuse_random(model.path, before, inputs, err),
         )  # fmt: skip
         progress(total, total, "equal to the file")
         worst = max(figures["max_abs_error"] for figures in parity.values())
@@ -160,14 +160,7 @@ def plain(model: ModelProto, signature: Signature, path: Path) -> tuple[list[str
         _raise(model, path)
         did.append(f"raised to {LEAST_OPSET}")
     for spec, value in zip((*signature.inputs, *signature.outputs), (*graph.input, *graph.output), strict=True):
-        value.type.tensor_type.ClearField("shape")
-        value.type.tensor_type.shape.SetInParent()  # of a scalar, too, which has no dimensions
-        for size in spec.shape:
-            dim = value.type.tensor_type.shape.dim.add()
-            if isinstance(size, str):
-                dim.dim_param = size
-            else:
-                dim.dim_value = size
+        declare(value, spec.shape)
     for field in ("training_info", "configuration"):
         if field in model.DESCRIPTOR.fields_by_name:
             model.ClearField(field)
@@ -216,7 +209,7 @@ def _differs(first: Arrays, second: Arrays) -> bool:
     )
 
 
-def _refuse_random(path: Path, backend: OnnxBackend, inputs: Arrays, err: StageError) -> None:
+def refuse_random(path: Path, backend: OnnxBackend, inputs: Arrays, err: StageError) -> None:
     """Raise StageError by the names of operators that draw random numbers, where the file's own answers differ."""
     first = backend.infer(inputs)
     if not any(_differs(first, backend.infer(inputs)) for _ in range(DRAWS)):

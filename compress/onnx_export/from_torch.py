@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import onnx
 import torch
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
+from torch import nn
 
 from compress.artifact import Signature
 from compress.data.dataset import Dataset
@@ -22,6 +23,7 @@ from compress.model.infer import elsewhere, proven, runs_at
 from compress.onnx_export.equal import BATCHES, Wording, equal_throughout, sizes_assumed
 from compress.onnx_export.exporter import around
 from compress.onnx_export.file import save
+from compress.onnx_export.kept_parts import put_back
 from compress.onnx_export.recurrent import free_lengths
 from compress.runtime.backends import OnnxBackend, TorchBackend
 from compress.runtime.memory import give_back
@@ -65,7 +67,7 @@ class OnnxFromTorch:
         runs = runs_at(model.module, model.signature.inputs)
         _export(model, _traced_at(model.signature, runs), path)
         progress(1, trials + 2, "checking the file")
-        _check_file(path, model.signature)
+        _check_file(path, model.signature, model.module)
         given = OnnxModel(path, model.signature, model.ranges)
         torches, onnxes = TorchBackend(model, torch.get_num_threads()), OnnxBackend(given, threads=1)
         logistic = made_by("Sigmoid", onnx.load(path, load_external_data=False).graph)
@@ -97,7 +99,7 @@ def exported(model: TorchModel, path: Path) -> torch.export.ExportedProgram:
     """Write the file as the stage does, unproven, and give the program that it was made from."""
     runs = runs_at(model.module, model.signature.inputs)
     program = _export(model, _traced_at(model.signature, runs), path)
-    _check_file(path, model.signature)
+    _check_file(path, model.signature, model.module)
     if program is None or program.exported_program is None:
         raise StageError(
             "can't follow the export",
@@ -177,7 +179,7 @@ def _name(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
     rename(model.graph)
 
 
-def _check_file(path: Path, signature: Signature) -> None:
+def _check_file(path: Path, signature: Signature, module: nn.Module) -> None:
     """Check what the exporter wrote, and write it anew: with its names, weights inside where they fit."""
     give_back()
     model = onnx.load(path, load_external_data=False)
@@ -192,6 +194,7 @@ def _check_file(path: Path, signature: Signature) -> None:
     given = zip((value.name for value in model.graph.input), signature.inputs, strict=True)
     made = zip((value.name for value in model.graph.output), signature.outputs, strict=True)
     _name(model, {name: spec.name for name, spec in (*given, *made)})
+    put_back(model, module, signature)
     free_lengths(model.graph)
     traced: dict[str, str] = {}
     for spec, value in zip(signature.inputs, model.graph.input, strict=True):

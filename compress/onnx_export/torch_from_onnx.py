@@ -14,9 +14,11 @@ from compress.data.dataset import Dataset
 from compress.evaluate.parity import TOLERANCE
 from compress.formats.onnx.scope import made_by
 from compress.formats.onnx_layers.graph import NOT_PRUNED, layers_of
-from compress.model import Model, OnnxModel, TorchModel, sample_inputs
+from compress.model import Arrays, Model, OnnxModel, TorchModel, example_inputs, sample_inputs
+from compress.model.infer import elsewhere, runs_at
 from compress.onnx_export.equal import Wording, equal_throughout, sizes_assumed
-from compress.onnx_export.from_file import HALF_TOLERANCE, plain, refuse, whole
+from compress.onnx_export.from_file import HALF_TOLERANCE, plain, refuse, refuse_random, whole
+from compress.onnx_export.from_torch import OPSET
 from compress.runtime.backends import OnnxBackend, TorchBackend
 from compress.runtime.measure import cores
 from compress.stage import Given, Progress
@@ -53,7 +55,7 @@ class TorchFromOnnx:
         _layers(model)
 
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:  # noqa: ARG002
-        given, half = _layers(model)
+        given, half, kept = _layers(model)
         parity = _proven(model, given, self.data, progress, half=half)
         worst = max(figures["max_abs_error"] for figures in parity.values())
         layers = sum(1 for each in given.module.modules() if next(each.parameters(recurse=False), None) is not None)
@@ -61,9 +63,18 @@ class TorchFromOnnx:
             given,
             did=f"taken back to {counted(layers, 'layers')} of torch; "
             f"answers as the file does (largest difference {worst:.1e})",
-            details={"parity": parity},
-            warnings=sizes_assumed(model.signature.settled),
+            details={"parity": parity, "kept_as_they_are": dict(kept)},
+            warnings=(*_stay(kept), *sizes_assumed(model.signature.settled)),
         )
+
+
+def _stay(kept: Mapping[str, str]) -> tuple[str, ...]:
+    if not kept:
+        return ()
+    some = "; ".join(f"{node} ({why})" for node, why in list(kept.items())[:5])
+    more = f"; and {len(kept) - 5} more" if len(kept) > 5 else ""
+    what = f"kept in ONNX as in the file, {counted(len(kept), 'nodes')} that nothing is pruned or trained through"
+    return (f"{what}: {some}{more}",)
 
 
 def taken_back(model: OnnxModel) -> TorchModel:
@@ -72,17 +83,25 @@ def taken_back(model: OnnxModel) -> TorchModel:
     Raises:
         StageError: an operator has no form as a layer or function of torch, or the answers are others.
     """
-    given, half = _layers(model)
+    given, half, _ = _layers(model)
     _proven(model, given, None, lambda _done, _total, _note: None, half=half)
     return given
 
 
-def _layers(model: OnnxModel) -> tuple[TorchModel, bool]:
+def _layers(model: OnnxModel) -> tuple[TorchModel, bool, Mapping[str, str]]:
+    """The network, whether the file is in FP16, and which of its nodes stay as they are, with the reason."""
     refuse(model.path)
     made = whole(model.path)
     _, half = plain(made, model.signature.settled, model.path)
-    module = layers_of(made, sample_inputs(model.signature, 2), str(model.path))
-    return TorchModel(module, model.signature.settled, processor=model.processor), half
+    signature = model.signature.settled
+
+    def others() -> list[Arrays]:
+        sizes, runs = signature.at(2), runs_at(model.module, signature.inputs)
+        tried = [elsewhere(runs, sizes, dims) for dims in (*([dim] for dim in sizes), sizes)]
+        return [example_inputs(signature.inputs, each) for each in tried if each != sizes]
+
+    module, kept = layers_of(made, sample_inputs(model.signature, 2), str(model.path), others, OPSET)
+    return TorchModel(module, signature, processor=model.processor), half, kept
 
 
 def _proven(
@@ -95,5 +114,5 @@ def _proven(
     logistic = made_by("Sigmoid", onnx.load(model.path, load_external_data=False).graph)
     return equal_throughout(
         model.module, before, after, signature, data, progress, words, tolerance=tolerance, both=True,
-        logistic=logistic,
+        logistic=logistic, doubted=lambda inputs, err: refuse_random(model.path, before, inputs, err),
     )  # fmt: skip

@@ -21,6 +21,7 @@ from torch import nn
 from torch_pruning.dependency import index_mapping, shape_infer
 
 from compress.errors import StageError, first_line
+from compress.formats.native.onnx_part import OnnxPart
 from compress.prune.cut_layers import Cut, Layers, Place
 from compress.prune.layer_kinds import PRUNABLE
 from compress.storage.shortages import raise_shortage
@@ -107,7 +108,7 @@ class Follower:
         traced = graph._trace(
             self._layers.module,
             None,
-            lambda _module, _given: [tensor for tensor in forward() if tensor.grad_fn is not None],
+            lambda _module, _given: [each for each in self._ends(forward) if each.grad_fn is not None],
             output_transform=None,
         )
         graph._build_dependency(traced)
@@ -120,6 +121,17 @@ class Follower:
                     raise_shortage(err)
                     self._lost[node] = f"{type(err).__name__}: {first_line(err)[:120]}"
         graph.module2node = traced
+
+    def _ends(self, forward: Callable[[], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        """The outputs, and what is read by parts that are in ONNX: behind these no gradient tells of anything."""
+        read: list[torch.Tensor] = []
+        parts = [layer for layer in self._layers.names if isinstance(layer, OnnxPart)]
+        hooks = [part.register_forward_pre_hook(lambda _part, given: read.extend(given)) for part in parts]
+        try:
+            return [*forward(), *read]
+        finally:
+            for each in hooks:
+                each.remove()
 
     def group(self, name: str) -> ChannelGroup:
         """All that goes with the channels that a layer gives.

@@ -20,6 +20,7 @@ from compress.model import TorchModel, call
 from compress.model.inputs import run_on
 from compress.prune.channels import Channels
 from compress.stage import Progress
+from compress.training.frozen import refuse_untaught
 from compress.training.labels import watched
 from compress.training.losses import CLASSES, fits, labelled, logits_of
 
@@ -97,7 +98,11 @@ def squared_changes(
         seed: for which samples.
         progress: is told of samples done.
         labelled: the output that labels are of, where they fit several.
+
+    Raises:
+        StageError: gradients don't reach all of it.
     """
+    refuse_untaught(module, "taylor")
     total = min(len(data), SAMPLES)
     chosen = np.random.default_rng(seed).permutation(len(data))[:total]
     found: dict[torch.Tensor, torch.Tensor] = {

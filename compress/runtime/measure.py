@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from compress.artifact import Signature
+from compress.formats.native.onnx_part import OnnxPart
 from compress.formats.onnx.counted import counted_graph
 from compress.formats.onnx.scope import bodies, inner_bodies, inner_nodes
 from compress.host.cores import cores_here
@@ -42,8 +43,9 @@ def cores() -> int:
 
 
 def torch_params(module: nn.Module) -> int:
-    """Number of trainable and fixed weights; buffers (running statistics) don't count."""
-    return sum(parameter.numel() for parameter in module.parameters())
+    """Number of trainable and fixed weights, those of parts in ONNX, too; buffers (running statistics) don't count."""
+    kept = sum(layer.weights for layer in module.modules() if isinstance(layer, OnnxPart))
+    return kept + sum(parameter.numel() for parameter in module.parameters())
 
 
 def torch_macs(module: nn.Module, signature: Signature) -> int:

@@ -43,30 +43,34 @@ def loop_seconds() -> float:
     return seconds
 
 
-def may_not_end(path: Path) -> bool:
-    """Whether a file has a Loop, or another operator that repeats a body; what can't be read is not run.
+def may_not_end(model: Path | bytes) -> bool:
+    """Whether a file, or its bytes, has a Loop, or another operator that repeats a body; what can't be read is not run.
 
     An `If` repeats nothing, but what is in its branches may; a function of that name may do as it likes.
     """
     try:
-        with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for number, _, inside, end in fields(data, 0, len(data)):
-                if inside is None or number not in (GRAPH, FUNCTION):
-                    continue
-                nodes = NODE if number == GRAPH else FUNCTION_NODE
-                if _repeats_in(data, inside, end, nodes, 0):
-                    return True
+        if isinstance(model, bytes):
+            return _repeats_anywhere(memoryview(model))
+        with open_file(model) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _repeats_anywhere(data)
     except (OSError, ValueError, WireError):  # an empty file can't be mapped
         return False
-    return False
 
 
-def _repeats_in(data: mmap.mmap, begin: int, end: int, nodes: int, depth: int) -> bool:
+def _repeats_anywhere(data: memoryview | mmap.mmap) -> bool:
+    return any(
+        _repeats_in(data, inside, end, NODE if number == GRAPH else FUNCTION_NODE, 0)
+        for number, _, inside, end in fields(data, 0, len(data))
+        if inside is not None and number in (GRAPH, FUNCTION)
+    )
+
+
+def _repeats_in(data: memoryview | mmap.mmap, begin: int, end: int, nodes: int, depth: int) -> bool:
     found = fields(data, begin, end)
     return any(number == nodes and at is not None and _repeats(data, at, to, depth) for number, _, at, to in found)
 
 
-def _repeats(data: mmap.mmap, begin: int, end: int, depth: int) -> bool:
+def _repeats(data: memoryview | mmap.mmap, begin: int, end: int, depth: int) -> bool:
     """Whether a node does."""
     kind, domain = b"", b""
     bodies: list[tuple[int, int]] = []
@@ -74,9 +78,9 @@ def _repeats(data: mmap.mmap, begin: int, end: int, depth: int) -> bool:
         if at is None:
             continue
         if number == OP_TYPE:
-            kind = data[at:to]
+            kind = bytes(data[at:to])
         elif number == DOMAIN:
-            domain = data[at:to]
+            domain = bytes(data[at:to])
         elif number == ATTRIBUTE:
             inner = fields(data, at, to)
             bodies += [(start, stop) for field, _, start, stop in inner if field in BODY and start is not None]

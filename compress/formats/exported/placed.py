@@ -46,7 +46,7 @@ class Placed:
                 if each is not None and name in layer._buffers:
                     layer._buffers[name] = each[1].detach()
                 elif each is not None:
-                    layer._parameters[name] = self.parameter(each[1])
+                    setattr(layer, name, self.parameter(each[1]))  # recurrent layers keep a list of theirs
             if layer._buffers.get("num_batches_tracked") is not None:
                 layer._buffers["num_batches_tracked"] = torch.zeros((), dtype=torch.int64)
             first = next(each for each in held.values() if each is not None)

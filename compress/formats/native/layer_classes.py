@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from compress.formats.native.onnx_part import OnnxPart
+
 __all__ = ["CLASSES", "CONTAINERS"]
 
 CONTAINERS: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in (nn.Sequential, nn.ModuleList, nn.ModuleDict)}
@@ -27,5 +29,6 @@ _NAMES = (
     "TransformerEncoderLayer TransformerDecoderLayer TransformerEncoder TransformerDecoder Transformer"
 )
 CLASSES: dict[str, type[nn.Module]] = {name: getattr(nn, name) for name in _NAMES.split(" ") if hasattr(nn, name)} | {
-    "NonDynamicallyQuantizableLinear": nn.modules.linear.NonDynamicallyQuantizableLinear  # in an attention
+    "NonDynamicallyQuantizableLinear": nn.modules.linear.NonDynamicallyQuantizableLinear,  # in an attention
+    OnnxPart.__name__: OnnxPart,
 }

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import fx
 
 from compress.errors import StageError, first_line
 from compress.formats.native.graph import GraphError, from_data, to_data
-from compress.formats.onnx.scope import bodies, drop_dead, in_order
+from compress.formats.onnx.scope import bodies, drop_dead, in_order, rename
 from compress.formats.onnx_layers.layers import HANDLERS
+from compress.formats.onnx_layers.parts import UNTOLD, measured, no_gradient_before, part_of, read_by
 from compress.formats.onnx_layers.static import static_shapes
-from compress.formats.onnx_layers.values import Graph, Live, NotTakenBackError
+from compress.formats.onnx_layers.values import Graph, Live, NotTakenBackError, Sizes, TooLargeError
 from compress.model.inputs import Arrays
 from compress.storage.shortages import raise_shortage
 
@@ -25,9 +26,16 @@ NOT_PRUNED = (
     "without --prune and --finetune the file goes through as it is, INT8 too; to prune or train it, start from the "
     "torch model it was made of, where there is one"
 )
+DECIDED = (
+    "where an input alone decides which branch is taken, give that input a value in the file (an initializer of its "
+    "name), and the branch is taken back; "
+)
+STANDARD = ("", "ai.onnx")
 
 
-def layers_of(model: ModelProto, inputs: Arrays, source: str) -> fx.GraphModule:
+def layers_of(
+    model: ModelProto, inputs: Arrays, source: str, others: Callable[[], Sequence[Arrays]], opset: int
+) -> tuple[fx.GraphModule, Mapping[str, str]]:
     """The graph as a module in evaluation mode, that takes its inputs by position and gives a dict of its outputs.
 
     Names of the file are names of layers where they are plain ones, and never code.
@@ -36,58 +44,193 @@ def layers_of(model: ModelProto, inputs: Arrays, source: str) -> fx.GraphModule:
         model: of opset 13 or newer, its weights inside, without functions; what no output comes from is dropped.
         inputs: a sample, which tells ranks and types.
         source: names the file in errors.
+        others: gives samples of other sizes, which tell how large that is what parts that stay as they are give.
+        opset: that the network will be written in, with what stays as it is.
+
+    Returns:
+        The module, and which nodes stay as they are in ONNX, as parts of it, each with the reason.
 
     Raises:
-        StageError: an operator has no form as a layer or function.
+        StageError: nothing of it has a form as a layer, or what has none can't stay as it is.
     """
     drop_dead(model.graph)
-    _refuse_unknown(model, source)
-    try:
-        nodes = in_order(model.graph)
-    except ValueError as err:
-        raise StageError(f"can't take {source} back to layers", why=str(err), mend="export the model again") from err
-    known = static_shapes(model)
-    grown = Graph()
-    held: dict[str, Any] = {"": None}
-    for tensor in model.graph.initializer:
-        held[tensor.name] = _constant(grown, tensor, tensor.name)
+    taking = _Taking(model, source, opset)
     for number, value in enumerate(model.graph.input):
-        if value.name not in held:
-            held[value.name] = Live(grown.graph.placeholder(f"x{number}"), torch.from_numpy(inputs[value.name]))
-    last = {name: at for at, node in enumerate(nodes) for name in node.input if name}
-    kept = {value.name for value in model.graph.output}
-    added = _added(nodes, kept)
-    done: set[str] = set()
-    for at, node in enumerate(nodes):
-        if node.output[0] in done:
-            continue
-        bias, sum_of = _bias(node, added, held)
-        shape = known.get(node.input[0]) if node.input else None
-        made = _of(grown, node, held, source, {"outputs": len(node.output), "bias": bias, "shape": shape})
-        if sum_of:
-            done.add(sum_of)
-            held[sum_of] = made
-        parts = made if isinstance(made, list) else [made]
-        for number, name in enumerate(node.output[len(parts) :], len(parts) + 1):
-            if name in last or name in kept:
-                raise _refused(source, node, f"its output {number}, {name!a}, is used, and has no form here")
-        held |= {name: part for name, part in zip(node.output, parts, strict=False) if name}
-        for name in node.input:  # samples of what is not read again
-            if name and last[name] == at and name not in kept:
-                held.pop(name, None)
-    outputs = {value.name: grown.tensor(held[value.name]) for value in model.graph.output}
-    fixed = next((name for name, value in outputs.items() if not isinstance(value, Live)), None)
-    if fixed is not None:
-        why = f"its output {fixed!r} does not hang on any input"
-        raise StageError(f"can't take {source} back to layers", why=why, mend="export the model without that output")
-    grown.graph.output({name: value.node for name, value in outputs.items()})
-    module = fx.GraphModule(grown.placed.root, grown.graph)
-    module.graph.eliminate_dead_code()
-    module.delete_all_unused_submodules()
+        if value.name not in taking.held:
+            node = taking.grown.graph.placeholder(f"x{number}")
+            taking.held[value.name] = Live(node, torch.from_numpy(inputs[value.name]))
+    taking.take()
+    module = taking.module()
     try:
-        return from_data(to_data(module, inputs=len(inputs)))
+        if taking.left:
+            names = [value.name for value in model.graph.input]
+            measured(module, [[torch.from_numpy(each[name]) for name in names] for each in (inputs, *others())])
+            no_gradient_before(module)
+        return from_data(to_data(module, inputs=len(inputs))), taking.reasons
     except GraphError as err:
         raise StageError(f"can't take {source} back to layers", why=str(err), mend=NOT_PRUNED) from err
+    except NotTakenBackError as err:
+        raise _refused(source, *next(iter(taking.left.values())), str(err)) from err
+
+
+class _Taking:
+    """A graph on its way.
+
+    Attributes:
+        held: by name, what there is of the file's tensors.
+        left: by their first output, nodes that stay as they are, with the reason.
+    """
+
+    def __init__(self, model: ModelProto, source: str, opset: int) -> None:
+        self._model, self._source, self._opset = model, source, opset
+        try:
+            self._nodes = in_order(model.graph)
+        except ValueError as err:
+            raise StageError(
+                f"can't take {source} back to layers", why=str(err), mend="export the model again"
+            ) from err
+        self._known = static_shapes(model)
+        self._kept = {value.name for value in model.graph.output}
+        self.grown = Graph()
+        self.held: dict[str, Any] = {"": None}
+        self.left: dict[str, tuple[NodeProto, str]] = {}
+        self._last: list[NodeProto] = []  # that stay as they are with all that is behind them
+        self._last_read: dict[str, Any] = {}
+        self._made_last: set[str] = set()
+        for tensor in model.graph.initializer:
+            self.held[tensor.name] = _constant(self.grown, tensor, tensor.name)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        return {told(node): why for node, why in self.left.values()}
+
+    def take(self) -> None:
+        """All nodes, in order."""
+        at = 0
+        last, added = self._look_ahead()
+        done: set[str] = set()
+        while at < len(self._nodes):
+            node = self._nodes[at]
+            if (branch := self._known_branch(node)) is not None:
+                self._nodes[at : at + 1] = branch
+                last, added = self._look_ahead()
+                continue
+            if node.output[0] not in done:
+                if not self._made_last.isdisjoint(read_by(node)):
+                    self._put_last(node)
+                else:
+                    bias, sum_of = _bias(node, added, self.held)
+                    made, whole = self._of(node, bias, last)
+                    self.held |= made
+                    if sum_of and whole:
+                        done.add(sum_of)
+                        self.held[sum_of] = made[node.output[0]]
+                for name in read_by(node):  # samples of what is not read again
+                    if last[name] == at and name not in self._kept:
+                        self.held.pop(name, None)
+            at += 1
+        if self._last:
+            self._take_last()
+
+    def module(self) -> fx.GraphModule:
+        """What has become of the graph."""
+        grown = self.grown
+        outputs = {value.name: grown.tensor(self.held[value.name]) for value in self._model.graph.output}
+        fixed = next((name for name, value in outputs.items() if not isinstance(value, Live)), None)
+        if fixed is not None:
+            why = f"its output {fixed!r} does not hang on any input"
+            mend = "export the model without that output"
+            raise StageError(f"can't take {self._source} back to layers", why=why, mend=mend)
+        grown.graph.output({name: value.node for name, value in outputs.items()})
+        module = fx.GraphModule(grown.placed.root, grown.graph)
+        module.graph.eliminate_dead_code()
+        module.delete_all_unused_submodules()
+        if self.left and not any(True for _ in module.parameters()):
+            node, why = next(iter(self.left.values()))
+            raise _refused(self._source, node, why, "nothing else of it has weights")
+        return module
+
+    def _look_ahead(self) -> tuple[dict[str, int], dict[str, tuple[str, str]]]:
+        last = {name: at for at, node in enumerate(self._nodes) for name in read_by(node)}
+        return last, _added(self._nodes, self._kept)
+
+    def _of(self, node: NodeProto, bias: torch.Tensor | None, last: Mapping[str, int]) -> tuple[dict[str, Any], bool]:
+        """What a node gives, by name, and whether that is as torch does it: by the bias that is added to it, too.
+
+        Raises:
+            StageError: it has no form in torch, and can't stay as it is.
+        """
+        read = [name for name in node.output if name and (name in last or name in self._kept)]
+        shape = self._known.get(node.input[0]) if node.input else None
+        try:
+            made = _of(self.grown, node, self.held, {"outputs": len(node.output), "bias": bias, "shape": shape})
+            parts = made if isinstance(made, list) else [made]
+            found = {name: part for name, part in zip(node.output, parts, strict=False) if name}
+            for name in read:
+                if name not in found:
+                    number = list(node.output).index(name) + 1
+                    raise NotTakenBackError(f"its output {number}, {name!a}, is used, and has no form here")
+            return found, True
+        except TooLargeError as err:
+            raise _refused(self._source, node, str(err)) from err
+        except NotTakenBackError as err:
+            why = str(err)
+        if node.op_type in UNTOLD and any(_hangs_on_inputs(self.held.get(name)) for name in read_by(node)):
+            self._put_last(node)
+            self.left[node.output[0]] = node, why
+            return {}, False
+        try:
+            found = part_of(self.grown, [node], self.held, read, self._model, self._opset, told(node))
+        except NotTakenBackError as err:
+            raise _refused(self._source, node, why, f"it can't stay as it is: {err}") from err
+        if any(isinstance(each, Live) for each in found.values()):
+            self.left[read[0]] = node, why
+        return found, False
+
+    def _put_last(self, node: NodeProto) -> None:
+        """Leave a node for the end: how much it gives hangs on values, so that all behind it stays in ONNX, too."""
+        self._last.append(node)
+        self._last_read |= {name: self.held[name] for name in read_by(node) if name not in self._made_last}
+        self._made_last |= {*node.output} - {""}
+
+    def _take_last(self) -> None:
+        nodes, model = self._last, self._model
+        wanted = [value.name for value in model.graph.output if value.name in self._made_last]
+        try:
+            self.held |= part_of(
+                self.grown, nodes, self._last_read, wanted, model, self._opset, told(nodes[0]), free=True
+            )
+        except NotTakenBackError as err:
+            raise _refused(self._source, nodes[0], f"it can't stay as it is: {err}") from err
+
+    def _known_branch(self, node: NodeProto) -> list[NodeProto] | None:
+        """The nodes of the branch that an If takes whatever comes in; None if that hangs on the inputs."""
+        if node.op_type != "If" or node.domain not in STANDARD:
+            return None
+        which = self.held.get(node.input[0])
+        if not isinstance(which, torch.Tensor) or which.numel() != 1:
+            return None
+        branch = next(a.g for a in node.attribute if a.name == ("then_branch" if which.item() else "else_branch"))
+        branch = GraphProto.FromString(branch.SerializeToString())
+        inside = {name for inner in branch.node for name in inner.output} | {t.name for t in branch.initializer}
+        rename(branch, {name: f"{node.output[0]}/{name}" for name in inside - {""}})
+        for tensor in branch.initializer:
+            self.held[tensor.name] = _constant(self.grown, tensor, tensor.name)
+        out = [
+            helper.make_node("Identity", [value.name], [name])
+            for value, name in zip(branch.output, node.output, strict=True)
+            if name
+        ]
+        return [*in_order(branch), *out]
+
+
+def _hangs_on_inputs(value: Any) -> bool:
+    return isinstance(value, Live) or (isinstance(value, Sizes) and any(isinstance(each, Live) for each in value.items))
+
+
+def told(node: NodeProto) -> str:
+    """A node in an error."""
+    return f"{f'{node.domain}.'.lstrip('.')}{node.op_type} at {node.name!a}"
 
 
 def _added(nodes: list[NodeProto], kept: set[str]) -> dict[str, tuple[str, str]]:
@@ -115,25 +258,28 @@ def _bias(
     return (bias, sum_of) if fits else (None, "")
 
 
-def _of(grown: Graph, node: NodeProto, held: Mapping[str, Any], source: str, more: Mapping[str, Any]) -> Any:
+def _of(grown: Graph, node: NodeProto, held: Mapping[str, Any], more: Mapping[str, Any]) -> Any:
     """What a node gives.
 
     Args:
         more: what a handler may want to know besides the node's own attributes.
 
     Raises:
-        StageError: it has no form here, or does not run on the sample.
+        NotTakenBackError: it has no form here, or does not run on the sample.
     """
+    known = node.domain in STANDARD and not bodies(node) and node.op_type in {*HANDLERS, "Constant"}
+    if not known:
+        raise NotTakenBackError("there is no layer or function for it here")
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute} | dict(more)
     try:
         if node.op_type == "Constant":
             return _value(grown, node)
         return HANDLERS[node.op_type](grown, [held[name] for name in node.input], attributes)
-    except NotTakenBackError as err:
-        raise _refused(source, node, str(err)) from err
+    except NotTakenBackError:
+        raise
     except Exception as err:  # a graph is anybody's
         raise_shortage(err)
-        raise _refused(source, node, f"as a function of torch it fails: {first_line(err)[:150]}") from err
+        raise NotTakenBackError(f"as a function of torch it fails: {first_line(err)[:150]}") from err
 
 
 def _value(grown: Graph, node: NodeProto) -> Any:
@@ -151,22 +297,9 @@ def _constant(grown: Graph, tensor: TensorProto, name: str) -> torch.Tensor:
     return grown.named(torch.from_numpy(numpy_helper.to_array(tensor).copy()), name)
 
 
-def _refuse_unknown(model: ModelProto, source: str) -> None:
-    """Refuse operators that nothing here knows, before any of the graph is computed."""
-    unknown = [
-        node
-        for node in model.graph.node
-        if node.domain not in ("", "ai.onnx") or bodies(node) or node.op_type not in {*HANDLERS, "Constant"}
-    ]
-    if unknown:
-        kinds = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in unknown)
-        some = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
-        raise _refused(source, unknown[0], f"there is no layer or function for it here; of such nodes it has {some}")
-
-
-def _refused(source: str, node: NodeProto, why: str) -> StageError:
+def _refused(source: str, node: NodeProto, why: str, also: str = "") -> StageError:
     return StageError(
-        f"can't take {source} back to layers, to prune or train it: {node.op_type} at {node.name!a}",
-        why=why,
-        mend=NOT_PRUNED,
+        f"can't take {source} back to layers, to prune or train it: {told(node)}",
+        why="; ".join(filter(None, (why, also))),
+        mend=f"{DECIDED if node.op_type == 'If' else ''}{NOT_PRUNED}",
     )

@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from compress.formats.onnx_layers.operators import FUNCTIONS, torch_pads
+from compress.formats.onnx_layers.recurrent import RECURRENT
 from compress.formats.onnx_layers.shapes import Handler
 from compress.formats.onnx_layers.static import same_pads
-from compress.formats.onnx_layers.values import Graph, Live, NotTakenBackError, samples
+from compress.formats.onnx_layers.values import Graph, Live, NotTakenBackError, in_file, samples
 
 __all__ = ["HANDLERS"]
 
@@ -21,15 +22,8 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 
 
-def _weights(x: list[Any], *places: int) -> None:
-    if not isinstance(x[0], Live):
-        raise NotTakenBackError("it is of constants alone")
-    if not all(x[at] is None or isinstance(x[at], torch.Tensor) for at in places if at < len(x)):
-        raise NotTakenBackError("its weights are computed, and not in the file")
-
-
 def _conv(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    _weights(x, 1, 2)
+    in_file(x, 1, 2)
     value, weight, bias = x[0], x[1], x[2] if len(x) > 2 else None
     dims = weight.ndim - 2
     if not 1 <= dims <= 3:
@@ -53,7 +47,7 @@ def _conv(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
 
 
 def _transposed(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    _weights(x, 1, 2)
+    in_file(x, 1, 2)
     weight, bias = x[1], x[2] if len(x) > 2 else None
     dims = weight.ndim - 2
     pads = list(a.get("pads", [0] * 2 * dims))
@@ -75,7 +69,7 @@ def _linear(g: Graph, x: Live, weight: torch.Tensor, bias: torch.Tensor | None) 
 
 
 def _gemm(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    _weights(x, 1, 2)
+    in_file(x, 1, 2)
     bias = x[2] if len(x) > 2 else None
     weight = g.turned(x[1]) if a.get("transB", 0) else x[1]
     value = g.call("t", x[0]) if a.get("transA", 0) else x[0]
@@ -97,7 +91,7 @@ def _matmul(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
 
 
 def _batch_norm(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    _weights(x, 1, 2, 3, 4)
+    in_file(x, 1, 2, 3, 4)
     kind = _NORMS.get(samples(x[0]).ndim)
     if kind is None or a.get("training_mode", 0):
         raise NotTakenBackError("it normalizes as in training, or a tensor of more dimensions than 5")
@@ -106,7 +100,7 @@ def _batch_norm(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
 
 
 def _layer_norm(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    _weights(x, 1, 2)
+    in_file(x, 1, 2)
     rank, axis = samples(x[0]).ndim, a.get("axis", -1)
     shape, bias = tuple(samples(x[0]).shape[axis % rank :]), x[2] if len(x) > 2 else None
     if tuple(x[1].shape) != shape:
@@ -116,7 +110,7 @@ def _layer_norm(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
 
 
 def _instance_norm(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    _weights(x, 1, 2)
+    in_file(x, 1, 2)
     kind = {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNorm3d}.get(samples(x[0]).ndim)
     if kind is None:
         raise NotTakenBackError("it normalizes a tensor of other dimensions than 3 to 5")
@@ -125,7 +119,7 @@ def _instance_norm(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
 
 
 def _prelu(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
-    _weights(x, 1)
+    in_file(x, 1)
     slope = g.call("reshape", x[1], (-1,))
     if len(slope) > 1 and x[1].ndim and len(slope) != samples(x[0]).shape[1]:
         raise NotTakenBackError("it has no slope for each channel")
@@ -135,5 +129,5 @@ def _prelu(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
 HANDLERS: Mapping[str, Handler] = {
     **FUNCTIONS, "Conv": _conv, "ConvTranspose": _transposed, "Gemm": _gemm, "MatMul": _matmul,
     "BatchNormalization": _batch_norm, "LayerNormalization": _layer_norm, "InstanceNormalization": _instance_norm,
-    "PRelu": _prelu,
+    "PRelu": _prelu, **RECURRENT,
 }  # fmt: skip

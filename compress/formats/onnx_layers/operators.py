@@ -132,6 +132,9 @@ def _pool(name: str) -> Handler:
     return handle
 
 
+_PADDED = {"constant": "constant", "reflect": "reflect", "edge": "replicate"}
+
+
 def torch_pads(pads: list[int]) -> list[int]:
     """Padding as torch takes it: by axis from the last, before and behind."""
     dims = len(pads) // 2
@@ -147,10 +150,19 @@ def _global(function: Callable[..., Any]) -> Handler:
 
 def _pad(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     mode = a.get("mode", b"constant").decode()
-    if mode != "constant" or (len(x) > 3 and x[3] is not None):
+    if mode not in _PADDED or (len(x) > 3 and x[3] is not None):
         raise NotTakenBackError(f"its padding is {mode}, or of axes that are named")
-    fill = 0.0 if len(x) < 3 or x[2] is None else g.tensor(x[2]).item()
-    return g.call(F.pad, x[0], torch_pads([fixed(each) for each in g.sizes(x[1]).items]), "constant", fill)
+    pads = torch_pads([fixed(each) for each in g.sizes(x[1]).items])
+    if mode == "constant":
+        fill = 0.0 if len(x) < 3 or x[2] is None else g.tensor(x[2]).item()
+        return g.call(F.pad, x[0], pads, "constant", fill)
+    rank, count = samples(x[0]).ndim, max((at // 2 + 1 for at, each in enumerate(pads) if each), default=0)
+    if not count:
+        return x[0]
+    count = max(count, rank - 2)
+    if rank - count not in (1, 2) or count > 3:  # torch mirrors what is behind batch and channels
+        raise NotTakenBackError(f"its padding is {mode}, of other axes than the last after batch and channels")
+    return g.call(F.pad, x[0], pads[: 2 * count], _PADDED[mode])
 
 
 def _flatten(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from compress.formats.onnx_layers.values import (
     Live,
     NotTakenBackError,
     Sizes,
+    TooLargeError,
     is_count,
     is_whole,
     samples,
@@ -194,7 +195,7 @@ def _constant_of_shape(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     sizes = g.sizes(x[0]).items
     count = math.prod(samples(sizes))
     if count > MOST:
-        raise NotTakenBackError("it makes a tensor of more elements than memory should be taken for")
+        raise TooLargeError("it makes a tensor of more elements than memory should be taken for")
     known = all(isinstance(each, int) for each in sizes)
     if known and len(sizes) <= 1 and count <= MOST_SIZES and is_whole(fill):
         return Sizes((int(fill),) * count, not sizes, fill.dtype)
@@ -204,8 +205,25 @@ def _constant_of_shape(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
 def _range(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
     if all(isinstance(each, torch.Tensor) and each.is_floating_point() for each in x):
         return g.call(torch.arange, *(each.item() for each in x), dtype=x[0].dtype)
+    if all(isinstance(each, torch.Tensor | Live) for each in x):  # of sizes as floats, which are whole
+        bounds = [_counted(each) for each in x]
+        if None not in bounds:
+            return g.call(torch.arange, *bounds, dtype=samples(x[0]).dtype)
     given = [g.sizes(each) for each in x]
     return g.call(torch.arange, *(each.items[0] for each in given), dtype=given[0].dtype)
+
+
+def _counted(value: Any) -> Any:
+    """The whole number that a float without axes is of: a constant, or a size that was cast to it; None if neither."""
+    if isinstance(value, torch.Tensor):
+        return int(value) if value.ndim == 0 and value.is_floating_point() and float(value).is_integer() else None
+    node = value.node
+    made = node.args[0] if node.op == "call_method" and node.target == "to" else None
+    full = isinstance(made, torch.fx.Node) and getattr(made.target, "__name__", "") == "full" and made.args[0] == ()
+    if not full or not samples(value).is_floating_point():
+        return None
+    assert isinstance(made, torch.fx.Node)  # noqa: S101  as told above
+    return Live(made.args[1], int(value.sample), counts=True) if isinstance(made.args[1], torch.fx.Node) else None
 
 
 def _where(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import fx, nn
 from compress.formats.exported.placed import Placed
 from compress.formats.native.words import function_of, name_of
 
-__all__ = ["Graph", "Live", "NotTakenBackError", "Sizes", "is_count", "is_whole", "samples"]
+__all__ = ["Graph", "Live", "NotTakenBackError", "Sizes", "TooLargeError", "in_file", "is_count", "is_whole", "samples"]
 
 MOST = 1 << 28  # elements of a tensor that is computed from constants
 MOST_SIZES = 64
@@ -22,6 +22,10 @@ MOST_SIZES = 64
 
 class NotTakenBackError(Exception):
     """An operator that has no form as a layer or function of torch here; says why."""
+
+
+class TooLargeError(NotTakenBackError):
+    """It would take more memory than a constant should, wherever it is computed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +64,13 @@ class Graph:
         self._kept: list[torch.Tensor] = []
         self._read: dict[int, fx.Node] = {}
         self._turned: dict[int, torch.Tensor] = {}
+        self._once: dict[Any, torch.Tensor] = {}
         self._vectors: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
 
     def named(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """A constant, whose name a layer of it will have."""
         self._kept.append(tensor)  # so that no other gets its id
-        self.names[id(tensor)] = ".".join(
-            re.sub(r"[^A-Za-z0-9_]", "_", word)[:90] or "_" for word in name.split(".")[:20]
-        )
+        self.names[id(tensor)] = _path(name)
         return tensor
 
     def turned(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -76,6 +79,10 @@ class Graph:
             made = self.named(tensor.t().contiguous(), self.names.get(id(tensor), "weight"))
             self._turned[id(tensor)], self._turned[id(made)] = made, tensor
         return self._turned[id(tensor)]
+
+    def once(self, part: Any, of: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        """A part of a constant; of the same part the first that was made: layers of the same weights share it."""
+        return self._once.setdefault((id(of), part), self.named(made, self.names.get(id(of), "weight")))
 
     def call(self, function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
         """A function, or a method by name, of values; a constant where all of these are constants."""
@@ -91,9 +98,9 @@ class Graph:
         return Live(create(function, self._nodes(args), self._nodes(kwargs)), found)  # type: ignore[arg-type]
 
     def layer(
-        self, kind: type[nn.Module], form: tuple[Any, ...], held: Mapping[str, torch.Tensor | None], x: Live
+        self, kind: type[nn.Module], form: tuple[Any, ...], held: Mapping[str, torch.Tensor | None], *x: Any
     ) -> Live:
-        """A layer of torch.nn with these weights."""
+        """A layer of torch.nn with these weights, called with these values."""
         tensors = {
             name: None
             if each is None
@@ -106,8 +113,13 @@ class Graph:
         path = self.placed.layer(kind, form, own)
         module = self.placed.root.get_submodule(path).eval()
         with torch.no_grad():
-            found = module(x.sample)
-        return Live(self.graph.call_module(path, (x.node,)), found)
+            found = module(*samples(x))
+        return Live(self.graph.call_module(path, self._nodes(x)), found)
+
+    def module(self, name: str, layer: nn.Module, x: Sequence[Live], found: Any) -> Live:
+        """What a layer that is not torch's gives, which has been run."""
+        path = self.placed.put(_path(name), layer)
+        return Live(self.graph.call_module(path, self._nodes(tuple(x))), found)
 
     def _own(self, tensor: torch.Tensor, every: tuple[int, ...]) -> torch.Tensor:
         if tensor.ndim != 1:
@@ -167,6 +179,10 @@ class Graph:
         return value
 
 
+def _path(name: str) -> str:
+    return ".".join(re.sub(r"[^A-Za-z0-9_]", "_", word)[:90] or "_" for word in name.split(".")[:20])
+
+
 def _applied(function: Callable[..., Any] | str, given: Any, keyed: Any) -> Any:
     if isinstance(function, str):
         return getattr(given[0], function)(*given[1:], **keyed)
@@ -177,7 +193,7 @@ def _refuse_large(function: Callable[..., Any] | str, given: Any, keyed: Any) ->
     """Refuse a constant that would take too much memory, by its shape: it is computed without values first.
 
     Raises:
-        NotTakenBackError: it has more than `MOST` elements.
+        TooLargeError: it has more than `MOST` elements.
     """
     try:
         with torch.no_grad(), torch.device("meta"):
@@ -185,7 +201,7 @@ def _refuse_large(function: Callable[..., Any] | str, given: Any, keyed: Any) ->
     except (NotImplementedError, RuntimeError):  # what it gives hangs on values; that only chooses among them
         return
     if isinstance(found, torch.Tensor) and found.numel() > MOST:
-        raise NotTakenBackError(f"it makes a constant of {found.numel():,} elements, over {MOST:,}")
+        raise TooLargeError(f"it makes a constant of {found.numel():,} elements, over {MOST:,}")
 
 
 def _without_values(value: Any) -> Any:
@@ -209,6 +225,18 @@ def samples(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: samples(each) for key, each in value.items()}
     return value
+
+
+def in_file(x: list[Any], *places: int) -> None:
+    """Refuse an operator whose weights, at these places, are no constants.
+
+    Raises:
+        NotTakenBackError: they are computed, or all that it gets is constant.
+    """
+    if not isinstance(x[0], Live):
+        raise NotTakenBackError("it is of constants alone")
+    if not all(x[at] is None or isinstance(x[at], torch.Tensor) for at in places if at < len(x)):
+        raise NotTakenBackError("its weights are computed, and not in the file")
 
 
 def _lives(value: Any) -> bool:

@@ -34,7 +34,7 @@ from compress.quantize.quantize_onnx import QuantizeOnnx, Target, quantize
 from compress.runtime.backends import OnnxBackend
 from compress.stage import Given, Progress
 from compress.training.finetune import Finetune, details_of, place_of, told
-from compress.training.frozen import frozen_for
+from compress.training.frozen import frozen_for, refuse_untaught
 from compress.training.in_processes import in_processes
 from compress.training.machine.setup import distributed, rank
 
@@ -130,6 +130,7 @@ class TrainQuantized:
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
         if self.training.training.devices > 1 and not distributed():
             return in_processes(self, model, folder, progress)
+        refuse_untaught(model.module, "qat")
         network = copy.deepcopy(model.module)
         before = TorchModel(network, model.signature)
         with tempfile.TemporaryDirectory() as work:

@@ -16,7 +16,7 @@ from compress.formats.files import size_of
 from compress.formats.onnx.load import beside, is_onnx, load_onnx
 from compress.model import OnnxModel, sample_inputs
 from compress.onnx_export.fold import FoldOnnx
-from compress.onnx_export.from_file import LEAST_OPSET, OnnxFromFile, _refuse_random
+from compress.onnx_export.from_file import LEAST_OPSET, OnnxFromFile, refuse_random
 from compress.runtime.backends import OnnxBackend
 from tests.unit.compress.onnx_graphs import branching, normal
 from tests.unit.compress.prune.test_prune_channels import quiet
@@ -358,7 +358,7 @@ def test_a_mask_that_is_drawn_twice_in_a_row_does_not_hide_that_masks_are_drawn(
 
     path = stored(dropping(), tmp_path)
     with pytest.raises(StageError, match="it draws random numbers"):
-        _refuse_random(path, Drawing(), {"x": normal(1, 16)}, StageError("off", why="by far", mend="none"))  # type: ignore[arg-type]
+        refuse_random(path, Drawing(), {"x": normal(1, 16)}, StageError("off", why="by far", mend="none"))  # type: ignore[arg-type]
 
 
 def test_a_size_that_the_graph_does_not_take_is_told_with_the_flag_that_mends_it(tmp_path: Path) -> None:

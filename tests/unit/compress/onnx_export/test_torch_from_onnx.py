@@ -99,6 +99,10 @@ CASES: dict[str, Case] = {
     "clip": ("Clip", ROW, {"low": np.float32(-0.5), "high": np.float32(0.5)}, {}),
     "pow": ("Pow", ROW, {"p": np.float32(2)}, {}),
     "pad": ("Pad", IMAGE, {"p": np.array([0, 0, 1, 2, 0, 0, 3, 0])}, {}),
+    "pad, mirrored": ("Pad", IMAGE, {"p": np.array([0, 0, 1, 2, 0, 0, 3, 0])}, {"mode": "reflect"}),
+    "pad, mirrored, of rows": ("Pad", ROW, {"p": np.array([0, 2, 0, 1])}, {"mode": "reflect"}),
+    "pad, mirrored, of the last axis": ("Pad", IMAGE, {"p": np.array([0, 0, 0, 2, 0, 0, 0, 1])}, {"mode": "reflect"}),
+    "pad, the last repeated": ("Pad", IMAGE, {"p": np.array([0, 0, 0, 2, 0, 0, 0, 1])}, {"mode": "edge"}),
     "slice": ("Slice", IMAGE, {"s": np.array([1]), "e": np.array([-1]), "a": np.array([2]), "t": np.array([2])}, {}),
     "slice, backwards": ("Slice", ROW, {"s": np.array([-1]), "e": np.array([-(2**63)]), "a": np.array([1]), "t": np.array([-1])}, {}),
     "reshape": ("Reshape", IMAGE, {"s": np.array([0, 2, 2, -1])}, {}),
@@ -157,6 +161,23 @@ def test_shapes_are_computed_from_what_comes_in(tmp_path: Path) -> None:
     assert str(taken_back(load_onnx(stored(nodes, weights, ROW, tmp_path))).signature.outputs[0]).startswith(
         "y:float32[batch,2,3]"
     )
+
+
+def test_places_are_counted_in_floats_too(tmp_path: Path) -> None:
+    """As detectors make their anchors: a size becomes a float before it is counted up to."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "one"], ["n"], axis=0),
+        helper.make_node("Cast", ["n"], ["f"], to=1),
+        helper.make_node("Range", ["zero", "f", "by"], ["places"]),
+        helper.make_node("Add", ["x", "places"], ["y"]),
+    ]
+    weights = {"one": np.array(1), "zero": np.float32(0), "by": np.float32(1)}
+    file = load_onnx(stored(nodes, weights, ("batch", "width"), tmp_path))
+    made = taken_back(file).module
+    for width in (1, 5, 9):
+        x = torch.from_numpy(normal(3, width))
+        torch.testing.assert_close(made(x)["y"], file.module(x)["y"])
 
 
 ROW_OF_WHOLE: Step = ("Cast", ["x"], ["whole"], {"to": onnx.TensorProto.INT32})

@@ -1,0 +1,162 @@
+"""A part of an ONNX graph that stays as it is inside a network of layers: run by ONNX Runtime, without gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.onnx.ops import symbolic_multi_out
+
+from compress.errors import StageError
+from compress.model.watched import Watched
+from compress.vetting.onnx_wire import OnnxFileError, vet_onnx_bytes
+
+__all__ = ["DOMAIN", "DTYPES", "ROOM", "OnnxPart"]
+
+DOMAIN = "compress"
+ROOM = "OnnxPart"  # the operator that keeps the part's place while torch exports what is around it
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
+        torch.uint64, torch.float16, torch.float32, torch.float64,
+    )
+}  # fmt: skip
+ANY = -1  # a size that nothing is known of
+
+
+class OnnxPart(nn.Module):
+    """Nodes of an ONNX file as a layer; its inputs keep the sizes that they have, so nothing is pruned through it.
+
+    Its own arguments are plain, so that a model file can hold it; the model itself is looked through before it runs.
+
+    Args:
+        size: bytes of the ONNX model, which are the buffer `model`.
+        digest: hex SHA-256 of these.
+        told: which nodes it is of, for errors.
+        weights: how many numbers its tables hold.
+        inputs: of each the dtype and its sizes, -1 where they vary.
+        outputs: of each the dtype and by axis its size: a number; -1 where it hangs on values; (input, axis, times,
+            plus, over) for (times · that size + plus) // over; (input, axis, input, axis) for a product of two.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        digest: str,
+        told: str,
+        weights: int,
+        inputs: Sequence[Sequence[Any]],
+        outputs: Sequence[Sequence[Any]],
+    ) -> None:
+        super().__init__()
+        self.size, self.digest, self.told, self.weights = size, digest, told, weights
+        self.inputs, self.outputs = inputs, outputs
+        self.model: torch.Tensor
+        self.register_buffer("model", torch.zeros(size, dtype=torch.uint8))
+
+    def forward(self, *x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What its nodes give, without gradients.
+
+        Raises:
+            StageError: it gets other sizes than the file has, or is no ONNX model that may be run.
+            Exception: what ONNX Runtime refuses, by its own classes.
+        """
+        dtypes = [DTYPES[dtype] for dtype, *_ in self.outputs]
+        if torch.compiler.is_exporting():
+            shapes = [self._shape(sizes, x) for _, *sizes in self.outputs]
+            given: Any = {"digest": self.digest}
+            return tuple(symbolic_multi_out(f"{DOMAIN}::{ROOM}", x, given, dtypes=dtypes, shapes=shapes, version=1))
+        self._refuse_other(x)
+        if any(isinstance(each, FakeTensor) or each.is_meta for each in x):
+            return tuple(
+                x[0].new_empty(self._shape(sizes, x), dtype=dtype)
+                for (_, *sizes), dtype in zip(self.outputs, dtypes, strict=True)
+            )
+        return self._run(x)
+
+    def onnx(self) -> bytes:
+        """The ONNX model, looked through.
+
+        Raises:
+            StageError: it is none, is another, or reaches beyond itself.
+        """
+        data = self.model.detach().cpu().numpy().tobytes()
+        why = "" if hashlib.sha256(data).hexdigest() == self.digest else "its bytes are others than it says"
+        try:
+            if not why and vet_onnx_bytes(data, Path("/nonexistent")).outside:
+                why = "it has weights outside of itself"
+        except OnnxFileError as err:
+            why = str(err)
+        if why:
+            mend = "take the model file from where it was made"
+            raise StageError(f"can't run a part that is in ONNX, {self.told}", why=why, mend=mend)
+        return data
+
+    def _run(self, x: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        session, watched = _opened(self)
+        declared = [DTYPES[dtype] for dtype, *_ in self.inputs]
+        # In double precision around it, for a proof, it goes on in single precision inside.
+        wide = any(
+            each.dtype == torch.float64 and dtype == torch.float32 for each, dtype in zip(x, declared, strict=True)
+        )
+        names = [value.name for value in session.get_inputs()]
+        arrays = {
+            name: each.detach().to("cpu", dtype).contiguous().numpy()
+            for name, each, dtype in zip(names, x, declared, strict=True)
+        }
+        found = [torch.as_tensor(each) for each in watched.run(session, None, arrays)]
+        return tuple(
+            each.to(x[0].device, torch.float64 if wide and each.dtype == torch.float32 else each.dtype)
+            for each in found
+        )
+
+    def _refuse_other(self, x: tuple[torch.Tensor, ...]) -> None:
+        if len(x) != len(self.inputs):
+            raise StageError(f"can't run {self.told}", why=f"it takes {len(self.inputs)} inputs", mend="give it these")
+        for (_, *sizes), each in zip(self.inputs, x, strict=True):
+            have = tuple(each.shape)
+            if len(sizes) != len(have) or any(want not in (ANY, size) for want, size in zip(sizes, have, strict=True)):
+                why = f"{self.told} stays as it is in ONNX, and so does the size of what it reads"
+                raise StageError(f"can't run {self.told}", why=why, mend="leave the channels that it reads")
+
+    @staticmethod
+    def _shape(sizes: Sequence[Any], x: Sequence[torch.Tensor]) -> list[Any]:
+        return [_size(each, x) for each in sizes]
+
+
+def _size(rule: Any, x: Sequence[torch.Tensor]) -> Any:
+    if isinstance(rule, int):
+        return max(rule, 1) if rule == ANY else rule
+    if len(rule) == 4:
+        return x[rule[0]].shape[rule[1]] * x[rule[2]].shape[rule[3]]
+    at, axis, times, plus, over = rule
+    found = x[at].shape[axis]
+    if (times, plus, over) == (1, 0, 1):
+        return found
+    return (times * found + plus) // over
+
+
+_SESSIONS: weakref.WeakKeyDictionary[OnnxPart, tuple[ort.InferenceSession, Watched]] = weakref.WeakKeyDictionary()
+
+
+def _opened(part: OnnxPart) -> tuple[ort.InferenceSession, Watched]:
+    """Beside the layer, which is copied and written: a session can be neither."""
+    if part not in _SESSIONS:
+        data = part.onnx()
+        options = ort.SessionOptions()
+        options.log_severity_level = 4  # what it can't run is raised, too
+        options.intra_op_num_threads = torch.get_num_threads()
+        with contextlib.redirect_stderr(io.StringIO()):
+            session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        _SESSIONS[part] = session, Watched(data, part.told)
+    return _SESSIONS[part]

@@ -1,0 +1,283 @@
+"""Nodes that have no form in torch, as parts that stay as they are in ONNX."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, version_converter
+from torch import fx, nn
+
+from compress.errors import ToolkitError, first_line
+from compress.formats.native.onnx_part import ANY, DTYPES, OnnxPart
+from compress.formats.onnx.scope import captured, inner_bodies, inner_nodes, opset_of
+from compress.formats.onnx_layers.values import MOST, Graph, Live, NotTakenBackError
+from compress.model.watched import Watched
+from compress.storage.shortages import raise_shortage
+
+__all__ = ["UNTOLD", "measured", "no_gradient_before", "part_of", "read_by", "trained"]
+
+# How much these give hangs on the values that they get; or it is no tensor.
+UNTOLD = {
+    "NonZero", "NonMaxSuppression", "Unique", "Compress", "SplitToSequence", "SequenceConstruct", "SequenceEmpty",
+    "Optional", "StringSplit", "ZipMap", "SequenceMap", "SequenceInsert",
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_MOST_BYTES = 1 << 30  # of one part
+_FACTORS = range(1, 9)
+_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
+Shape = tuple[int, ...]
+
+
+def read_by(node: NodeProto) -> list[str]:
+    """Names of all that a node reads, its bodies with it."""
+    return [name for name in dict.fromkeys([*node.input, *sorted(captured(node))]) if name]
+
+
+def part_of(
+    g: Graph, nodes: Sequence[NodeProto], held: Mapping[str, Any], wanted: Sequence[str], model: ModelProto, opset: int,
+    told: str, *, free: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """What nodes give, by name, run as they are; constants where all that they read is constant.
+
+    Args:
+        nodes: in order.
+        held: what they read from around them.
+        wanted: which of the tensors that they make are read elsewhere.
+        model: that they are of, for its opsets.
+        opset: that it will be written in.
+        told: which nodes they are.
+        free: how large what they give is may hang on values: nothing but outputs of the graph comes behind.
+
+    Raises:
+        NotTakenBackError: they do not run by themselves, or give what is no tensor of torch's.
+    """
+    made = {name for node in nodes for name in node.output}
+    names = [name for name in dict.fromkeys(itertools.chain(*map(read_by, nodes))) if name not in made]
+    lost = next((name for name in names if name not in held), None)
+    if lost is not None:
+        raise NotTakenBackError(f"nothing makes {lost!a}, which it reads")
+    values = {name: g.tensor(held[name]) for name in names if held[name] is not None}
+    live = {name: value for name, value in values.items() if isinstance(value, Live)}
+    part = _model(nodes, values, wanted, model)
+    part, found = _runs(part, {name: value.sample for name, value in live.items()}, opset)
+    tensors = [_tensor(each) for each in found]
+    if not live:
+        return {name: g.named(tensor, name) for name, tensor in zip(wanted, tensors, strict=True)}
+    data = part.SerializeToString(deterministic=True)
+    form = (
+        len(data), hashlib.sha256(data).hexdigest(), told[:100], _weights(part.graph),
+        tuple((_NAMES[each.sample.dtype], *each.sample.shape) for each in live.values()),
+        tuple((_NAMES[each.dtype], *((ANY,) * each.ndim if free else each.shape)) for each in tensors),
+    )  # fmt: skip
+    layer = OnnxPart(*form)
+    layer.model = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+    whole = g.module(nodes[0].name or nodes[0].op_type, layer, list(live.values()), tuple(tensors))
+    return {name: g.call(operator.getitem, whole, at) for at, name in enumerate(wanted)}
+
+
+def _model(nodes: Sequence[NodeProto], values: Mapping[str, Any], wanted: Sequence[str], of: ModelProto) -> ModelProto:
+    made = ModelProto(ir_version=of.ir_version)
+    made.opset_import.extend(of.opset_import)
+    made.graph.name = "part"
+    made.graph.node.extend(nodes)
+    size = 0
+    for name, value in values.items():
+        if isinstance(value, Live):
+            dtype = helper.np_dtype_to_tensor_dtype(value.sample.numpy().dtype)
+            made.graph.input.append(helper.make_tensor_value_info(name, dtype, [None] * value.sample.ndim))
+            continue
+        size += value.numel() * value.element_size()
+        if size > _MOST_BYTES:
+            raise NotTakenBackError(f"it has over {_MOST_BYTES / 1e9:.1f} GB of weights")
+        made.graph.initializer.append(numpy_helper.from_array(value.detach().contiguous().numpy(), name))
+    made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
+    return made
+
+
+def _weights(graph: GraphProto) -> int:
+    """How many numbers of its tables there are: of what is no single number, and not whole."""
+    graphs = [graph, *inner_bodies(graph)]
+    tables = [tensor for each in graphs for tensor in each.initializer]
+    tables += [a.t for each in graphs for node in each.node for a in node.attribute if node.op_type == "Constant"]
+    return sum(math.prod(each.dims) for each in tables if each.dims and each.data_type in _FLOATS)
+
+
+def _runs(part: ModelProto, arrays: Mapping[str, torch.Tensor], opset: int) -> tuple[ModelProto, list[Any]]:
+    """The part in that opset, as its nodes are where their meaning is the same there, and what it gives.
+
+    Raises:
+        NotTakenBackError: it has none there, or does not run by itself.
+    """
+    given = {name: tensor.numpy() for name, tensor in arrays.items()}
+    why = ""
+    for change in (_said, _converted):
+        try:
+            found = change(part, opset)
+            options = ort.SessionOptions()
+            options.log_severity_level = 4
+            data = found.SerializeToString()
+            session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+            return found, Watched(data, part.graph.node[0].op_type).run(session, None, given)
+        except ToolkitError as err:
+            raise NotTakenBackError(f"{err.what}: {err.why}") from err
+        except Exception as err:  # of ONNX Runtime's and of onnx's C++
+            raise_shortage(err)
+            why = why or first_line(err)
+            if opset_of(part) == opset or any(inner_nodes(part.graph)):  # which the converter leaves as they are
+                break
+    raise NotTakenBackError(f"it does not run by itself in opset {opset}: {why[:150]}")
+
+
+def _said(part: ModelProto, opset: int) -> ModelProto:
+    found = ModelProto.FromString(part.SerializeToString())
+    for entry in found.opset_import:
+        if entry.domain in ("", "ai.onnx"):
+            entry.version = opset
+    return found
+
+
+def _converted(part: ModelProto, opset: int) -> ModelProto:
+    found = version_converter.convert_version(onnx.shape_inference.infer_shapes(part), opset)
+    found.ir_version = part.ir_version
+    return found
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    if not isinstance(value, np.ndarray):
+        raise NotTakenBackError("what it gives is no tensor")
+    if value.size > MOST:
+        raise NotTakenBackError(f"it makes {value.size:,} elements, over {MOST:,}")
+    try:
+        tensor = torch.from_numpy(np.array(value))
+    except TypeError as err:
+        raise NotTakenBackError("what it gives is of a type that torch has no arrays of") from err
+    if tensor.dtype not in _NAMES:
+        raise NotTakenBackError("what it gives is of a type that torch has no arrays of")
+    return tensor
+
+
+def measured(module: fx.GraphModule, samples: Sequence[Sequence[torch.Tensor]]) -> None:
+    """Find by runs at several sizes how the sizes of what parts give hang on those that they get; in place.
+
+    Args:
+        module: with parts that know one size alone.
+        samples: inputs of its forward, at sizes that it takes.
+
+    Raises:
+        NotTakenBackError: a size hangs on other things, and what comes behind would not know it.
+    """
+    seen: dict[OnnxPart, list[tuple[list[tuple[int, ...]], list[tuple[int, ...]]]]] = {
+        part: [] for part in module.modules() if isinstance(part, OnnxPart)
+    }
+
+    def hook(part: nn.Module, given: Any, found: Any) -> None:
+        seen[part].append(([tuple(x.shape) for x in given], [tuple(y.shape) for y in found]))  # type: ignore[index]
+
+    for part in seen:  # at any size, until it is known which vary
+        part.inputs = tuple((dtype, *(ANY for _ in sizes)) for dtype, *sizes in part.inputs)
+    hooks = [part.register_forward_hook(hook) for part in seen]
+    try:
+        with torch.no_grad():
+            for sample in samples:
+                module(*sample)
+    finally:
+        for each in hooks:
+            each.remove()
+    for part, runs in seen.items():
+        given = [shapes for shapes, _ in runs]
+        part.inputs = tuple(
+            (
+                dtype,
+                *(
+                    size if len({run[at][axis] for run in given}) == 1 else ANY
+                    for axis, size in enumerate(given[0][at])
+                ),
+            )
+            for at, (dtype, *_) in enumerate(part.inputs)
+        )
+        part.outputs = tuple(
+            (
+                dtype,
+                *_rules(
+                    part, given, [found[at] for _, found in runs], sizes, free=ANY in sizes or _is_last(module, part)
+                ),
+            )
+            for at, (dtype, *sizes) in enumerate(part.outputs)
+        )
+
+
+def _rules(
+    part: OnnxPart, given: Sequence[Sequence[Shape]], found: Sequence[Shape], sizes: Sequence[Any], *, free: bool
+) -> Iterator[Any]:  # fmt: skip
+    """By axis, how large one of its outputs is; -1 for what is not known, where it is `free` not to be."""
+    if len({len(shape) for shape in found}) > 1 and not free:
+        raise NotTakenBackError(f"how many axes {part.told} gives hangs on what it gets")
+    for axis in range(len(found[0])):
+        rule = None if ANY in sizes else _rule(given, [shape[axis] for shape in found])
+        if rule is None and not free:
+            raise NotTakenBackError(f"how large what {part.told} gives is hangs on values")
+        yield ANY if rule is None else rule
+
+
+def _is_last(module: fx.GraphModule, part: OnnxPart) -> bool:
+    """Whether nothing reads what it gives but the outputs."""
+    (node,) = [n for n in module.graph.nodes if n.op == "call_module" and module.get_submodule(n.target) is part]
+    return all(reader.op == "output" for item in node.users for reader in item.users)
+
+
+def _rule(given: Sequence[Sequence[Shape]], sizes: Sequence[int]) -> Any:
+    if len(set(sizes)) == 1:
+        return sizes[0]
+    shapes = enumerate(given[0])
+    places = [(at, axis, [run[at][axis] for run in given]) for at, shape in shapes for axis in range(len(shape))]
+    for at, axis, have in places:
+        if have == sizes:
+            return (at, axis, 1, 0, 1)
+    for at, axis, have in places:
+        for times, over in itertools.product(_FACTORS, _FACTORS):
+            plus = sizes[0] * over - times * have[0]
+            for more in range(plus, plus + over):
+                if all((times * one + more) // over == size for one, size in zip(have, sizes, strict=True)):
+                    return (at, axis, times, more, over)
+    for (at, axis, have), (other, beside, too) in itertools.combinations(places, 2):
+        if [one * two for one, two in zip(have, too, strict=True)] == sizes:
+            return (at, axis, other, beside)
+    return None
+
+
+def trained(module: fx.GraphModule) -> frozenset[str]:
+    """Names of the parameters that gradients of the outputs reach: not those that parts in ONNX are between."""
+    waiting = [node for node in module.graph.nodes if node.op == "output"]
+    seen: set[fx.Node] = set()
+    own: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "get_attr":
+            own.add(id(operator.attrgetter(str(node.target))(module)))
+        elif node.op == "call_module":
+            layer = module.get_submodule(str(node.target))
+            if isinstance(layer, OnnxPart):
+                continue
+            own |= {id(each) for each in layer.parameters()}
+        waiting += node.all_input_nodes
+    return frozenset(name for name, each in module.named_parameters() if id(each) in own)
+
+
+def no_gradient_before(module: fx.GraphModule) -> None:
+    """Let parameters that no gradient reaches be known as not to be trained, where there are others."""
+    reached = trained(module)
+    for name, each in module.named_parameters():
+        if reached and name not in reached:
+            each.requires_grad_(False)
