@@ -86,10 +86,16 @@ def load_hub_folder(
         several = getattr(built.config, "problem_type", None) == "multi_label_classification"
         processor = replace(processor, multi_label=several, type_ids=built.type_ids)
         _warn_of_ids(processor, built)
-    if processor is not None and built.unpooled:
+    if processor is not None and built.unpooled and signature.outputs[0].name in ("last_hidden_state", "logits"):
         told = (
             f"{path} says no pooling: it gives {signature.outputs[0]}, something for each token, and no embeddings of "
             "texts; --pooling mean, cls or max puts one behind it, as the model was trained"
+        )
+        warnings.warn(told, AssumedWarning, stacklevel=3)
+    elif left := sorted(built.module.left):
+        told = (
+            f"{path}: of what a {type(built.module.model).__name__} gives, {', '.join(left)} left out; for these, "
+            "write a torch module around it that gives plain tensors, and save it with compress.save"
         )
         warnings.warn(told, AssumedWarning, stacklevel=3)
     return TorchModel(module, signature, has_layers, processor=processor)
@@ -100,7 +106,7 @@ def _warn_of_ids(processor: Processor, built: Built) -> None:
     if TOKENIZER not in processor.files:
         return
     try:
-        table = built.module.model.get_input_embeddings()  # type: ignore[union-attr, operator]
+        table = built.module.model.get_input_embeddings()  # type: ignore[operator]
         rows, ids = table.num_embeddings, ids_of(tokenizer_of(processor.folder / TOKENIZER))
     except (AttributeError, NotImplementedError, OSError, ValueError, RecursionError):
         return  # a network without such a table; a file that can't be read is told where texts become tokens
