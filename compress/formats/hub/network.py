@@ -220,6 +220,12 @@ def _class(transformers: Any, name: str, config: Any, folder: HubFolder, *, base
     if base or found is None:  # a sentence encoder's head is in its modules, or is its pooling
         found = transformers.MODEL_MAPPING.get(type(config), None)
         found = found[0] if isinstance(found, tuple) else found
+        if not name and not base and found is not None:
+            told = (
+                f'{folder.path / "config.json"} has no "architectures", so a {found.__name__} without a head is taken; '
+                'if the weights have one, name its class there: "architectures": ["BertForSequenceClassification"], say'
+            )
+            warnings.warn(told, AssumedWarning, stacklevel=4)
     if found is None:
         raise CheckpointError(
             f"can't load {folder.path}", why="its config.json names no architecture", mend="save it again"
