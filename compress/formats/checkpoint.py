@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from compress.artifact import TensorSpec
+from compress.console.wording import AssumedWarning
 from compress.errors import CheckpointError, SignatureError
 from compress.formats.exported.read import load_exported_program
 from compress.formats.file_kind import FileKind, file_kind
@@ -27,9 +28,10 @@ from compress.formats.native.folded_norms import fold_norms, folded
 from compress.formats.pickles.read import unpickle
 from compress.formats.torchscript import load_torchscript
 from compress.formats.weights import module_of
-from compress.model import OnnxModel, TorchModel
+from compress.model import OnnxModel, TorchModel, sample_inputs
+from compress.model.ends import is_plain, keywords_to_places, left_out, plain_outputs
 from compress.model.infer import infer_signature, proven
-from compress.signature import parse_sizes
+from compress.signature import Signature, parse_sizes
 from compress.storage.shortages import reading
 
 __all__ = ["fingerprint", "fingerprint_of_module", "load", "save", "signed", "write"]
@@ -56,7 +58,7 @@ def save(
         path: the file, usually `model.pt`; replaced whole.
         inputs: what the forward takes, in order: 'x:float32[batch,1,8,8]', a list of these, or example tensors by name
             (their first dimension is the batch).
-        outputs: names for the outputs, in order; otherwise a dict's keys, or `output`.
+        outputs: names for the outputs, in order; otherwise keys of a dict, fields of a dataclass, or `output`.
         sizes: what is usual for dimensions other than the batch that vary: {"seq": 128}. The model is measured, counted
             and tried at these.
 
@@ -74,12 +76,14 @@ def save(
     path = Path(path)
     was_training = module.training
     module.eval()
+    kind = type(module)
     try:
         specs = _specs(inputs)
         kept = _with_float32(module)
-        signature = infer_signature(kept, specs, outputs, sizes).sized(sizes or {}, "from the model file")
+        signature = _plain(kept, specs, outputs, sizes).sized(sizes or {}, "from the model file")
         write(TorchModel(folded(kept), signature), path, TorchModel(kept, signature))
     finally:
+        module.__class__ = kind
         module.train(was_training)
     return path
 
@@ -195,9 +199,27 @@ def _with_signature(
         raise CheckpointError(f"can't tell the inputs of {path}", why="the file does not name them", mend=_INPUT_HINT)
     module = _with_float32(module)
     module.eval()
+    specs = _specs(list(inputs))
+    signature = _plain(module, specs, None, sizes) if layered else infer_signature(module, specs, sizes=sizes)
     if layered:
         fold_norms(module)
-    return TorchModel(module, infer_signature(module, _specs(list(inputs)), sizes=sizes), layered)
+    return TorchModel(module, signature, layered)
+
+
+def _plain(
+    module: nn.Module, specs: tuple[TensorSpec, ...], names: Sequence[str] | None, sizes: Mapping[str, int] | None
+) -> Signature:
+    """A module's signature; it takes its inputs by position from now on, and gives tensors in a plain form."""
+    keywords_to_places(module, specs)
+    signature = infer_signature(module, specs, names, sizes)
+    arrays = sample_inputs(signature, 2)
+    with torch.no_grad():
+        given = module(*(torch.as_tensor(arrays[spec.name]) for spec in specs))
+    if not is_plain(given):
+        plain_outputs(module, specs)
+    if told := list(left_out(given)):
+        warnings.warn(f"left out of the outputs, being no tensors: {', '.join(told)}", AssumedWarning, stacklevel=4)
+    return signature
 
 
 def _refuse_nan(module: nn.Module, path: Path) -> None:

@@ -6,7 +6,7 @@ import enum
 from pathlib import Path
 
 from compress.errors import CheckpointError, first_line
-from compress.formats.hub.folder import is_hub_folder, named_on_a_hub
+from compress.formats.hub.folder import is_hub_folder, named_on_a_hub, perhaps_on_a_hub
 from compress.vetting.archive import Archive, ArchiveError
 from compress.vetting.files import open_file
 from compress.vetting.magic import ARRAYS, HEAD, looks_like
@@ -44,6 +44,8 @@ def file_kind(path: Path) -> FileKind:
                 mend=f"hf download {path} --local-dir {path.name}, then name the folder {path.name}",
             )
         if not path.is_file():
+            if perhaps_on_a_hub(path):
+                mend += f"; for a model of a hub: hf download {path} --local-dir {path}, then this command again"
             why = "it is a folder without a config.json" if path.is_dir() else "there is no such file"
             raise CheckpointError(f"can't read {path}", why=why, mend=mend)
         with open_file(path) as file:

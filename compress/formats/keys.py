@@ -24,7 +24,7 @@ DATA_PARALLEL = "module."
 USUAL = ("state_dict", "model_state_dict", "model", "module", "net", "weights")
 SHOWN = 10  # keys of a kind in an error
 LONGEST = 80  # characters of one
-
+MOST_OF_ENDS = 4  # tensors of a head, and of one beside it
 State = Mapping[str, torch.Tensor]
 
 
@@ -132,7 +132,21 @@ def misfit(sets: Mapping[str, State], wanted: State, path: Path, factory: str) -
     return CheckpointError(
         f"the weights of {path} don't fit {factory}",
         why=where + _differences(_unwrapped(state), wanted),
-        mend="name the factory that made them; for a part of them, save that part's state_dict by itself",
+        mend=_sized(_unwrapped(state), wanted, factory)
+        or "name the factory that made them; for a part of them, save that part's state_dict by itself",
+    )
+
+
+def _sized(state: State, wanted: State, factory: str) -> str:
+    """What mends a network that was trained with another number of classes; "" where more than its end differs."""
+    other = [key for key in wanted if key in state and state[key].shape != wanted[key].shape]
+    rows = {(state[key].shape[0], state[key].shape[1:] == wanted[key].shape[1:]) for key in other if state[key].dim()}
+    if state.keys() != wanted.keys() or len(rows) != 1 or not 0 < len(other) <= MOST_OF_ENDS or not min(rows)[1]:
+        return ""
+    name = factory.rpartition(":")[2]
+    return (
+        f"write a function that gives it with {min(rows)[0]} classes, such as def network(): return "
+        f"{name}(num_classes={min(rows)[0]}) in mine.py, and --model mine:network"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ NO_WEIGHTS = {
     ),
 }
 _DEPTH = 3
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def module_of(content: Any, path: Path, factory: str | None) -> tuple[nn.Module, str]:
@@ -121,7 +123,10 @@ def _build(factory: str) -> nn.Module:
     mend = "write --model package.module:factory, and run from the folder that holds the package, or set PYTHONPATH"
     try:
         with user_code(factory) as make:
+            _refuse_arguments(make, factory)
             made = make()
+    except CheckpointError:
+        raise
     except Exception as err:  # the user's module: anything may come out of it
         raise CheckpointError(
             f"can't build the model by {factory}", why=f"{type(err).__name__}: {err}", mend=mend
@@ -129,3 +134,19 @@ def _build(factory: str) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise CheckpointError(f"{factory} is no model factory", why=f"it gave a {type(made).__name__}", mend=mend)
     return made
+
+
+def _refuse_arguments(make: Any, factory: str) -> None:
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # what is no function, or of C: calling it tells
+        return
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind not in _VARIADIC]
+    if needed:
+        name = factory.rpartition(":")[2]
+        given = ", ".join(f"{each}=…" for each in needed)
+        raise CheckpointError(
+            f"can't build the model by {factory}",
+            why=f"it needs {counted(len(needed), 'arguments')}: {', '.join(needed)}",
+            mend=f"write a function, def network(): return {name}({given}) in mine.py, and --model mine:network",
+        )

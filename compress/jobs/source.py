@@ -26,6 +26,7 @@ __all__ = ["DAMAGED", "load_source", "read_by", "refuse_folder"]
 # What a file that can't be read raises, where others tell of that.
 DAMAGED = (ToolkitError, OSError, ValueError, DecodeError)
 
+ADAPTER = "adapter_config.json"  # of peft
 # What `compress finetune` writes into its folder, and how each is named to a command.
 HELD = {"model.pt": "", "weights.pt": ", with the factory of its module: --model package.module:factory"}
 
@@ -53,7 +54,7 @@ def load_source(path: Path, options: SourceOptions, *, as_it_is: bool = False) -
 
 
 def refuse_folder(path: Path) -> None:
-    """Refuse the folder of a training, or any that only holds a model's file, by the name of the file that is meant.
+    """Refuse the folder of a training, of an adapter, or of weights alone, by what is meant or what is missing.
 
     Raises:
         CheckpointError: it is such a folder, and neither an artifact nor one of Hugging Face's.
@@ -67,6 +68,20 @@ def refuse_folder(path: Path) -> None:
                 why=f"its model is the file {name} in it",
                 mend=f"give {path / name}{how}",
             )
+    if (path / ADAPTER).is_file():
+        raise CheckpointError(
+            f"{path} is an adapter (LoRA and its like), and no model by itself",
+            why=f"{ADAPTER} says so: it changes another model's weights, which are not in the folder",
+            mend="load both with peft, write model.merge_and_unload().save_pretrained(folder), and name that folder",
+        )
+    weights = sorted(each.name for each in path.glob("*") if each.suffix in (".safetensors", ".bin"))
+    if weights:
+        raise CheckpointError(
+            f"{path} is not whole",
+            why=f"there are weights in it ({weights[0]}), and no config.json that says of what network",
+            mend="put the config.json of the model beside them; or write --model package.module:factory and --input, "
+            f"and name {path / weights[0]}",
+        )
 
 
 def read_by(model: TorchModel | Artifact, options: SourceOptions) -> Processor | None:

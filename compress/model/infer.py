@@ -164,9 +164,23 @@ def _base(module: nn.Module, known: Signature) -> tuple[dict[str, int], dict[str
     raise SignatureError(
         "the model does not run on inputs of its signature",
         why=f"{', '.join(map(str, known.inputs))}{' at ' + at if at else ''}: {first_line(failed)}",
-        mend="give each input of its forward with --input 'name:dtype[batch,…]' (`inputs=` in compress.save)"
+        mend=_other_dtype(module, known.inputs)
+        or "give each input of its forward with --input 'name:dtype[batch,…]' (`inputs=` in compress.save)"
         + (f", and a size that is usual with --size {free[0]}=…" if free else ""),
     ) from failed
+
+
+def _other_dtype(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> str:
+    """Which inputs a module of another precision takes; "" where its weights and its inputs are of one."""
+    held = {str(weight.dtype).removeprefix("torch.") for weight in module.parameters() if weight.is_floating_point()}
+    wrong = next((spec for spec in inputs if spec.dtype.startswith("float") and spec.dtype not in held), None)
+    if wrong is None or len(held) != 1:
+        return ""
+    kind, shape = min(held), ",".join(map(str, wrong.shape))
+    return (
+        f"its weights are {kind}: write --input '{wrong.name}:{kind}[{shape}]'; or save the module again, after "
+        f"module.to(torch.{wrong.dtype})"
+    )
 
 
 def _other(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from compress.errors import CheckpointError, SignatureError, StageError, ToolkitError, first_line
+from compress.errors import SignatureError, StageError, ToolkitError, first_line
+from compress.model.ends import outputs_of
 from compress.model.lookups import beyond_table
 from compress.signature import Signature, TensorSpec
 from compress.storage.shortages import lacks_memory
@@ -103,9 +104,9 @@ def symbols_of(specs: tuple[TensorSpec, ...]) -> list[str]:
 
 
 def call(module: nn.Module, specs: tuple[TensorSpec, ...], arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Run a module on arrays or tensors by input name; outputs by name (`output`, `output_0`…, or a dict's keys)."""
+    """Run a module on arrays or tensors by input name; outputs by name, see `outputs_of`."""
     tensors = [torch.as_tensor(arrays[spec.name]) for spec in specs]
-    return dict(_named(module(*tensors)))
+    return outputs_of(module(*tensors))
 
 
 def in_calls(signature: Signature, inputs: Arrays, run: Callable[[Arrays], Arrays]) -> Arrays:
@@ -156,18 +157,3 @@ def _described(name: str, values: Any) -> str:
     if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.size:
         return f"{shape} from {array.min()} to {array.max()}"
     return shape
-
-
-def _named(result: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(result, torch.Tensor):
-        yield "output", result
-    elif isinstance(result, Mapping):
-        yield from ((str(name), value) for name, value in result.items() if isinstance(value, torch.Tensor))
-    elif isinstance(result, list | tuple) and all(isinstance(value, torch.Tensor) for value in result):
-        yield from ((f"output_{index}", value) for index, value in enumerate(result))
-    else:
-        raise CheckpointError(
-            "can't use the model's output",
-            why=f"its forward gives a {type(result).__name__}; a tensor, a tuple of tensors or a dict of tensors works",
-            mend="wrap the model in a module whose forward gives one of these",
-        )

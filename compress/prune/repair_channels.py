@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from compress.console.wording import Note, counted
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
-from compress.model import Model, TorchModel
+from compress.formats.exported.layers import NoLayersError
+from compress.formats.exported.module import as_layers
+from compress.formats.native.graph import GraphError, traced_of
+from compress.model import Lost, Model, TorchModel
 from compress.prune.repair.fit import Fitted
 from compress.prune.repair.judge import Judge
 from compress.prune.repair.repaired import RIDGE, repaired
@@ -18,6 +21,11 @@ from compress.prune.repair.samples import FEWEST, Samples
 from compress.stage import Given, Progress
 
 __all__ = ["RepairChannels"]
+
+_EXPORTED = (
+    "torch.fx can't trace the forward: what was repaired, and goes on from here, is the graph that torch.export gives "
+    "of it, in evaluation mode."
+)
 
 
 @dataclass(frozen=True)
@@ -53,13 +61,14 @@ class RepairChannels:
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
         if model.lost is None:
             return Given(model, "nothing: neither channels nor blocks went")
-        before = model.lost.before
+        followed, lost = _followed(model, model.lost)
+        before = lost.before
         samples = Samples(self.calibration, before.module, before.signature)
         judge = Judge(before, samples)
         if judge.untold:
             return Given(_as_it_was(model), "nothing", warnings=(f"Nothing was repaired: {judge.untold}.",))
         try:
-            found = repaired(model.module, model.lost, samples, judge, folder, progress, self.ridge)
+            found = repaired(followed.module, lost, samples, judge, folder, progress, self.ridge)
         except StageError as err:
             return Given(_as_it_was(model), "nothing", warnings=(f"Nothing was repaired: {err.what}, {err.why}.",))
         fitted, pruned, after = found.fitted, found.before, found.after
@@ -83,7 +92,8 @@ class RepairChannels:
             )
         did = f"fitted {counted(len(fitted.layers), 'layers')} to {counted(len(self.calibration), 'samples')}: {told}"
         given = TorchModel(found.module, model.signature, macs_gone=model.macs_gone)
-        return Given(given, did, details, self._cautions(fitted))
+        exported = () if followed is model else (Note(_EXPORTED),)
+        return Given(given, did, details, (*exported, *self._cautions(fitted)))
 
     def _cautions(self, fitted: Fitted) -> tuple[str, ...]:
         """What calibration data was not enough for, and what it costs."""
@@ -104,6 +114,18 @@ class RepairChannels:
             few = counted(len(self.calibration), "samples")
             found.append(f"The repair had {few}, too few to hold some out: those that it was made with judged it.")
         return tuple(found)
+
+
+def _followed(model: TorchModel, lost: Lost) -> tuple[TorchModel, Lost]:
+    """Both networks as graphs of torch.export, with their own layers, where torch.fx can't follow their forward."""
+    try:
+        traced_of(lost.before.module, len(lost.before.signature.inputs))
+    except GraphError:
+        try:
+            return as_layers(model), replace(lost, before=as_layers(lost.before))
+        except NoLayersError:
+            pass  # the repair says why torch.fx can't
+    return model, lost
 
 
 def _as_it_was(model: TorchModel) -> TorchModel:

@@ -24,6 +24,7 @@ __all__ = ["refuse_lack", "refuse_leftovers", "refuse_made_up", "refuse_misfits"
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _FULL = "take the folder of the model in float32, float16 or bfloat16"
 _MERGE = "merge the adapter into the model, and save it with save_pretrained"
+_AS_MADE = 'add what timm made the network with to config.json, such as "model_args": {"img_size": 64}, or ' + WHOLE
 _TRAINED = "name the folder of the trained model; one for another task has to be trained first"
 # What libraries of adapters and of quantized weights write beside, or in place of, a layer's own weights.
 _ADAPTERS = re.compile(r"(^|[._])(lora_|adapters?[._]|adapter_|ia3_|hada_|lokr_|oft_|base_layer\.)")
@@ -78,7 +79,9 @@ def refuse_misfits(told: Mapping[str, Any], folder: HubFolder) -> None:
         shown = [f"{name} is {list(held)}, not {list(asked)}" for name, held, asked in misfits[:3]]
         more = f" and {len(misfits) - 3} more" if len(misfits) > 3 else ""
         raise CheckpointError(
-            f"the weights of {folder.path} don't fit its configuration", why="; ".join(shown) + more, mend=WHOLE
+            f"the weights of {folder.path} don't fit its configuration",
+            why="; ".join(shown) + more,
+            mend=_AS_MADE if "architecture" in folder.config else WHOLE,
         )
 
 

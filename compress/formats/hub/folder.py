@@ -14,13 +14,24 @@ from compress.vetting.files import is_there
 from compress.vetting.paths import stands_inside
 from compress.vetting.texts import read_json
 
-__all__ = ["HubFolder", "has", "inside", "is_hub_folder", "json_of", "named_on_a_hub", "open_hub_folder"]
+__all__ = [
+    "HubFolder",
+    "has",
+    "inside",
+    "is_hub_folder",
+    "json_of",
+    "named_on_a_hub",
+    "open_hub_folder",
+    "perhaps_on_a_hub",
+]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 MOST_SHARDS = 1000
 SPECIAL = "__float__"  # {"__float__": "Infinity"} is how transformers writes what JSON has no number for
 WHOLE = "copy or download the folder again, with all of its files"
+_SHARD = re.compile(r"(?P<stem>[\w.-]{1,96})-\d{5}-of-(?P<count>\d{5})\.safetensors", re.ASCII)
+_OLD_NAME = re.compile(r"[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 
 
@@ -55,6 +66,11 @@ def is_hub_folder(path: Path) -> bool:
 def named_on_a_hub(path: Path) -> bool:
     """Whether it reads as a model's name on a hub, `owner/name`, and nothing of this machine is meant."""
     return bool(_HUB_NAME.fullmatch(str(path))) and not path.suffix and not path.parent.exists()
+
+
+def perhaps_on_a_hub(path: Path) -> bool:
+    """Whether it may be the name of a model of a hub without an owner, as the oldest have: `bert-base-uncased`."""
+    return bool(_OLD_NAME.fullmatch(str(path))) and not os.path.lexists(path)
 
 
 def open_hub_folder(root: Path) -> HubFolder:
@@ -201,6 +217,10 @@ def _weights(path: Path, root: Path) -> tuple[tuple[Path, ...], bool]:
         if has(path, index):
             return _shards(path, index, root), pickled
     others = sorted(file.name for file in path.glob("*.safetensors"))
+    if parts := {name: found for name in others if (found := _SHARD.fullmatch(name))}:  # whose index is missing
+        stem, count = next((found["stem"], int(found["count"])) for found in parts.values())
+        names = [f"{stem}-{number:05}-of-{count:05}.safetensors" for number in range(1, min(count, MOST_SHARDS) + 1)]
+        return tuple(_there(path, name, root) for name in names), False
     if len(others) == 1:
         return (_there(path, others[0], root),), False
     other = next((name for name in ("tf_model.h5", "flax_model.msgpack") if (path / name).exists()), None)

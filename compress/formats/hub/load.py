@@ -24,6 +24,7 @@ from compress.formats.hub.folder import WHOLE, HubFolder, open_hub_folder
 from compress.formats.hub.network import Built, build
 from compress.formats.hub.processor import processor_of
 from compress.formats.hub.tensors import state_of
+from compress.formats.hub.timm import is_timm, without_settings, wrapped
 from compress.formats.native.graph import GraphError, from_data, to_data
 from compress.model import Arrays, TorchModel, call
 from compress.model.apart import share_of_own_size
@@ -49,7 +50,7 @@ def load_hub_folder(
     pairs: bool = False,
     sizes: Mapping[str, int] | None = None,
 ) -> TorchModel:
-    """Load a folder that `save_pretrained` wrote, of transformers or of sentence-transformers.
+    """Load a folder that `save_pretrained` wrote, of transformers or of sentence-transformers, or one of timm's.
 
     The network is the one that the weights are of (`architectures` of config.json); a sentence encoder's has pooling
     and normalization behind it. Nothing is fetched, and no code of the folder's is run.
@@ -62,12 +63,17 @@ def load_hub_folder(
 
     Raises:
         CheckpointError: it is not whole, of no kind that is known, or its forward can't be exported.
-        MissingExtraError: transformers is not installed.
+        MissingExtraError: transformers is not installed, or timm for its folder.
     """
     folder = open_hub_folder(path)
     with offline() as transformers:
         state = state_of(folder, trust=trust)
+        timm = is_timm(folder)
+        if timm:
+            folder, state = wrapped(folder, state)
         config = config_of(transformers, folder, state)
+        if timm:
+            without_settings(folder, config)
         built = build(transformers, folder, config, state, part, pooling, pairs)
         program = _exported(built, folder)
         refuse_made_up(program, built.module, built.missing, folder)
@@ -80,10 +86,16 @@ def load_hub_folder(
         several = getattr(built.config, "problem_type", None) == "multi_label_classification"
         processor = replace(processor, multi_label=several, type_ids=built.type_ids)
         _warn_of_ids(processor, built)
-    if processor is not None and built.unpooled:
+    if processor is not None and built.unpooled and signature.outputs[0].name in ("last_hidden_state", "logits"):
         told = (
             f"{path} says no pooling: it gives {signature.outputs[0]}, something for each token, and no embeddings of "
             "texts; --pooling mean, cls or max puts one behind it, as the model was trained"
+        )
+        warnings.warn(told, AssumedWarning, stacklevel=3)
+    elif left := sorted(built.module.left):
+        told = (
+            f"{path}: of what a {type(built.module.model).__name__} gives, {', '.join(left)} left out; for these, "
+            "write a torch module around it that gives plain tensors, and save it with compress.save"
         )
         warnings.warn(told, AssumedWarning, stacklevel=3)
     return TorchModel(module, signature, has_layers, processor=processor)
@@ -94,7 +106,7 @@ def _warn_of_ids(processor: Processor, built: Built) -> None:
     if TOKENIZER not in processor.files:
         return
     try:
-        table = built.module.model.get_input_embeddings()  # type: ignore[union-attr, operator]
+        table = built.module.model.get_input_embeddings()  # type: ignore[operator]
         rows, ids = table.num_embeddings, ids_of(tokenizer_of(processor.folder / TOKENIZER))
     except (AttributeError, NotImplementedError, OSError, ValueError, RecursionError):
         return  # a network without such a table; a file that can't be read is told where texts become tokens

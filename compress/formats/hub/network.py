@@ -1,6 +1,7 @@
 """A folder's network: built by transformers from the configuration, with the folder's weights, and given plain ends.
 
-Its forward takes tensors by position and gives a dict of tensors: `logits`, `embeddings`, or `last_hidden_state`.
+Its forward takes tensors by position and gives a dict of tensors: `embeddings`, all that a head gives (`logits`, of a
+detector `pred_boxes`, too), or `last_hidden_state`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ _TOWERS: Mapping[str, Mapping[str, str]] = {
     "SiglipModel": {"text": "SiglipTextModel", "image": "SiglipVisionModel"},
 }
 _PART_CONFIGS = {"text": "text_config", "image": "vision_config"}
-_OUTPUTS = ("logits", "text_embeds", "image_embeds", "last_hidden_state")
+# What the body in front of a head gives; the first of them is what a network without a head gives.
+_BODY = ("last_hidden_state", "pooler_output", "encoder_last_hidden_state")
 OWN_MODULE = "write it as a torch module that takes and gives plain tensors, and save it with compress.save"
 
 
@@ -65,7 +67,7 @@ class Built:
         unpooled: whether it is an encoder of texts with something for each token, which a pooling may stand behind.
     """
 
-    module: nn.Module
+    module: Network
     inputs: tuple[TensorSpec, ...]
     kind: str
     task: str
@@ -77,25 +79,35 @@ class Built:
 
 
 class Network(nn.Module):
-    """A transformers model whose inputs are tensors by position, and whose outputs are tensors by name."""
+    """A transformers model whose inputs are tensors by position, and whose outputs are tensors by name.
+
+    Attributes:
+        left: names of what it gave besides, in its last run.
+    """
 
     def __init__(self, model: nn.Module, names: tuple[str, ...], tail: nn.Module | None) -> None:
         super().__init__()
         self.model, self.tail, self.names = model, tail, names
+        self.left: set[str] = set()
 
     def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
         given = dict(zip(self.names, tensors, strict=True))
         found = self.model(**given, return_dict=True)
         if self.tail is not None:
             return {"embeddings": self.tail(found["last_hidden_state"], given["attention_mask"])}
-        name = next((name for name in _OUTPUTS if found.get(name) is not None), "")
-        if not name:
+        plain = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+        heads = {name: value for name, value in plain.items() if name not in _BODY}
+        if not heads and _BODY[0] in plain:
+            heads = {_BODY[0]: plain[_BODY[0]]}
+            self.left |= {name for name in plain if name not in heads}
+        self.left |= {name for name in found if name not in plain}
+        if not heads:
             raise CheckpointError(
                 f"can't take a {type(self.model).__name__}",
-                why=f"its outputs are {', '.join(list(found)[:4])}, none of {', '.join(_OUTPUTS)}",
+                why=f"its outputs are {', '.join(list(found)[:4])}, none of them a tensor of its own",
                 mend=OWN_MODULE,
             )
-        return {"embeddings" if name.endswith("_embeds") else name: found[name]}
+        return {"embeddings" if name.endswith("_embeds") else name: value for name, value in heads.items()}
 
 
 def build(
@@ -208,6 +220,12 @@ def _class(transformers: Any, name: str, config: Any, folder: HubFolder, *, base
     if base or found is None:  # a sentence encoder's head is in its modules, or is its pooling
         found = transformers.MODEL_MAPPING.get(type(config), None)
         found = found[0] if isinstance(found, tuple) else found
+        if not name and not base and found is not None:
+            told = (
+                f'{folder.path / "config.json"} has no "architectures", so a {found.__name__} without a head is taken; '
+                'if the weights have one, name its class there: "architectures": ["BertForSequenceClassification"], say'
+            )
+            warnings.warn(told, AssumedWarning, stacklevel=4)
     if found is None:
         raise CheckpointError(
             f"can't load {folder.path}", why="its config.json names no architecture", mend="save it again"

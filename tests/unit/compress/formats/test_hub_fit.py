@@ -17,8 +17,8 @@ from compress.formats.checkpoint import load
 from compress.formats.hub.config import offline
 from compress.formats.hub.folder import open_hub_folder
 from compress.formats.hub.pooling import tail_of
-from compress.model import call
-from tests.hub_models import bert_folder, with_config
+from compress.model import call, sample_inputs
+from tests.hub_models import SIZES, bert_folder, with_config
 
 State = dict[str, torch.Tensor]
 QUERY = "bert.encoder.layer.0.attention.self.query"
@@ -144,14 +144,48 @@ def test_a_classifier_that_ends_in_a_decoder_is_refused(tmp_path: Path) -> None:
     assert "by its decoder" in refused.why
 
 
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [("BertForQuestionAnswering", "start_logits, end_logits"), ("BertForMultipleChoice", "several texts")],
-)
-def test_a_network_of_other_ends_is_refused_and_says_which(tmp_path: Path, kind: str, why: str) -> None:
-    refused = _refused(bert_folder(tmp_path, kind=kind))
-    assert why in refused.why
+def test_a_network_of_several_texts_a_sample_is_refused(tmp_path: Path) -> None:
+    refused = _refused(bert_folder(tmp_path, kind="BertForMultipleChoice"))
+    assert "several texts" in refused.why
     assert "compress.save" in refused.mend
+
+
+YOLOS = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "image_size": [16, 16],
+    "patch_size": 8, "num_detection_tokens": 3, "num_labels": 4,
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*none can be pruned")
+@pytest.mark.parametrize(
+    ("config", "kind", "sizes", "names"),
+    [
+        ("YolosConfig", "YolosForObjectDetection", YOLOS, ["logits", "pred_boxes"]),
+        ("BertConfig", "BertForQuestionAnswering", SIZES, ["start_logits", "end_logits"]),
+        ("BertConfig", "BertForPreTraining", SIZES, ["prediction_logits", "seq_relationship_logits"]),
+        ("BertConfig", "BertForMaskedLM", SIZES, ["logits"]),
+    ],
+)
+def test_all_tensors_that_a_head_gives_come_out_as_transformers_gives_them(
+    config: str, kind: str, sizes: dict[str, Any], names: list[str], tmp_path: Path
+) -> None:
+    folder = _written(tmp_path, config, kind, **sizes)
+    loaded = load(folder)
+    assert [spec.name for spec in loaded.signature.outputs] == names
+    arrays = sample_inputs(loaded.signature, 3)
+    with offline() as transformers, torch.no_grad():
+        original = getattr(transformers, kind).from_pretrained(folder).eval()
+        wanted = original(**{name: torch.as_tensor(values) for name, values in arrays.items()})
+        found = call(loaded.module, loaded.signature.inputs, arrays)
+    for name in names:
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_network_gives_besides_is_told(tmp_path: Path) -> None:
+    sizes = YOLOS | {"image_size": 16}
+    with pytest.warns(AssumedWarning, match="of what a ViTModel gives, pooler_output left out.*compress.save"):
+        loaded = load(_written(tmp_path / "vit", "ViTConfig", "ViTModel", **sizes))
+    assert [spec.name for spec in loaded.signature.outputs] == ["last_hidden_state"]
 
 
 VAST: dict[str, dict[str, Any]] = {

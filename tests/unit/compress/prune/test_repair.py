@@ -331,3 +331,57 @@ def test_a_walk_in_parts_gives_what_the_forward_gives_also_through_files(tmp_pat
     assert len(values) == 1, "nothing is held but the output"
     torch.testing.assert_close(next(iter(values.values())), module(torch.from_numpy(arrays["image"])))
     assert not list(tmp_path.iterdir())
+
+
+class Branches(nn.Module):
+    """torch.fx can't trace it: it looks at sizes, and writes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv1d(4, 32, 3, padding=1), nn.BatchNorm1d(32)
+        self.second, self.end = nn.Conv1d(32, 32, 3, padding=1), nn.Linear(32, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] != 4:
+            raise ValueError("4 channels are taken")
+        h = self.norm(self.first(x)).relu_()
+        if x.size(-1) > 4:
+            h = torch.relu(self.second(h))
+        h[:, 0] = 0.5
+        return self.end(h.mean(-1))  # type: ignore[no-any-return]
+
+
+class DataDependent(nn.Module):
+    """Neither torch.fx nor torch.export can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.end = nn.Linear(8, 32), nn.Linear(32, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        return self.end(h * 2 if h.sum() > 0 else h)  # type: ignore[no-any-return]
+
+
+def test_what_torch_fx_cannot_trace_is_repaired_by_torch_export(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = wrapped(Branches(), "x:float32[batch,4,16]")
+    data = data_for(model, 128)
+    pruned = PruneChannels(0.38).run(model, tmp_path, quiet).model
+    assert isinstance(pruned, TorchModel)
+    before = copy.deepcopy(pruned.module.state_dict())
+    found = RepairChannels(data).run(pruned, tmp_path, quiet)
+    assert all(torch.equal(pruned.module.state_dict()[key], tensor) for key, tensor in before.items())
+    assert found.details["error_repaired"]["mean"] < 0.7 * found.details["error_pruned"]["mean"]
+    assert any("torch.export gives" in warning for warning in found.warnings)
+    assert isinstance(found.model, TorchModel)
+    assert {"first", "norm", "second", "end"} <= dict(found.model.module.named_modules()).keys()
+    assert found.model.signature == pruned.signature
+    call(found.model.module, model.signature.inputs, data.take(slice(0, 5))[0])
+
+
+def test_what_neither_can_follow_is_told(tmp_path: Path) -> None:
+    model = wrapped(DataDependent(), "x:float32[batch,8]")
+    pruned = PruneChannels(0.3).run(model, tmp_path, quiet).model
+    found = RepairChannels(data_for(model)).run(pruned, tmp_path, quiet)  # type: ignore[arg-type]
+    assert any(warning.startswith("Nothing was repaired: can't follow") for warning in found.warnings)
