@@ -27,6 +27,7 @@ from compress.formats.onnx.scope import captured, drop_unused, fresh, inner_name
 from compress.onnx_export.file import save
 from compress.onnx_export.fold import stripped
 from compress.onnx_export.tied import apart, share
+from compress.quantize.cuts import cuts, tell
 from compress.quantize.half.mask_chain import beside, mask_chain
 from compress.quantize.shield import shield
 from compress.quantize.stand_ins import StandIns
@@ -157,7 +158,7 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
         exclude: names of nodes that stay in float.
         reduce_range: 7-bit weights.
     """
-    model = _copy(model)
+    given, model = model, _copy(model)
     exclude = [*exclude, *beside(model.graph, mask_chain(model.graph).all - set(ranges))]
     quantize_weights(model, exclude, RECURRENT)
     kinds, weightless = attention(model)
@@ -190,7 +191,9 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
             },
         )
 
-    return _through(model, run)
+    quantized = _through(model, run)
+    tell(quantized, cuts(given, quantized))
+    return quantized
 
 
 def _in_groups(model: ModelProto) -> set[str]:
