@@ -16,6 +16,7 @@ import numpy as np
 from compress.console.durations import bytes_text
 from compress.console.wording import AssumedWarning, counted
 from compress.data.class_names import are_numbers, number_of
+from compress.data.dataset import PAIRS
 from compress.errors import DatasetError
 from compress.processor import Processor
 from compress.tokenizer.open import open_tokenizer
@@ -35,6 +36,8 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
 
     Rows are read, made and written in pieces. All are as long as the longest, up to a multiple of 8 and the
     processor's `max_length`, which longer ones are cut to. token_type_ids are zeros where the tokenizer passes none.
+    Of two texts to a row, each of which is embedded, rows of arrays are the first and the second one after another,
+    each with the label of both, float32; a file `PAIRS` says so.
 
     Args:
         source: a file of `compress.vetting.tables`.
@@ -53,6 +56,7 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
     labels: list[int | float | None] = []
     written: set[bool] = set()  # whether labels are
     columns: dict[str, None] = {}
+    each = 2 if processor.apart else 1
     for number, rows in _chunks(rows_of(source, wanted)):
         lengths += [len(found.ids) for found in tokenizer.encoded(_texts(rows, number, source, processor))]
         given = _labels_of(rows, number, source, processor)
@@ -70,10 +74,10 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
     }
     arrays["input_ids"][:] = tokenizer.pad
     for number, rows in _chunks(rows_of(source, wanted)):
-        for at, found in enumerate(tokenizer.encoded(_texts(rows, number, source, processor)), number):
+        for at, found in enumerate(tokenizer.encoded(_texts(rows, number, source, processor)), each * number):
             if len(found.ids) != lengths[at]:
                 raise DatasetError(
-                    f"can't make tokens of row {at + 1} of {source}",
+                    f"can't make tokens of row {at // each + 1} of {source}",
                     why=f"its tokenizer made {counted(lengths[at], 'tokens')} of it, and then {len(found.ids):,}",
                     mend="leave what is random out of tokenizer.json",
                 )
@@ -82,6 +86,8 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
                 arrays[name][at, : len(found.ids)] = values
     for array in arrays.values():
         array.flush()
+    if processor.apart:
+        (folder / PAIRS).touch()
     _refuse_exponents(labels, source)
     if written and are_numbers(processor.labels):
         taken = "the model's names of classes" if True in written else "numbers of classes from 0"
@@ -89,7 +95,10 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
         told = f"the labels of {source.name} are taken as {taken}; its names are numbers, too: the class {shown}"
         warnings.warn(told, AssumedWarning, stacklevel=2)
     if _all_labelled(labels, source):
-        np.save(folder / "label.npy", _array(labels))
+        found = _array(labels)
+        np.save(folder / "label.npy", np.repeat(found.astype(np.float32), 2) if processor.apart else found)
+    elif processor.apart:
+        _warn_apart(source, [name for name in columns if name not in (processor.columns.text, processor.columns.pair)])
     elif processor.task == "sequence-classification":
         _warn(source, [name for name in columns if name not in (processor.columns.text, processor.columns.pair)])
 
@@ -121,7 +130,7 @@ def _chunks(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
 
 def _texts(rows: Sequence[Row], number: int, source: Path, processor: Processor) -> list[Any]:
     columns = [processor.columns.text, *([processor.columns.pair] if processor.columns.pair else [])]
-    found = []
+    found: list[Any] = []
     for at, row in enumerate(rows, number + 1):
         for column, flag in zip(columns, ("--text-column", "--text-pair-column"), strict=False):
             if not isinstance(row.get(column), str):
@@ -142,7 +151,7 @@ def _texts(rows: Sequence[Row], number: int, source: Path, processor: Processor)
                     mend="write the row again: \\ud83d\\ude00 is one letter, \\ud83d alone is none",
                 )
         texts = tuple(row[column] for column in columns)
-        found.append(texts if len(texts) > 1 else texts[0])
+        found += texts if processor.apart or len(texts) == 1 else [texts]
     return found
 
 
@@ -190,6 +199,16 @@ def _warn(source: Path, others: Sequence[str]) -> None:
         told = (
             f"no labels in {source.name} (not read: {', '.join(others)[:200]}): as evaluation data it judges the "
             "agreement with the original, not accuracy; --label-column names the labels"
+        )
+        warnings.warn(told, AssumedWarning, stacklevel=3)
+
+
+def _warn_apart(source: Path, others: Sequence[str]) -> None:
+    """Of pairs whose scores may stand in a column that nobody has named."""
+    if others:
+        told = (
+            f"no scores of the pairs in {source.name} (not read: {', '.join(others)[:200]}): as evaluation data it "
+            "judges each embedding by its cosine to the original's; --label-column names the scores"
         )
         warnings.warn(told, AssumedWarning, stacklevel=3)
 

@@ -28,6 +28,7 @@ from compress.evaluate.layout import lies_otherwise
 from compress.evaluate.metrics import BATCH, BY_LABELS, METRICS, PLACES, SETS, Metric
 from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds, the_output
 from compress.evaluate.output_kind import SHARES, OutputForm, OutputKind, by_labels, no_classes
+from compress.evaluate.rank_correlation import similarity_scores
 from compress.evaluate.shares import as_values, hits
 from compress.evaluate.users_metric import users_metric
 from compress.model import Arrays
@@ -57,6 +58,7 @@ def find_metric(
 
     Labels that are class ids for each place of a map or of a sequence are judged by pixel_accuracy, labels of 0 and 1,
     each by itself, by f1_samples (of one alone: binary_accuracy), other numbers in the output's shape by r2.
+    Pairs of texts with scores are judged by spearman, where each text is embedded by itself.
     Class scores are judged by top1 with labels and by agreement without, answers that are integers by agreement, single
     values by mse, all else by cosine: also what looks like class scores by its shape alone, where that is an input's
     and there are no labels, or where the labels can't be ids of classes.
@@ -81,6 +83,8 @@ def find_metric(
         raise RecipeError(f"there is no metric {name!r}", why=why, mend="name one of these, or package.module:function")
     if name is not None and name not in METRICS:
         return _users(name, signature, output, sample, ask=ask)
+    if name == "spearman" or (name is None and data.pairs and data.labels is not None):
+        return _of_pairs(data, signature, output, sample, ask=ask)
     if name is None or name in BY_LABELS:
         fitting = _of_labels(name, data, signature, output, (sample, rows), endings or {})
         if fitting is not None:
@@ -253,6 +257,34 @@ def _of_places(name: str, form: OutputForm, output: str) -> Metric:
     if name == "miou":
         return dataclasses.replace(metric, accumulated=lambda: IntersectionOverUnion(axis, output))
     return dataclasses.replace(metric, per_sample=pixel_accuracy_of(axis))
+
+
+def _of_pairs(data: Dataset, signature: Signature, output: str | None, sample: Arrays | None, *, ask: bool) -> Metric:
+    """Spearman's correlation of the similarities of pairs with their labels.
+
+    Raises:
+        RecipeError: the data has no pairs, or no scores; or no one output is a vector for each of a pair.
+    """
+    if not data.pairs or data.labels is None:
+        raise RecipeError(
+            "can't judge by spearman",
+            why="the evaluation data has no " + ("scores of its pairs" if data.pairs else "pairs of texts"),
+            mend="give texts to a Hugging Face folder of an encoder of sentences: two columns, --text-column and "
+            "--text-pair-column, and --label-column for how alike the two are",
+        )
+    vectors = [spec.name for spec in signature.outputs if spec.dtype.startswith("float") and len(spec.shape) == 2]
+    chosen = (
+        vectors[0]
+        if output is None and len(vectors) == 1
+        else the_output("spearman", signature, None, output, sample, ask=ask)
+    )
+    if chosen not in vectors:
+        raise RecipeError(
+            "can't judge by spearman",
+            why=f"the output {chosen} is no vector for each text",
+            mend=f"name one with --judge: {', '.join(vectors) or 'this model gives none'}; or take --metric cosine",
+        )
+    return dataclasses.replace(METRICS["spearman"], over_all=similarity_scores(chosen), output=chosen)
 
 
 def _users(source: str, signature: Signature, output: str | None, sample: Arrays | None, *, ask: bool) -> Metric:

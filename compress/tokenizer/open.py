@@ -133,7 +133,7 @@ def open_tokenizer(processor: Processor, extra: str = "hf") -> Tokens:
         pad, named = padding_of(tokenizer, config, _map_of(processor))
         tokenizer.no_padding()  # before anything is made: it may be to any length
         faults = list(contradicted(tokenizer, told, config, sentences))
-        special = tokenizer.num_special_tokens_to_add(bool(processor.columns.pair))
+        special = tokenizer.num_special_tokens_to_add(processor.joined)
         if special < longest:
             tokenizer.enable_truncation(longest, direction=cut)
     if faults:
