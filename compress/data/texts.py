@@ -17,6 +17,7 @@ from compress.console.durations import bytes_text
 from compress.console.wording import AssumedWarning, counted
 from compress.data.class_names import are_numbers, number_of
 from compress.data.dataset import PAIRS
+from compress.data.tags import IGNORED, place_tags, refuse_glued, split_columns, tags_of, words_of
 from compress.errors import DatasetError
 from compress.processor import Processor
 from compress.tokenizer.open import open_tokenizer
@@ -37,7 +38,7 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
     Rows are read, made and written in pieces. All are as long as the longest, up to a multiple of 8 and the
     processor's `max_length`, which longer ones are cut to. token_type_ids are zeros where the tokenizer passes none.
     Of two texts to a row, each of which is embedded, rows of arrays are the first and the second one after another,
-    each with the label of both, float32; a file `PAIRS` says so.
+    each with the label of both, float32; a file `PAIRS` says so. Of words with a label each, label is [n, length].
 
     Args:
         source: a file of `compress.vetting.tables`.
@@ -51,15 +52,27 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
     tokenizer = open_tokenizer(processor)
     for note in tokenizer.notes:
         warnings.warn(note, AssumedWarning, stacklevel=2)
-    wanted = [name for name in (*dataclasses.astuple(processor.columns), *_LABELS) if name]
+    split = split_columns(source, processor)
+    named = dataclasses.astuple(processor.columns if split is None else split)
+    wanted = [name for name in (*named, *_LABELS) if name]
+    lists = () if split is None else wanted
+    if split is not None:
+        refuse_glued(tokenizer, source)
+    tagged = split is not None and split.label is not None
+
+    def encoded(rows: Sequence[Row], number: int) -> Iterator[Any]:
+        if split is None:
+            return tokenizer.encoded(_texts(rows, number, source, processor))
+        return tokenizer.encoded(words_of(rows, number, source, split), split=True)
+
     lengths: list[int] = []
     labels: list[int | float | None] = []
     written: set[bool] = set()  # whether labels are
     columns: dict[str, None] = {}
     each = 2 if processor.apart else 1
-    for number, rows in _chunks(rows_of(source, wanted)):
-        lengths += [len(found.ids) for found in tokenizer.encoded(_texts(rows, number, source, processor))]
-        given = _labels_of(rows, number, source, processor)
+    for number, rows in _chunks(rows_of(source, wanted, lists)):
+        lengths += [len(found.ids) for found in encoded(rows, number)]
+        given = _labels_of(rows, number, source, processor) if split is None else [None] * len(rows)
         labels += _numbers(given, source, processor, number)
         written |= {isinstance(label, str) for label in given if label is not None}
         if len(columns) < MOST_OTHERS:  # each row may have others
@@ -73,8 +86,12 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
         name: np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.int64, (len(lengths), width)) for name in names
     }
     arrays["input_ids"][:] = tokenizer.pad
-    for number, rows in _chunks(rows_of(source, wanted)):
-        for at, found in enumerate(tokenizer.encoded(_texts(rows, number, source, processor)), each * number):
+    if tagged:
+        arrays["label"] = np.lib.format.open_memmap(folder / "label.npy", "w+", np.int64, (len(lengths), width))
+        arrays["label"][:] = IGNORED
+    for number, rows in _chunks(rows_of(source, wanted, lists)):
+        tags = None if split is None else tags_of(rows, number, source, processor, split)
+        for at, found in enumerate(encoded(rows, number), each * number):
             if len(found.ids) != lengths[at]:
                 raise DatasetError(
                     f"can't make tokens of row {at // each + 1} of {source}",
@@ -84,6 +101,8 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
             types = 0 if tokenizer.type_ids is False else found.type_ids
             for name, values in zip(names, (found.ids, found.attention_mask, types), strict=True):
                 arrays[name][at, : len(found.ids)] = values
+            if tags is not None:
+                place_tags(tags[at - number], found.word_ids, arrays["label"][at])
     for array in arrays.values():
         array.flush()
     if processor.apart:
@@ -94,6 +113,8 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
         shown = ", ".join(f"{number} is {label!r}" for number, label in enumerate(processor.labels[:3]))
         told = f"the labels of {source.name} are taken as {taken}; its names are numbers, too: the class {shown}"
         warnings.warn(told, AssumedWarning, stacklevel=2)
+    if tagged:
+        return
     if _all_labelled(labels, source):
         found = _array(labels)
         np.save(folder / "label.npy", np.repeat(found.astype(np.float32), 2) if processor.apart else found)
@@ -120,12 +141,16 @@ def _chunks(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
     number, held, letters = 0, list[Row](), 0
     for row in rows:
         held.append(row)
-        letters += sum(len(value) for value in row.values() if isinstance(value, str))
+        letters += sum(_letters(value) for value in row.values())
         if len(held) == CHUNK or letters >= LETTERS:
             yield number, held
             number, held, letters = number + len(held), [], 0
     if held:
         yield number, held
+
+
+def _letters(value: Any) -> int:
+    return sum(map(_letters, value)) if isinstance(value, list) else len(value) if isinstance(value, str) else 1
 
 
 def _texts(rows: Sequence[Row], number: int, source: Path, processor: Processor) -> list[Any]:

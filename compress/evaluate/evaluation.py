@@ -202,8 +202,10 @@ def judged(
         data, notes = with_class_ids(data)
     found = probe(open_model(model, threads=cores()).infer, model, data)
     sample, endings = found.outputs, found.endings
+    made = model.processor
+    tags = made.labels if made is not None and made.task == "token-classification" else None
     metric = find_metric(
-        name, data, model.signature, output=output, sample=sample, rows=found.rows, endings=endings, ask=True
+        name, data, model.signature, output=output, sample=sample, rows=found.rows, endings=endings, tags=tags, ask=True
     )
     elsewhere = samples_elsewhere(metric, model.signature)
     judged_one = next((spec for spec in model.signature.outputs if spec.name == metric.output), None)

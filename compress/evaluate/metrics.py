@@ -33,6 +33,7 @@ __all__ = [
     "METRICS",
     "PLACES",
     "SETS",
+    "TAGS",
     "Metric",
     "cosine_similarity",
     "not_finite",
@@ -43,8 +44,8 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 BATCH = 64
 ROUNDING = 1e-6  # of a mean over samples that is had in two ways
-SETS, PLACES = ("binary_accuracy", "f1_samples"), ("pixel_accuracy", "miou")
-BY_LABELS = (*SETS, *PLACES, "r2")
+SETS, PLACES, TAGS = ("binary_accuracy", "f1_samples"), ("pixel_accuracy", "miou"), ("f1_entities", "f1_tokens")
+BY_LABELS = (*SETS, *PLACES, *TAGS, "r2")
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Metric:
     """A task metric; one of `per_sample`, `over_all` and `accumulated` is given.
 
     Attributes:
-        name: "top1", "top5", "binary_accuracy", "f1_samples", "pixel_accuracy", "miou", "r2", "spearman",
-            "agreement", "cosine", "mse", or `package.module:name`.
+        name: "top1", "top5", "binary_accuracy", "f1_samples", "pixel_accuracy", "miou", "f1_entities", "f1_tokens",
+            "r2", "spearman", "agreement", "cosine", "mse", or `package.module:name`.
         per_sample: scores [n] from a batch's outputs, the original model's outputs, and the labels (or None).
         over_all: from all outputs and all labels at once: scores [n], or one figure [] where the metric is no mean of
             scores (mAP).
@@ -233,6 +234,8 @@ METRICS = {
             needs_labels=True,
             chance=lambda: OfPlaces(1, of_classes=True),
         ),
+        Metric("f1_entities", needs_labels=True, bounds=(0.0, 1.0)),
+        Metric("f1_tokens", needs_labels=True, bounds=(0.0, 1.0)),
         Metric("r2", r2_of(np.ones(1)), needs_labels=True, chance=OfNumbers),
         Metric("spearman", needs_labels=True, bounds=(-1.0, 1.0), chance=OfSimilarities, together=2),
         Metric("agreement", _agreement, compares=True, bounds=(0.0, 1.0), constant=OfAnswers),

@@ -16,7 +16,7 @@ from compress.vetting.csv_rows import MOST_OTHERS, TableError, csv_rows
 from compress.vetting.files import open_file
 from compress.vetting.texts import parse_json
 
-__all__ = ["SUFFIXES", "check_file", "rows_of"]
+__all__ = ["SUFFIXES", "Row", "check_file", "rows_of"]
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".parquet")
 LONGEST_LINE = 16 << 20
