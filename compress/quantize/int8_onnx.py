@@ -46,17 +46,29 @@ DYNAMIC = ("MatMul", "Gemm", "Gather", "Conv")
 FLOAT_RESULTS = ("MatMul", "Gemm")
 WHOLE = {"quant_type": QuantType.QInt8}  # of a weight with one scale
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+OPSET = 17  # of ONNX's own operators, where a file names none: of ai.onnx.ml's alone
 LSTM_INPUTS = 8  # before the scales and zero-points of its 8-bit form
 
 
 def plain(source: Path) -> ModelProto:
     """A float32 file as the quantizers take it: each node named, each layer with weights of its own."""
     model = onnx.load(source)
+    _one_opset(model)
     name_nodes(model)
     apart(model)
     _own_turned(model.graph)
     _plain_biases(model.graph)
     return model
+
+
+def _one_opset(model: ModelProto) -> None:
+    """Name each domain once, in place, and ONNX's own, as ONNX Runtime's quantizer wants it; skl2onnx does neither."""
+    versions = {"": 0}
+    for entry in model.opset_import:
+        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        versions[domain] = max(entry.version, versions.get(domain, 0))
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(domain, version or OPSET) for domain, version in versions.items())
 
 
 def _own_turned(graph: onnx.GraphProto) -> None:
