@@ -13,10 +13,11 @@ from typing import Any, Self
 
 from compress.vetting.paths import stands_inside
 
-__all__ = ["FILES", "IMAGE_SETTINGS", "LARGEST_FILE", "Columns", "Processor"]
+__all__ = ["EMBEDDINGS", "FILES", "IMAGE_SETTINGS", "LARGEST_FILE", "Columns", "Processor"]
 
 KINDS = ("text", "image", "audio")
-TASKS = ("sequence-classification", "token-classification", "image-classification", "embeddings", "features", "logits")
+EMBEDDINGS = "embeddings"
+TASKS = ("sequence-classification", "token-classification", "image-classification", EMBEDDINGS, "features", "logits")
 IMAGE_SETTINGS = "preprocessor_config.json"
 # Whatever a folder holds of these: tokenizers, image and audio processors.
 FILES = (
@@ -67,6 +68,16 @@ class Processor:
     type_ids: bool | None = None
 
     @property
+    def joined(self) -> bool:
+        """Whether a text and the one beside it are one input; an encoder of sentences embeds each by itself."""
+        return self.columns.pair is not None and self.task != EMBEDDINGS
+
+    @property
+    def apart(self) -> bool:
+        """Whether there are two texts to a row, and each is an input of its own."""
+        return self.columns.pair is not None and self.task == EMBEDDINGS
+
+    @property
     def digest(self) -> str:
         """Of all that makes inputs; names of classes, by which labels get their numbers, are no part of it."""
         told = "\n".join(f"{name} {sha256}" for name, sha256 in sorted(self.files.items()))
@@ -83,7 +94,7 @@ class Processor:
             "max_length": self.max_length,
             **({} if self.pad_token_id is None else {"pad_token_id": self.pad_token_id}),
             **({"multi_label": True} if self.multi_label else {}),
-            **({"pair": True} if self.columns.pair else {}),
+            **({"pair": True} if self.joined else {}),
             **({} if self.type_ids is None else {"token_type_ids": self.type_ids}),
         }
 
@@ -112,7 +123,7 @@ class Processor:
         several, pair, types = data.get("multi_label", False), data.get("pair", False), data.get("token_type_ids")
         if type(several) is not bool or type(pair) is not bool or (types is not None and type(types) is not bool):
             raise TypeError("its processor's multi_label, pair or token_type_ids is neither true nor false")
-        columns = Columns(pair=PAIR if pair else None)
+        columns = Columns(pair=PAIR if pair and data["task"] != EMBEDDINGS else None)
         return cls(
             data["kind"], data["task"], dict(files), tuple(labels), longest, folder, columns, pad, several, types
         )

@@ -32,11 +32,12 @@ from compress.vetting.heard import listener
 from compress.vetting.scratch import is_held
 from compress.vetting.texts import read_text
 
-__all__ = ["MADE_OF", "SCRATCH", "Dataset", "seeded"]
+__all__ = ["MADE_OF", "PAIRS", "SCRATCH", "Dataset", "seeded"]
 
 SCRATCH = "compress-"  # begins the names of folders that are made of data
 LOOKED_AT = "samples looked at"
 MADE_OF = ".made-of"  # in such a one: what the user called the data
+PAIRS = ".pairs"  # in one whose rows are each two a pair
 
 _LABELS = ("label", "labels", "target", "targets", "y")
 _MEND = "save it with np.savez(path, input_name=array, label=array), the first dimension being the samples"
@@ -57,6 +58,7 @@ class Dataset:
         fetcher: makes the samples, of a torch Dataset.
         place: what another process of this machine opens the same data by: the source, or the folder that was made of
             it; empty of what is in this process's memory alone.
+        pairs: whether each two samples, one after another, are a pair, and have one label.
     """
 
     source: str
@@ -66,6 +68,7 @@ class Dataset:
     starts: tuple[int, ...] = ()
     fetcher: Fetcher | None = None
     place: str = ""
+    pairs: bool = False
 
     @classmethod
     def open(cls, source: str, signature: Signature) -> Self:
@@ -113,7 +116,9 @@ class Dataset:
         if len(set(lengths.values())) > 1:
             why = ", ".join(f"{name} has {counted(length, 'samples')}" for name, length in lengths.items())
             raise DatasetError(f"the arrays in {source} are of unequal length", why=why, mend=_MEND)
-        return cls(source, inputs, labels, digest, starts, fetcher, place)
+        return cls(
+            source, inputs, labels, digest, starts, fetcher, place, not given and (Path(place) / PAIRS).is_file()
+        )
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -169,7 +174,13 @@ class Dataset:
         labels = None if self.labels is None else np.asarray(self.labels[index])
         in_order = bool(self.starts) and bool((np.diff(index) > 0).all())
         starts = tuple(int(start) for start in np.searchsorted(index, self.starts)) if in_order else ()
-        return replace(self, inputs=inputs, labels=labels, digest=digest, starts=starts)
+        whole = self.pairs and not len(index) % 2 and not (index[::2] % 2).any()
+        pairs = whole and bool((index[1::2] == index[::2] + 1).all())
+        return replace(self, inputs=inputs, labels=labels, digest=digest, starts=starts, pairs=pairs)
+
+    def whole_pairs(self, pairs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Where the samples of some pairs are [2 n], by the pairs' numbers [n]."""
+        return np.asarray(np.stack([2 * pairs, 2 * pairs + 1], axis=1).reshape(-1))
 
 
 def _rows(labels: Any | None, index: Any) -> np.ndarray[Any, Any] | None:

@@ -15,6 +15,7 @@ from compress.data.texts import write_tokens
 from compress.errors import DatasetError
 from compress.processor import Processor
 from compress.storage.steady import seen
+from compress.vetting.arrow_rows import is_saved, saved_files
 from compress.vetting.heard import listener, unheard
 from compress.vetting.scratch import scratch, sweep
 from compress.vetting.tables import SUFFIXES, check_file
@@ -28,14 +29,16 @@ def arrays_of(source: str, processor: Processor | None) -> str:
     """Where a source's arrays lie: a folder that was made of it, for texts and images; the source itself otherwise.
 
     Args:
-        source: a file of texts (`compress.vetting.tables.SUFFIXES`), a folder of images, or any other source.
+        source: a file of texts (`compress.vetting.tables.SUFFIXES`), a folder of them that `datasets` saved, one of
+            images, or any other source.
         processor: of the model.
 
     Raises:
         DatasetError: there is no processor for it, or it can't be read.
     """
     path = Path(source)
-    text = path.suffix in SUFFIXES and not path.is_dir()
+    saved = is_saved(path)
+    text = saved or (path.suffix in SUFFIXES and not path.is_dir())
     kind = "text" if text else "image" if is_image_folder(path) else None
     if kind is None:
         return source
@@ -48,7 +51,7 @@ def arrays_of(source: str, processor: Processor | None) -> str:
             why=f"it holds {kind}s, and the model {takes}",
             mend="name a Hugging Face folder with its tokenizer or processor as the model; or give arrays in an .npz",
         )
-    files = [path] if text else images_in(path)
+    files = saved_files(path) if saved else [path] if text else images_in(path)
     told = [(str(file), found.st_mtime_ns, found.st_size) for file in files if (found := _stat(file)) is not None]
     key = json.dumps([
         str(path.resolve()), str(processor.folder), processor.to_dict(), dataclasses.astuple(processor.columns), told,

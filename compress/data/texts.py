@@ -16,6 +16,8 @@ import numpy as np
 from compress.console.durations import bytes_text
 from compress.console.wording import AssumedWarning, counted
 from compress.data.class_names import are_numbers, number_of
+from compress.data.dataset import PAIRS
+from compress.data.tags import IGNORED, place_tags, refuse_glued, split_columns, tags_of, words_of
 from compress.errors import DatasetError
 from compress.processor import Processor
 from compress.tokenizer.open import open_tokenizer
@@ -35,6 +37,8 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
 
     Rows are read, made and written in pieces. All are as long as the longest, up to a multiple of 8 and the
     processor's `max_length`, which longer ones are cut to. token_type_ids are zeros where the tokenizer passes none.
+    Of two texts to a row, each of which is embedded, rows of arrays are the first and the second one after another,
+    each with the label of both, float32; a file `PAIRS` says so. Of words with a label each, label is [n, length].
 
     Args:
         source: a file of `compress.vetting.tables`.
@@ -48,14 +52,27 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
     tokenizer = open_tokenizer(processor)
     for note in tokenizer.notes:
         warnings.warn(note, AssumedWarning, stacklevel=2)
-    wanted = [name for name in (*dataclasses.astuple(processor.columns), *_LABELS) if name]
+    split = split_columns(source, processor)
+    named = dataclasses.astuple(processor.columns if split is None else split)
+    wanted = [name for name in (*named, *_LABELS) if name]
+    lists = () if split is None else wanted
+    if split is not None:
+        refuse_glued(tokenizer, source)
+    tagged = split is not None and split.label is not None
+
+    def encoded(rows: Sequence[Row], number: int) -> Iterator[Any]:
+        if split is None:
+            return tokenizer.encoded(_texts(rows, number, source, processor))
+        return tokenizer.encoded(words_of(rows, number, source, split), split=True)
+
     lengths: list[int] = []
     labels: list[int | float | None] = []
     written: set[bool] = set()  # whether labels are
     columns: dict[str, None] = {}
-    for number, rows in _chunks(rows_of(source, wanted)):
-        lengths += [len(found.ids) for found in tokenizer.encoded(_texts(rows, number, source, processor))]
-        given = _labels_of(rows, number, source, processor)
+    each = 2 if processor.apart else 1
+    for number, rows in _chunks(rows_of(source, wanted, lists)):
+        lengths += [len(found.ids) for found in encoded(rows, number)]
+        given = _labels_of(rows, number, source, processor) if split is None else [None] * len(rows)
         labels += _numbers(given, source, processor, number)
         written |= {isinstance(label, str) for label in given if label is not None}
         if len(columns) < MOST_OTHERS:  # each row may have others
@@ -69,27 +86,40 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
         name: np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.int64, (len(lengths), width)) for name in names
     }
     arrays["input_ids"][:] = tokenizer.pad
-    for number, rows in _chunks(rows_of(source, wanted)):
-        for at, found in enumerate(tokenizer.encoded(_texts(rows, number, source, processor)), number):
+    if tagged:
+        arrays["label"] = np.lib.format.open_memmap(folder / "label.npy", "w+", np.int64, (len(lengths), width))
+        arrays["label"][:] = IGNORED
+    for number, rows in _chunks(rows_of(source, wanted, lists)):
+        tags = None if split is None else tags_of(rows, number, source, processor, split)
+        for at, found in enumerate(encoded(rows, number), each * number):
             if len(found.ids) != lengths[at]:
                 raise DatasetError(
-                    f"can't make tokens of row {at + 1} of {source}",
+                    f"can't make tokens of row {at // each + 1} of {source}",
                     why=f"its tokenizer made {counted(lengths[at], 'tokens')} of it, and then {len(found.ids):,}",
                     mend="leave what is random out of tokenizer.json",
                 )
             types = 0 if tokenizer.type_ids is False else found.type_ids
             for name, values in zip(names, (found.ids, found.attention_mask, types), strict=True):
                 arrays[name][at, : len(found.ids)] = values
+            if tags is not None:
+                place_tags(tags[at - number], found.word_ids, arrays["label"][at])
     for array in arrays.values():
         array.flush()
+    if processor.apart:
+        (folder / PAIRS).touch()
     _refuse_exponents(labels, source)
     if written and are_numbers(processor.labels):
         taken = "the model's names of classes" if True in written else "numbers of classes from 0"
         shown = ", ".join(f"{number} is {label!r}" for number, label in enumerate(processor.labels[:3]))
         told = f"the labels of {source.name} are taken as {taken}; its names are numbers, too: the class {shown}"
         warnings.warn(told, AssumedWarning, stacklevel=2)
+    if tagged:
+        return
     if _all_labelled(labels, source):
-        np.save(folder / "label.npy", _array(labels))
+        found = _array(labels)
+        np.save(folder / "label.npy", np.repeat(found.astype(np.float32), 2) if processor.apart else found)
+    elif processor.apart:
+        _warn_apart(source, [name for name in columns if name not in (processor.columns.text, processor.columns.pair)])
     elif processor.task == "sequence-classification":
         _warn(source, [name for name in columns if name not in (processor.columns.text, processor.columns.pair)])
 
@@ -111,7 +141,7 @@ def _chunks(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
     number, held, letters = 0, list[Row](), 0
     for row in rows:
         held.append(row)
-        letters += sum(len(value) for value in row.values() if isinstance(value, str))
+        letters += sum(_letters(value) for value in row.values())
         if len(held) == CHUNK or letters >= LETTERS:
             yield number, held
             number, held, letters = number + len(held), [], 0
@@ -119,9 +149,13 @@ def _chunks(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
         yield number, held
 
 
+def _letters(value: Any) -> int:
+    return sum(map(_letters, value)) if isinstance(value, list) else len(value) if isinstance(value, str) else 1
+
+
 def _texts(rows: Sequence[Row], number: int, source: Path, processor: Processor) -> list[Any]:
     columns = [processor.columns.text, *([processor.columns.pair] if processor.columns.pair else [])]
-    found = []
+    found: list[Any] = []
     for at, row in enumerate(rows, number + 1):
         for column, flag in zip(columns, ("--text-column", "--text-pair-column"), strict=False):
             if not isinstance(row.get(column), str):
@@ -142,7 +176,7 @@ def _texts(rows: Sequence[Row], number: int, source: Path, processor: Processor)
                     mend="write the row again: \\ud83d\\ude00 is one letter, \\ud83d alone is none",
                 )
         texts = tuple(row[column] for column in columns)
-        found.append(texts if len(texts) > 1 else texts[0])
+        found += texts if processor.apart or len(texts) == 1 else [texts]
     return found
 
 
@@ -190,6 +224,16 @@ def _warn(source: Path, others: Sequence[str]) -> None:
         told = (
             f"no labels in {source.name} (not read: {', '.join(others)[:200]}): as evaluation data it judges the "
             "agreement with the original, not accuracy; --label-column names the labels"
+        )
+        warnings.warn(told, AssumedWarning, stacklevel=3)
+
+
+def _warn_apart(source: Path, others: Sequence[str]) -> None:
+    """Of pairs whose scores may stand in a column that nobody has named."""
+    if others:
+        told = (
+            f"no scores of the pairs in {source.name} (not read: {', '.join(others)[:200]}): as evaluation data it "
+            "judges each embedding by its cosine to the original's; --label-column names the scores"
         )
         warnings.warn(told, AssumedWarning, stacklevel=3)
 

@@ -10,7 +10,7 @@ import numpy as np
 from compress.evaluate.label_metrics import constant_f1
 from compress.model import Arrays
 
-__all__ = ["Chance", "OfNumbers", "OfPlaces", "OfSets", "OfShuffled"]
+__all__ = ["Chance", "OfNumbers", "OfPlaces", "OfSets", "OfShuffled", "OfSimilarities"]
 
 Array = np.ndarray[Any, Any]
 SHUFFLES = 20  # of which none may do as well as the labels themselves: one in 21 by chance
@@ -65,6 +65,8 @@ class OfSets:
 class OfNumbers:
     """Numbers, judged by r2: the mean label has 0."""
 
+    whoever = "whoever always gives the mean label has 0"
+
     def add(self, outputs: Arrays, labels: Array | None) -> None:
         """Take a batch."""
 
@@ -72,14 +74,17 @@ class OfNumbers:
         """See `Chance`."""
         if low is None or low > 0:
             return None
-        return (
-            f"The original is no better than chance on the evaluation data: {told}, and whoever always gives the mean "
-            "label has 0."
-        )
+        return f"The original is no better than chance on the evaluation data: {told}, and {self.whoever}."
 
     def rate(self) -> float:
         """See `Chance`."""
         return 0.0
+
+
+class OfSimilarities(OfNumbers):
+    """Similarities of pairs, judged by how their ranks go with the scores': without a relation, that is 0."""
+
+    whoever = "similarities that have nothing to do with the scores have 0"
 
 
 class OfPlaces:

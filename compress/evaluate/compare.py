@@ -154,7 +154,7 @@ def compare(
             tallies[name].add(outputs, expected, labels)
         done += len(next(iter(inputs.values())))
         progress(done, len(data))
-    found = {name: _comparison(tally, len(data)) for name, tally in tallies.items()}
+    found = {name: _comparison(tally, len(data), len(data) // metric.together) for name, tally in tallies.items()}
     first = found[reference]
     doubts = answers.doubts(first.scores, confidence, first.value)
     constant = metric.loss(first.value, answers.constant)
@@ -193,13 +193,13 @@ def _class_scores(name: str, scores: Array, inputs: Arrays, data: Dataset, metri
     return not alike and int(labels.max(initial=-1)) + 1 == scores.shape[1]
 
 
-def _comparison(tally: _Tally, samples: int) -> Comparison:
+def _comparison(tally: _Tally, samples: int, scores: int) -> Comparison:
     judged = tally.scores["metric"].result()
     means = {name: float(found.result().mean()) for name, found in tally.scores.items() if name != "metric"}
     return Comparison(
         samples=samples,
         value=float(judged.mean()),
-        scores=judged if judged.shape == (samples,) else None,
+        scores=judged if judged.shape == (scores,) else None,
         accuracy=means.get("top1"),
         agreement=means.get("agreement"),
         cosine_similarity=means["cosine"],

@@ -197,12 +197,15 @@ def judged(
         if isinstance(data.labels, Fetched) and (name is None or METRICS[name].needs_labels):
             data = replace(data, labels=read_labels(data))  # all are looked at, and made once
         data = squeezed(data, model.signature, output)
-    if name in (None, "top1", "top5"):
+    scored = data.pairs and data.labels is not None
+    if name in (None, "top1", "top5") and not scored:
         data, notes = with_class_ids(data)
     found = probe(open_model(model, threads=cores()).infer, model, data)
     sample, endings = found.outputs, found.endings
+    made = model.processor
+    tags = made.labels if made is not None and made.task == "token-classification" else None
     metric = find_metric(
-        name, data, model.signature, output=output, sample=sample, rows=found.rows, endings=endings, ask=True
+        name, data, model.signature, output=output, sample=sample, rows=found.rows, endings=endings, tags=tags, ask=True
     )
     elsewhere = samples_elsewhere(metric, model.signature)
     judged_one = next((spec for spec in model.signature.outputs if spec.name == metric.output), None)
@@ -219,6 +222,9 @@ def judged(
         notes = ()  # they are looked at as they are
     data, unknown = known_alone(data, metric, model.signature)
     notes += unknown
+    if metric.together > 1:
+        of = f"how alike (cosine) {metric.output!r} is for the two texts of each of {counted(len(data) // 2, 'pairs')}"
+        notes += (Note(f"{metric.name} holds {of} against their labels, by rank."),)
     if metric.threshold is not None and metric.output is not None:
         why = found.because.get(metric.output, "it gives more than 0 to 1")
         scale = "probabilities" if metric.threshold else "logits"
@@ -241,6 +247,12 @@ def judged(
 def _labelled_alike(data: Dataset, metric: Metric, proof: Dataset, model: TorchModel | OnnxModel) -> Dataset:
     if not metric.needs_labels:
         return data
+    if metric.together > 1 and not (data.pairs and data.labels is not None):
+        raise RecipeError(
+            f"can't choose by {metric.name} on {data.source}",
+            why="it has no pairs of texts with scores",
+            mend="give it the columns of --eval: two texts and how alike they are",
+        )
     if metric.name in METRICS:
         data = squeezed(data, model.signature, metric.output)
     if metric.name in BY_LABELS:

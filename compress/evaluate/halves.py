@@ -19,7 +19,8 @@ def halves(data: Dataset) -> tuple[Dataset, Dataset]:
     """Two halves without a common sample: by seed, with as many of each label in both as there can be.
 
     Samples of the same inputs go into one of them, whatever their labels: what has chosen proves nothing. The seed is
-    always 0: another one would be another try, and two commands on the same data share the split.
+    always 0: another one would be another try, and two commands on the same data share the split. Of pairs none is
+    parted, and a sample may be in both halves, beside another.
 
     Raises:
         RecipeError: there are no two samples that differ.
@@ -30,15 +31,23 @@ def halves(data: Dataset) -> tuple[Dataset, Dataset]:
             why="those that choose a model are kind to it: others have to prove it",
             mend="give a hundred or more evaluation samples",
         )
-    groups = alike(data)
+    groups = _of_pairs(alike(data)) if data.pairs else alike(data)
     if not groups.any():
         raise RecipeError(
             "can't choose and prove on copies of one sample",
             why=f"the {counted(len(data), 'samples')} of {data.source} have the same inputs",
             mend="give a hundred or more evaluation samples that differ",
         )
-    second = _in_second(groups, np.asarray(data.labels) if has_ids(data) else np.zeros(len(data), np.int64))
-    return data.part(np.flatnonzero(~second)), data.part(np.flatnonzero(second))
+    second = _in_second(groups, np.asarray(data.labels) if has_ids(data) else np.zeros(len(groups), np.int64))
+    parts = np.flatnonzero(~second), np.flatnonzero(second)
+    first, last = (data.part(data.whole_pairs(part) if data.pairs else part) for part in parts)
+    return first, last
+
+
+def _of_pairs(groups: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Numbers of pairs [n], the same for those of the same two samples, whichever is first. One text may be in many."""
+    _, found = np.unique(np.sort(groups.reshape(-1, 2), axis=1), axis=0, return_inverse=True)
+    return np.asarray(found.reshape(-1))
 
 
 def _in_second(groups: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

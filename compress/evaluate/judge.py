@@ -102,6 +102,8 @@ class Drop:
 
 def spread(data: Dataset, count: int) -> Dataset:
     """At most so many samples, evenly over the data."""
+    if data.pairs:
+        return data.part(data.whole_pairs(spread_over(len(data) // 2, max(1, count // 2))))
     return data.part(spread_over(len(data), count))
 
 
@@ -132,7 +134,7 @@ class Judge:
             answers.add(outputs, labels)
             scores.add(outputs, outputs, labels)
         self._original = scores.result()
-        single = self._original if self._original.shape == (len(data),) else None
+        single = self._original if self.gives_intervals else None
         self.doubts = answers.doubts(single, confidence or CONFIDENCE, self.original)
         self.constant = metric.loss(self.original, answers.constant)
 
@@ -154,7 +156,7 @@ class Judge:
     @property
     def gives_intervals(self) -> bool:
         """Whether the metric is a mean of scores."""
-        return bool(self._original.shape == (len(self._data),))
+        return bool(self._original.shape == (len(self._data) // self._metric.together,))
 
     def drop(self, model: Backend) -> Drop:
         """What the model loses against the original; with doubts in the evaluation, no budget counts as kept."""

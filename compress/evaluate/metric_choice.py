@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,12 @@ from compress.evaluate.label_metrics import (
     spread_of,
 )
 from compress.evaluate.layout import lies_otherwise
-from compress.evaluate.metrics import BATCH, BY_LABELS, METRICS, PLACES, SETS, Metric
+from compress.evaluate.metrics import BATCH, BY_LABELS, METRICS, PLACES, SETS, TAGS, Metric
 from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds, the_output
 from compress.evaluate.output_kind import SHARES, OutputForm, OutputKind, by_labels, no_classes
+from compress.evaluate.rank_correlation import similarity_scores
 from compress.evaluate.shares import as_values, hits
+from compress.evaluate.tag_metrics import TagF1, are_entities
 from compress.evaluate.users_metric import users_metric
 from compress.model import Arrays
 from compress.storage.hashing import digest_of_code
@@ -38,7 +40,8 @@ __all__ = ["by_shape", "find_metric"]
 Array = np.ndarray[Any, Any]
 FORMER = {"f1": "f1_samples"}  # as earlier releases called it: which of its averages it is was not told
 _KIND_OF = {
-    **dict.fromkeys(SETS, OutputKind.SIGMOID), **dict.fromkeys(PLACES, OutputKind.DENSE), "r2": OutputKind.REGRESSION,
+    **dict.fromkeys(SETS, OutputKind.SIGMOID), **dict.fromkeys((*PLACES, *TAGS), OutputKind.DENSE),
+    "r2": OutputKind.REGRESSION,
 }  # fmt: skip
 
 
@@ -51,12 +54,15 @@ def find_metric(
     sample: Arrays | None = None,
     rows: Array | None = None,
     endings: Mapping[str, Ending | None] | None = None,
+    tags: Sequence[str] | None = None,
     ask: bool = False,
 ) -> Metric:
     """The metric of that name, or the one that fits what the output is.
 
-    Labels that are class ids for each place of a map or of a sequence are judged by pixel_accuracy, labels of 0 and 1,
+    Labels that are class ids for each place of a map or of a sequence are judged by pixel_accuracy (of tokens that have
+    a class each by f1_entities or f1_tokens), labels of 0 and 1,
     each by itself, by f1_samples (of one alone: binary_accuracy), other numbers in the output's shape by r2.
+    Pairs of texts with scores are judged by spearman, where each text is embedded by itself.
     Class scores are judged by top1 with labels and by agreement without, answers that are integers by agreement, single
     values by mse, all else by cosine: also what looks like class scores by its shape alone, where that is an input's
     and there are no labels, or where the labels can't be ids of classes.
@@ -70,6 +76,7 @@ def find_metric(
         sample: outputs of some samples, by which vectors of length 1 are told from class scores.
         rows: where these samples are in the data; by default they are its first.
         endings: of the outputs by name, where they are known: see `compress.evaluate.endings.ending_of`.
+        tags: names of the classes, of a model that gives one for each token: f1_entities or f1_tokens fits it then.
         ask: whether several outputs that could be meant are an error; otherwise the first of them is taken.
 
     Raises:
@@ -81,8 +88,10 @@ def find_metric(
         raise RecipeError(f"there is no metric {name!r}", why=why, mend="name one of these, or package.module:function")
     if name is not None and name not in METRICS:
         return _users(name, signature, output, sample, ask=ask)
+    if name == "spearman" or (name is None and data.pairs and data.labels is not None):
+        return _of_pairs(data, signature, output, sample, ask=ask)
     if name is None or name in BY_LABELS:
-        fitting = _of_labels(name, data, signature, output, (sample, rows), endings or {})
+        fitting = _of_labels(name, data, signature, output, (sample, rows), endings or {}, tags)
         if fitting is not None:
             return fitting
     ids = data.labels is not None and data.labels.ndim == 1 and data.labels.dtype.kind in "iu"
@@ -145,6 +154,7 @@ def _of_labels(
     output: str | None,
     sample: tuple[Arrays | None, Array | None],
     endings: Mapping[str, Ending | None],
+    tags: Sequence[str] | None,
 ) -> Metric | None:
     """The metric by labels that are sets, numbers, or class ids for each place; None where not one output fits."""
     forms = []
@@ -162,6 +172,8 @@ def _of_labels(
         spec, form = found[0]
         if form.wrong and name != "r2":
             raise _misvalued(data, form)
+        if form.kind is OutputKind.DENSE and (name in TAGS or (name is None and tags is not None)):
+            return _of_tags(name, form, spec, tags or ())
         if form.kind is OutputKind.DENSE:
             return _of_places(name or "pixel_accuracy", form, spec.name)
         if form.kind is OutputKind.REGRESSION:
@@ -253,6 +265,55 @@ def _of_places(name: str, form: OutputForm, output: str) -> Metric:
     if name == "miou":
         return dataclasses.replace(metric, accumulated=lambda: IntersectionOverUnion(axis, output))
     return dataclasses.replace(metric, per_sample=pixel_accuracy_of(axis))
+
+
+def _of_tags(name: str | None, form: OutputForm, spec: TensorSpec, names: Sequence[str]) -> Metric:
+    """F1 of a class for each token; of entities where the classes are named so.
+
+    Raises:
+        RecipeError: entities are asked for, and the classes' names don't say where they begin.
+    """
+    entities = are_entities(names) if name is None else name == "f1_entities"
+    if entities and not are_entities(names):
+        raise RecipeError(
+            "can't judge by f1_entities",
+            why=f"the classes are {', '.join(names[:8])[:200] or 'without names'}, no parts of entities as B-PER is",
+            mend="take --metric f1_tokens, or name them in id2label of the model's config.json",
+        )
+
+    def counted() -> TagF1:
+        return TagF1(names, form.axis, spec.name, entities=entities)
+
+    metric = METRICS["f1_entities" if entities else "f1_tokens"]
+    return dataclasses.replace(metric, accumulated=counted, chance=counted, output=spec.name, code=",".join(names))
+
+
+def _of_pairs(data: Dataset, signature: Signature, output: str | None, sample: Arrays | None, *, ask: bool) -> Metric:
+    """Spearman's correlation of the similarities of pairs with their labels.
+
+    Raises:
+        RecipeError: the data has no pairs, or no scores; or no one output is a vector for each of a pair.
+    """
+    if not data.pairs or data.labels is None:
+        raise RecipeError(
+            "can't judge by spearman",
+            why="the evaluation data has no " + ("scores of its pairs" if data.pairs else "pairs of texts"),
+            mend="give texts to a Hugging Face folder of an encoder of sentences: two columns, --text-column and "
+            "--text-pair-column, and --label-column for how alike the two are",
+        )
+    vectors = [spec.name for spec in signature.outputs if spec.dtype.startswith("float") and len(spec.shape) == 2]
+    chosen = (
+        vectors[0]
+        if output is None and len(vectors) == 1
+        else the_output("spearman", signature, None, output, sample, ask=ask)
+    )
+    if chosen not in vectors:
+        raise RecipeError(
+            "can't judge by spearman",
+            why=f"the output {chosen} is no vector for each text",
+            mend=f"name one with --judge: {', '.join(vectors) or 'this model gives none'}; or take --metric cosine",
+        )
+    return dataclasses.replace(METRICS["spearman"], over_all=similarity_scores(chosen), output=chosen)
 
 
 def _users(source: str, signature: Signature, output: str | None, sample: Arrays | None, *, ask: bool) -> Metric:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from compress.errors import StageError
-from compress.evaluate.chance import Chance, OfNumbers, OfPlaces, OfSets
+from compress.evaluate.chance import Chance, OfNumbers, OfPlaces, OfSets, OfSimilarities
 from compress.evaluate.constant import Constant, OfAnswers, OfDirections, OfMeans, prefers
 from compress.evaluate.intervals import Bounds
 from compress.evaluate.label_metrics import (
@@ -33,6 +33,7 @@ __all__ = [
     "METRICS",
     "PLACES",
     "SETS",
+    "TAGS",
     "Metric",
     "cosine_similarity",
     "not_finite",
@@ -43,8 +44,8 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 BATCH = 64
 ROUNDING = 1e-6  # of a mean over samples that is had in two ways
-SETS, PLACES = ("binary_accuracy", "f1_samples"), ("pixel_accuracy", "miou")
-BY_LABELS = (*SETS, *PLACES, "r2")
+SETS, PLACES, TAGS = ("binary_accuracy", "f1_samples"), ("pixel_accuracy", "miou"), ("f1_entities", "f1_tokens")
+BY_LABELS = (*SETS, *PLACES, *TAGS, "r2")
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Metric:
     """A task metric; one of `per_sample`, `over_all` and `accumulated` is given.
 
     Attributes:
-        name: "top1", "top5", "binary_accuracy", "f1_samples", "pixel_accuracy", "miou", "r2", "agreement", "cosine",
-            "mse", or `package.module:name`.
+        name: "top1", "top5", "binary_accuracy", "f1_samples", "pixel_accuracy", "miou", "f1_entities", "f1_tokens",
+            "r2", "spearman", "agreement", "cosine", "mse", or `package.module:name`.
         per_sample: scores [n] from a batch's outputs, the original model's outputs, and the labels (or None).
         over_all: from all outputs and all labels at once: scores [n], or one figure [] where the metric is no mean of
             scores (mAP).
@@ -69,6 +70,7 @@ class Metric:
         constant: makes what tells, beside the original's outputs, how good an answer that is always the same can be.
         labels: of a sample, for those that are each there or not.
         threshold: of an output, above which such a label is given.
+        together: samples, one after another, that have one score; 2 of pairs.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Metric:
     constant: Callable[[], Constant] | None = None
     labels: int = 1
     threshold: float | None = None
+    together: int = 1
 
     @property
     def identity(self) -> Mapping[str, str | None]:
@@ -231,7 +234,10 @@ METRICS = {
             needs_labels=True,
             chance=lambda: OfPlaces(1, of_classes=True),
         ),
+        Metric("f1_entities", needs_labels=True, bounds=(0.0, 1.0)),
+        Metric("f1_tokens", needs_labels=True, bounds=(0.0, 1.0)),
         Metric("r2", r2_of(np.ones(1)), needs_labels=True, chance=OfNumbers),
+        Metric("spearman", needs_labels=True, bounds=(-1.0, 1.0), chance=OfSimilarities, together=2),
         Metric("agreement", _agreement, compares=True, bounds=(0.0, 1.0), constant=OfAnswers),
         Metric("cosine", _cosine, compares=True, bounds=(-1.0, 1.0), constant=OfDirections),
         Metric("mse", _mse, higher_is_better=False, compares=True, scale=1.0, constant=OfMeans),

@@ -109,7 +109,7 @@ class Scores:
                 found = self._metric.over_all(together, np.concatenate(self._labels) if self._labels else None)
         except Exception as err:  # the user's function: anything may come out of it
             raise self._failed(err) from err
-        if found.shape == (self._samples,):
+        if found.shape == (self._samples // self._metric.together,):
             return self._bounded(found)
         if found.size != 1:
             raise self._misshapen(found)

@@ -89,13 +89,14 @@ def read_by(model: TorchModel | Artifact, options: SourceOptions) -> Processor |
     columns = Columns(options.text_column, options.text_pair_column, options.label_column)
     if model.processor is None:
         return None
-    if columns.pair is not None and model.processor.kind == "text" and _knows_one(model):
+    read = dataclasses.replace(model.processor, columns=columns)
+    if read.joined and read.kind == "text" and _knows_one(model):
         told = (
             f"--text-pair-column: the model takes no {TYPES}, so a second text differs from a first by what stands "
             "between them alone. If it was trained with them, begin with its Hugging Face folder and this option"
         )
         warnings.warn(told, AssumedWarning, stacklevel=3)
-    return dataclasses.replace(model.processor, columns=columns)
+    return read
 
 
 def _knows_one(model: TorchModel | Artifact) -> bool:

@@ -23,7 +23,9 @@ from compress.runtime.backends import OnnxBackend
 from compress.runtime.memory import give_back
 from compress.stage import Given, Progress
 
-__all__ = ["FoldOnnx", "stripped"]
+__all__ = ["OURS", "FoldOnnx", "stripped"]
+
+OURS = "compress."  # begins the keys of a file's metadata that this project writes
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,18 @@ def _unfuse(graph: onnx.GraphProto) -> int:
 
 
 def stripped(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Drop documentation, exporter metadata and unused opset imports, in place: they can outweigh an INT8 model."""
+    """Drop documentation, metadata (but what begins with `OURS`) and unused opset imports, in place: they can outweigh
+    an INT8 model.
+    """
     graph = model.graph
     inside = list(inner_nodes(graph))
     values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
     for item in (model, graph, *graph.node, *inside, *values):
         item.ClearField("doc_string")
         if "metadata_props" in item.DESCRIPTOR.fields_by_name:
+            kept = [each for each in item.metadata_props if item is model and each.key.startswith(OURS)]
             item.ClearField("metadata_props")
+            item.metadata_props.extend(kept)
     used = {node.domain for node in (*graph.node, *inside)}
     used |= {node.domain for function in model.functions for node in function.node} | {""}
     imports = [entry for entry in model.opset_import if entry.domain in used or entry.domain == "ai.onnx"]

@@ -13,6 +13,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from compress.data.dataset import Dataset
 from compress.model.apart import without_fills
 from compress.quantize.calibrate import batch_for
+from compress.quantize.cuts import cuts, noted
 from compress.quantize.graph import observe
 from compress.stage import Progress
 
@@ -68,12 +69,18 @@ def beside(
     """
     (path, before), (other, after) = first, second
     made = {name for node in after.graph.node for name in node.output}
-    quantizers, drawn = _quantizers(after), _drawn(before, after)
+    quantizers, told = _quantizers(after), noted(after)
+    drawn = {**cuts(before, after), **(told or {})}
+
     alike = [name for node in before.graph.node for name in node.output if name]
     common = [name for name in alike if name in made or name in drawn]
     unmatched = {name: "the other has no such tensor" for name in alike if name not in common}
     names = list(dict.fromkeys(common))
     seen = {name: _Seen() for name in names}
+    if told is None:  # another's file: a range from 0 on may be a Relu's, which is seen nowhere else
+        for name in (name for name, (low, _, _) in quantizers.items() if low == 0 and name not in {*alike, *drawn}):
+            drawn[name] = (0.0, np.inf)
+            unmatched[name] = "what lies below its range, from 0 on, may be cut on purpose: it is not counted"
     beyond = {name: [0, 0] for name in quantizers}
     batch, done = batch_for(path, names, data), 0
     theirs = observe(other, [*names, *quantizers], data, batch=batch)
@@ -175,21 +182,6 @@ class _Seen:
 
 def _channel_axis(values: np.ndarray[Any, Any]) -> int:
     return 1 if values.ndim in (2, 4, 5) else values.ndim - 1
-
-
-def _drawn(before: ModelProto, after: ModelProto) -> dict[str, tuple[float, float]]:
-    """Bounds of a Relu or a Clip that the quantizer drew into the range of what it takes: they cut on purpose."""
-    values = {t.name: float(numpy_helper.to_array(t)) for t in before.graph.initializer if not t.dims}
-    there = {node.name: node for node in after.graph.node}
-    makers = {name: node.name for node in before.graph.node for name in node.output}
-    found: dict[str, tuple[float, float]] = {}
-    for node in before.graph.node:
-        if node.op_type in ("Relu", "Clip") and node.name not in there and makers.get(node.input[0]) in there:
-            bounds = [*node.input[1:], "", ""] if node.op_type == "Clip" else ["", ""]
-            low = 0.0 if node.op_type == "Relu" else values.get(bounds[0], -math.inf)
-            high = values.get(bounds[1], math.inf)
-            found |= dict.fromkeys(there[makers[node.input[0]]].output, (low, high))
-    return found
 
 
 def _quantizers(model: ModelProto) -> dict[str, tuple[float, float, float]]:

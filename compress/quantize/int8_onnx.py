@@ -27,6 +27,7 @@ from compress.formats.onnx.scope import captured, drop_unused, fresh, inner_name
 from compress.onnx_export.file import save
 from compress.onnx_export.fold import stripped
 from compress.onnx_export.tied import apart, share
+from compress.quantize.cuts import cuts, tell
 from compress.quantize.half.mask_chain import beside, mask_chain
 from compress.quantize.shield import shield
 from compress.quantize.stand_ins import StandIns
@@ -45,17 +46,29 @@ DYNAMIC = ("MatMul", "Gemm", "Gather", "Conv")
 FLOAT_RESULTS = ("MatMul", "Gemm")
 WHOLE = {"quant_type": QuantType.QInt8}  # of a weight with one scale
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+OPSET = 17  # of ONNX's own operators, where a file names none: of ai.onnx.ml's alone
 LSTM_INPUTS = 8  # before the scales and zero-points of its 8-bit form
 
 
 def plain(source: Path) -> ModelProto:
     """A float32 file as the quantizers take it: each node named, each layer with weights of its own."""
     model = onnx.load(source)
+    _one_opset(model)
     name_nodes(model)
     apart(model)
     _own_turned(model.graph)
     _plain_biases(model.graph)
     return model
+
+
+def _one_opset(model: ModelProto) -> None:
+    """Name each domain once, in place, and ONNX's own, as ONNX Runtime's quantizer wants it; skl2onnx does neither."""
+    versions = {"": 0}
+    for entry in model.opset_import:
+        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        versions[domain] = max(entry.version, versions.get(domain, 0))
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(domain, version or OPSET) for domain, version in versions.items())
 
 
 def _own_turned(graph: onnx.GraphProto) -> None:
@@ -157,7 +170,7 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
         exclude: names of nodes that stay in float.
         reduce_range: 7-bit weights.
     """
-    model = _copy(model)
+    given, model = model, _copy(model)
     exclude = [*exclude, *beside(model.graph, mask_chain(model.graph).all - set(ranges))]
     quantize_weights(model, exclude, RECURRENT)
     kinds, weightless = attention(model)
@@ -190,7 +203,9 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
             },
         )
 
-    return _through(model, run)
+    quantized = _through(model, run)
+    tell(quantized, cuts(given, quantized))
+    return quantized
 
 
 def _in_groups(model: ModelProto) -> set[str]:

@@ -118,7 +118,7 @@ def left_in_float(model: OnnxModel, path: Path, choice: Choice, gain: Ratio | No
     found = f"none of {counted(choice.tried, 'mixtures')}"
     if gain is not None:
         found = f"none of {counted(choice.tried, 'mixtures')} beyond doubt (the best: {_times(gain)} as fast)"
-    did = f"nothing: INT8 gains no time here, {found}{whole}"
+    did = f"nothing: INT8 gains no time here, {found}{whole}" if choice.units else "nothing: it has no layer for INT8"
     details = {"layers": {"int8": 0, "float": len(floats)}, "layers_float": floats, "operators": operators(path)}
     return Given(OnnxModel(path, model.signature), did, {**details, **_details(choice, gain)})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["contradicted", "padding_of", "side_of", "text_of"]
+__all__ = ["contradicted", "padding_of", "prefixes", "side_of", "text_of"]
 
 # Classes that take tokenizer.json as it is, whatever the keys of a class's own normalizer say.
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -54,7 +54,7 @@ def contradicted(
             if isinstance(wanted, bool) and wanted != (_normalized(tokenizer, text) == changed):
                 yield f"{key} is {wanted}"
         wanted = config.get("add_prefix_space")
-        if isinstance(wanted, bool) and any(each != wanted for each in _prefixes(told.get("pre_tokenizer"))):
+        if isinstance(wanted, bool) and any(each != wanted for each in prefixes(told.get("pre_tokenizer"))):
             yield f"add_prefix_space is {wanted}"
     if sentences.get("do_lower_case") is True and _normalized(tokenizer, "A") != "a":
         yield "do_lower_case of sentence_bert_config.json is True"
@@ -81,11 +81,11 @@ def _normalized(tokenizer: Any, text: str) -> str:
     return text if tokenizer.normalizer is None else str(tokenizer.normalizer.normalize_str(text))
 
 
-def _prefixes(part: Any) -> Iterator[bool]:
+def prefixes(part: Any) -> Iterator[bool]:
     """What each ByteLevel of a pre-tokenizer does."""
     if isinstance(part, dict):
         if part.get("type") == "ByteLevel":
             yield bool(part.get("add_prefix_space"))
         parts = part.get("pretokenizers")
         for each in parts if isinstance(parts, list) else ():
-            yield from _prefixes(each)
+            yield from prefixes(each)

@@ -14,7 +14,7 @@ from typing import Any
 
 from compress.errors import DatasetError, MissingExtraError, first_line
 from compress.processor import LARGEST_FILE, Processor
-from compress.tokenizer.keys import contradicted, padding_of, side_of
+from compress.tokenizer.keys import contradicted, padding_of, prefixes, side_of
 from compress.tokenizer.parts import dropped, growth_of, refuse_parts, spread_of
 from compress.tokenizer.type_ids import passes_type_ids
 from compress.vetting.files import is_there
@@ -43,6 +43,7 @@ class Tokens:
         notes: what its user should know of keys that are not followed.
         growth, spread: letters that it makes of one, see `compress.tokenizer.parts`.
         drops: whether the file asks for dropout, which is turned off here.
+        takes_words: whether a word by itself makes the tokens that it makes in a text.
         type_ids: whether the model is given the token_type_ids that `tokenizer` makes, and no zeros; None where the
             files don't say.
     """
@@ -57,16 +58,21 @@ class Tokens:
     spread: float = 1.0
     drops: bool = False
     type_ids: bool | None = None
+    takes_words: bool = True
 
-    def encoded(self, texts: Sequence[Any]) -> Iterator[Any]:
+    def encoded(self, texts: Sequence[Any], *, split: bool = False) -> Iterator[Any]:
         """What `tokenizers` makes of texts, or of pairs, a few at a time: what is cut off takes memory, too.
+
+        Args:
+            texts: of a model.
+            split: whether each is a list of words.
 
         Raises:
             DatasetError: the tokenizer fails at them, or one is too long.
         """
         for few in self._few(texts):
             with _guarded(self.place, "use"):
-                found = self.tokenizer.encode_batch(few)
+                found = self.tokenizer.encode_batch(few, is_pretokenized=split)
                 longest = max(len(each.ids) for each in found)
                 if longest > self.longest:
                     raise ValueError(
@@ -133,7 +139,7 @@ def open_tokenizer(processor: Processor, extra: str = "hf") -> Tokens:
         pad, named = padding_of(tokenizer, config, _map_of(processor))
         tokenizer.no_padding()  # before anything is made: it may be to any length
         faults = list(contradicted(tokenizer, told, config, sentences))
-        special = tokenizer.num_special_tokens_to_add(bool(processor.columns.pair))
+        special = tokenizer.num_special_tokens_to_add(processor.joined)
         if special < longest:
             tokenizer.enable_truncation(longest, direction=cut)
     if faults:
@@ -152,7 +158,7 @@ def open_tokenizer(processor: Processor, extra: str = "hf") -> Tokens:
     types = processor.type_ids if processor.type_ids is not None else passes_type_ids(config)
     return Tokens(
         tokenizer, longest, _agreed(processor, pad, named), cut, place, notes, growth_of(told), spread_of(told),
-        dropped(told) > 0, types,
+        dropped(told) > 0, types, all(prefixes(told.get("pre_tokenizer"))),
     )  # fmt: skip
 
 

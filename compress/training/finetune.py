@@ -252,11 +252,11 @@ class Finetune:
 
     def _fitting(self, signature: Signature) -> tuple[Dataset, Dataset | None]:
         """The data, and that of validation, with labels as an evaluation takes them, looked at as they come."""
-        data = squeezed(self.data, signature, self.labelled)
+        data = squeezed(_one_by_one(self.data), signature, self.labelled)
         output = signature.outputs[labelled_output(signature, data.labels, self.labelled)]
         if self.validation is None:
             return watched(data, output), None
-        return watched(data, output), watched(squeezed(self.validation, signature, self.labelled), output)
+        return watched(data, output), watched(squeezed(_one_by_one(self.validation), signature, self.labelled), output)
 
     @property
     def held(self) -> int:
@@ -376,3 +376,8 @@ def place_of(data: Dataset) -> str:
             mend="give it as a file, a folder or package.module:function",
         )
     return data.place
+
+
+def _one_by_one(data: Dataset) -> Dataset:
+    """Each of a pair by itself, without the score, which says nothing of one."""
+    return dataclasses.replace(data, labels=None, pairs=False) if data.pairs else data

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from compress.artifact import Artifact
 from compress.errors import HookError
-from compress.processor import PAIR, Columns
+from compress.processor import EMBEDDINGS, PAIR, Columns
 from compress.tokenizer.open import LONGEST_TEXT, Tokens, open_tokenizer
 from compress.tokenizer.type_ids import NAME as TYPES
 from compress.tokenizer.vocabulary import MEND, too_many
@@ -19,7 +19,7 @@ from serve.hooks.types import item_shape, outputs_of
 
 __all__ = ["ARRAYS", "EMBEDDINGS", "NAME", "NoTextsError", "served_texts"]
 
-EMBEDDINGS, CLASSES = "embeddings", "sequence-classification"
+CLASSES = "sequence-classification"
 NAME = "text_hooks.py"
 TOKENIZER = "tokenizer.json"
 IDS, MASK = "input_ids", "attention_mask"
@@ -121,7 +121,7 @@ def _front(source: Artifact, pair: bool | None) -> _Front:
     if MASK not in names and isinstance(length, str):
         why = f"it takes no {MASK}: what fills a text up to its neighbours' length would change its answer"
         raise _refused(source, why, f"export it with {MASK}")
-    made_for = bool(processor.columns.pair)
+    made_for = processor.joined
     pair = made_for if pair is None else pair
     if pair and not made_for and TYPES not in names and processor.task != CLASSES:
         mend = "leave --text-pair out, or export the Hugging Face folder with --text-pair-column"

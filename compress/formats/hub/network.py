@@ -25,6 +25,7 @@ from compress.formats.hub.fit import refuse_lack, refuse_leftovers, refuse_misfi
 from compress.formats.hub.folder import WHOLE, HubFolder
 from compress.formats.hub.pooling import Tail, refuse_pooling, tail_by, tail_of, unpoolable
 from compress.formats.hub.type_ids import gives_a_text_types, type_ids_of
+from compress.processor import EMBEDDINGS
 from compress.tokenizer.type_ids import NAME
 
 __all__ = ["Built", "build"]
@@ -39,7 +40,7 @@ _TASKS: Mapping[str, str] = {
     "ForCausalLM": "logits",
     "LMHeadModel": "logits",
     "ForPreTraining": "features",
-    "WithProjection": "embeddings",
+    "WithProjection": EMBEDDINGS,
 }
 # Networks of two towers, each a class by itself.
 _TOWERS: Mapping[str, Mapping[str, str]] = {
@@ -123,7 +124,7 @@ def build(
         state: of `state_of`.
         part: "text" or "image", of a network of two towers.
         pooling: of `POOLINGS`, behind the encoder of a folder that says none; a head is left out then.
-        pairs: whether it is given two texts at a time.
+        pairs: whether it is given two texts at a time; an encoder of sentences is not.
 
     Raises:
         CheckpointError: no class of transformers is named, the weights don't fit, or it takes other inputs than
@@ -186,9 +187,9 @@ def build(
         path = f"model.{whole[id(model)]}."
         missing = frozenset(f"model.{key.removeprefix(path)}" for key in missing if key.startswith(path))
     tail = tail_of(folder) if folder.modules else tail_by(pooling)
-    task = "embeddings" if tail is not None else _task(kind.__name__)
+    task = EMBEDDINGS if tail is not None else _task(kind.__name__)
     types = type_ids_of(transformers, folder, config)
-    asked = pairs or task == "sequence-classification"
+    asked = (pairs and task != EMBEDDINGS) or task == "sequence-classification"
     inputs, sort = _inputs(model, config, folder, types=types, pairs=asked)
     if pooling is not None and sort != "text":
         raise unpoolable(folder, f"a {kind.__name__} takes no tokens of texts")

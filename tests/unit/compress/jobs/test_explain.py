@@ -306,3 +306,57 @@ def test_layers_and_tables_of_4_bits_are_put_back_one_by_one(tmp_path: Path) -> 
     compress.export(tmp_path / "model.pt", kept)
     again = explained(tmp_path, tmp_path / "model.pt", tmp_path / "kept")
     assert len(again.layers) == 3
+
+
+class Cutting(nn.Module):
+    """Layers whose Relu and Clip an INT8 file has in the ranges of what they take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, 32, 3), nn.Conv2d(32, 32, 3)
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.clamp(self.last(self.first(x).relu()), -0.1, 0.1)
+        return self.head(hidden.mean((2, 3))).relu()  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def renamed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ONNX file with names of its own, a pruned INT8 file of it by the same data that it is explained on."""
+    folder = tmp_path_factory.mktemp("cutting")
+    torch.manual_seed(0)
+    compress.save(Cutting().eval(), folder / "model.pt", inputs="x:float32[batch,2,9,9]", outputs=["y"])
+    np.savez(folder / "data.npz", x=np.random.default_rng(0).normal(size=(64, 2, 9, 9)).astype(np.float32))
+    compress.export(folder / "model.pt", ExportOptions(output=folder / "float"))
+    model = onnx.load(folder / "float" / "model.onnx")
+    for each in model.graph.node:
+        each.name = f"their_{each.name}"
+        each.input[:] = [name if name in ("x", "") else f"their_{name}" for name in each.input]
+        each.output[:] = [name if name == "y" else f"their_{name}" for name in each.output]
+    for tensor in model.graph.initializer:
+        tensor.name = f"their_{tensor.name}"
+    del model.graph.value_info[:]
+    onnx.save(model, folder / "theirs.onnx")
+    asked = ExportOptions(output=folder / "int8", int8="static", calibration=str(folder / "data.npz"), prune=0.5)
+    compress.export(folder / "theirs.onnx", asked)
+    return folder
+
+
+def test_a_relu_or_clip_in_a_range_is_no_clipping_whatever_its_tensor_is_called(renamed: Path) -> None:
+    graph = onnx.load(renamed / "int8" / "model.onnx").graph
+    assert not {"Relu", "Clip"} & {each.op_type for each in graph.node}
+
+    found = explained(renamed, renamed / "theirs.onnx", renamed / "int8")
+
+    assert max((each.clipped for each in found.ranges), default=0) < 0.01, found.ranges
+
+
+def test_of_anothers_file_what_a_relu_may_cut_is_left_out_and_said(renamed: Path) -> None:
+    model = onnx.load(renamed / "int8" / "model.onnx")
+    del model.metadata_props[:]
+    onnx.save(model, renamed / "others.onnx")
+
+    found = explained(renamed, renamed / "theirs.onnx", renamed / "others.onnx")
+
+    assert any("may be cut on purpose" in why for why in found.unmatched.values()), found.unmatched

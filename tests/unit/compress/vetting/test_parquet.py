@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from compress.errors import DatasetError
-from compress.vetting import tables
+from compress.vetting import arrow_rows
 from compress.vetting.tables import rows_of
 
 arrow: Any = pytest.importorskip("pyarrow")
@@ -114,11 +114,11 @@ def test_a_file_of_very_many_columns_is_refused(tmp_path: Path, monkeypatch: pyt
     path = written(tmp_path / "1.parquet", columns)
     assert [len(row) for row in rows_of(path, ["text"])] == [65] * 50
     assert len(next(iter(rows_of(path)))) == 501
-    monkeypatch.setattr(tables, "MOST_COLUMNS", 100)
+    monkeypatch.setattr(arrow_rows, "MOST_COLUMNS", 100)
     with pytest.raises(DatasetError, match="can't read the data") as caught:
         list(rows_of(path))
     assert "it has more columns than the 100 that are taken: 501" in caught.value.why
-    monkeypatch.setattr(tables, "LARGEST_FOOTER", 1000)
+    monkeypatch.setattr(arrow_rows, "LARGEST_FOOTER", 1000)
     with pytest.raises(DatasetError, match="can't read the data") as caught:
         list(rows_of(path))
     assert "its metadata have" in caught.value.why

@@ -63,22 +63,11 @@ def test_a_cross_encoder_answers_pairs_as_transformers_does(tmp_path: Path, told
     assert bool([note for note in notes if "passes none" in note]) != passed, "that zeros are given is told"
 
 
-def test_an_encoder_embeds_pairs_as_transformers_does(tmp_path: Path) -> None:
-    folder = sentence_folder(tmp_path / "encoder")
-    first, second = map(list, zip(*PAIRS, strict=True))
-    with offline() as transformers, torch.no_grad():
-        made = transformers.AutoTokenizer.from_pretrained(folder)(first, second, padding=True, return_tensors="pt")
-        tokens = transformers.AutoModel.from_pretrained(folder).eval()(**made).last_hidden_state
-    mask = made[MASK][:, :, None]
-    wanted = torch.nn.functional.normalize((tokens * mask).sum(1) / mask.sum(1))
-
-    source = Artifact.load(hub_artifact(folder, tmp_path / "artifact", pair="second"))
-    given, notes = preprocessed(source, tmp_path / "hooks", first, second)
-    session = onnxruntime.InferenceSession(source.model_path)
-    (embeddings,) = session.run(None, {name: getattr(given, name) for name in (IDS, MASK, TYPES)})
-
-    np.testing.assert_allclose(embeddings, wanted, atol=1e-5)
-    assert not notes
+def test_an_encoder_of_sentences_takes_one_text_though_it_was_judged_by_pairs(tmp_path: Path) -> None:
+    source = Artifact.load(hub_artifact(sentence_folder(tmp_path / "encoder"), tmp_path / "artifact", pair="second"))
+    assert [spec.name for spec in source.signature.inputs] == [IDS, MASK]
+    given, _ = preprocessed(source, tmp_path / "hooks", [PAIRS[0][0]])
+    assert getattr(given, IDS).shape[0] == 1
 
 
 def test_pairs_for_an_encoder_without_types_are_told_of(tmp_path: Path) -> None:
@@ -87,7 +76,7 @@ def test_pairs_for_an_encoder_without_types_are_told_of(tmp_path: Path) -> None:
     specs = tuple(spec for spec in source.signature.inputs if spec.name != TYPES)
     bare = dataclasses.replace(
         source,
-        processor=dataclasses.replace(source.processor, task="embeddings"),
+        processor=dataclasses.replace(source.processor, task="features"),
         signature=dataclasses.replace(source.signature, inputs=specs),
     )
     assert any(f"takes no {TYPES}" in note for note in served_texts(bare)[1])

@@ -1,0 +1,239 @@
+"""Rows of Arrow's files: Parquet, and the folders that `datasets` saves. A row is bounded, a file is not."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from compress.errors import DatasetError, first_line
+from compress.vetting.csv_rows import MOST_OTHERS
+from compress.vetting.files import NoFileError, open_file
+from compress.vetting.paths import stands_inside
+from compress.vetting.texts import read_json
+
+__all__ = ["Row", "is_saved", "parquet_rows", "saved_files", "saved_rows"]
+
+LONGEST_ROW = 16 << 20  # letters
+MOST_COLUMNS, LARGEST_FOOTER = 20_000, 32 << 20  # of a file; a Parquet file's metadata
+MOST_CELLS = 1 << 20  # that are read at a time
+UNPACKED = 1 << 26, 10_000  # letters of one: so many, and so many times its size; usual are under 100 times
+ROW = 64  # letters that a row counts for, whatever it holds: a page of a few bytes may have any number
+STATE, SPLITS = "state.json", "dataset_dict.json"  # of a saved dataset; of several
+AGAIN = "save it again: dataset.save_to_disk(folder)"
+DICTIONARY, BATCH = 2, 3  # kinds of messages
+
+Row = Mapping[str, Any]
+
+
+def parquet_rows(path: Path, wanted: Collection[str] | None, lists: Collection[str]) -> Iterator[Row]:
+    """See `compress.vetting.tables.rows_of`."""
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as err:
+        raise _missing(path) from err
+    try:
+        with open_file(path) as file:
+            _refuse_footer(file)
+            schema = parquet.ParquetFile(file).schema_arrow
+            read, others = _chosen(schema, wanted, lists)
+            # A text that is there once, and meant by many rows, stays one until it is known how long they all are.
+            table = parquet.ParquetFile(file, read_dictionary=[each.name for each in schema if _is_text(each.type)])
+            batches = table.iter_batches(max(1, min(1024, MOST_CELLS // (len(read) or 1))), columns=read)
+            yield from _bounded(batches, others, path.stat().st_size)
+    except MemoryError:
+        raise
+    except Exception as err:  # of all kinds, for what it does not know
+        raise ValueError(first_line(err)) from err
+
+
+def is_saved(path: Path) -> bool:
+    """Whether it is a folder that `datasets` saved (`save_to_disk`), of one split or of several."""
+    return any((path / name).is_file() for name in (STATE, SPLITS))
+
+
+def saved_files(path: Path) -> list[Path]:
+    """Its files, those of rows in their order last.
+
+    Raises:
+        DatasetError: it holds several splits, or is damaged.
+    """
+    try:
+        if not (path / STATE).is_file():
+            splits = read_json(path / SPLITS)["splits"]
+            first, *_ = map(str, splits)
+            raise DatasetError(
+                f"can't read the data {path}",
+                why=f"it holds splits, each a folder of it: {', '.join(map(str, splits))[:200]}",
+                mend=f"name one of them: {path / first}",
+            )
+        names = [each["filename"] for each in read_json(path / STATE)["_data_files"]]
+        if not all(type(name) is str and "/" not in name and stands_inside(name) for name in names):
+            raise ValueError("it names files that are not in it")
+    except (KeyError, TypeError, ValueError, OSError) as err:
+        why = f"{STATE} or {SPLITS} is not as `datasets` writes it: {first_line(err)[:200]}"
+        raise DatasetError(f"can't read the data {path}", why=why, mend=f"{AGAIN}; or write a .parquet") from err
+    return [path / STATE, *(path / name for name in names)]
+
+
+def saved_rows(path: Path, wanted: Collection[str] | None, lists: Collection[str]) -> Iterator[Row]:
+    """See `compress.vetting.tables.rows_of`: of a folder that `datasets` saved."""
+    try:
+        from pyarrow import ipc
+    except ImportError as err:
+        raise _missing(path) from err
+    for each in saved_files(path)[1:]:
+        try:
+            with open_file(each) as file:
+                for message in ipc.MessageReader.open_stream(file):
+                    if _packed(message.metadata.to_pybytes()):
+                        raise ValueError(f"{each.name} is compressed: nothing tells how large it is then")
+            with open_file(each) as file, ipc.open_stream(file) as table:
+                read, others = _chosen(table.schema, wanted, lists)
+                yield from _bounded(_validated(table, read), others, each.stat().st_size)
+        except (MemoryError, NoFileError):
+            raise
+        except Exception as err:  # of all kinds, for what it does not know
+            raise ValueError(first_line(err)) from err
+
+
+def _validated(table: Any, read: list[str]) -> Iterator[Any]:
+    """Batches of these columns, whose places in each other are what they say."""
+    few = max(1, min(1024, MOST_CELLS // (len(read) or 1)))
+    for batch in table:
+        chosen = batch.select(read)
+        chosen.validate(full=True)
+        yield from (chosen.slice(start, few) for start in range(0, chosen.num_rows, few))
+
+
+def _packed(metadata: bytes) -> bool:
+    """Whether a message's batch is compressed, by the field of that name.
+
+    Source: Apache Arrow, format/Message.fbs: `header` is the third field of a Message, `compression` the fourth of a
+    RecordBatch, which a DictionaryBatch has as its second; FlatBuffers, "Internals", for where fields lie.
+    """
+
+    def field(table: int, number: int) -> int | None:
+        named = table - struct.unpack_from("<i", metadata, table)[0]
+        at = 4 + 2 * number
+        there = at < struct.unpack_from("<H", metadata, named)[0]
+        offset = struct.unpack_from("<H", metadata, named + at)[0] if there else 0
+        return table + offset if offset else None
+
+    def follow(at: int) -> int:
+        return at + int(struct.unpack_from("<I", metadata, at)[0])
+
+    root = follow(0)
+    kind, header = field(root, 1), field(root, 2)
+    if kind is None or header is None or metadata[kind] not in (DICTIONARY, BATCH):
+        return False
+    table = follow(header)
+    if metadata[kind] == DICTIONARY:
+        inner = field(table, 1)
+        if inner is None:
+            return False
+        table = follow(inner)
+    return field(table, 3) is not None
+
+
+def _missing(path: Path) -> DatasetError:
+    return DatasetError(
+        f"can't read the data {path}",
+        why="the Python package 'pyarrow' is not installed",
+        mend="pip install pyarrow; or write it as .jsonl or .csv",
+    )
+
+
+def _chosen(schema: Any, wanted: Collection[str] | None, lists: Collection[str]) -> tuple[list[str], dict[str, None]]:
+    """Columns whose values are read, and the first of the others, by name."""
+    if len(schema.names) > MOST_COLUMNS:
+        raise ValueError(f"it has more columns than the {MOST_COLUMNS:,} that are taken: {len(schema.names):,}")
+    if twice := next((name for name, times in Counter(schema.names).items() if times > 1), None):
+        raise ValueError(f"it has the column {twice[:60]!r} twice")
+    plain = [each.name for each in schema if _is_plain(each.type) or (each.name in lists and _is_list(each.type))]
+    read = [name for name in plain if wanted is None or name in wanted]
+    held = frozenset(read)
+    return read, dict.fromkeys([name for name in schema.names if name not in held][:MOST_OTHERS])
+
+
+def _bounded(batches: Iterable[Any], others: Mapping[str, None], size: int) -> Iterator[Row]:
+    """The rows of batches, of a file of that size."""
+    room = UNPACKED[0] + UNPACKED[1] * size
+    for batch in batches:
+        for few, letters in _few(batch):
+            room -= letters + ROW * few.num_rows
+            if room < 0:
+                raise ValueError(f"it unpacks to over {UNPACKED[1]:,} times of its size")
+            yield from (row | others for row in few.to_pylist())
+
+
+def _refuse_footer(file: BinaryIO) -> None:
+    """Refuse metadata that would take more memory than any file's: Arrow makes objects of all of it.
+
+    Source: Apache Parquet, "File Format": at the end stand the metadata, their length in 4 bytes, and PAR1.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 8))
+    length = int.from_bytes(file.read(4), "little")
+    file.seek(0)
+    if LARGEST_FOOTER < length <= size:
+        raise ValueError(f"its metadata have {length:,} bytes, and {LARGEST_FOOTER:,} are taken")
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether a column holds what a text or a label may be."""
+    from pyarrow import types
+
+    return _is_text(kind) or any(is_kind(kind) for is_kind in (types.is_integer, types.is_floating, types.is_boolean))
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether a column holds lists of what a text or a label may be."""
+    from pyarrow import types
+
+    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(lists) and _is_plain(kind.value_type)
+
+
+def _few(batch: Any) -> Iterator[tuple[Any, int]]:
+    """A batch in parts of not too many letters, and how many these are, in bytes.
+
+    Raises:
+        ValueError: a row alone has too many.
+    """
+    import pyarrow.compute as compute
+
+    letters = [0] * batch.num_rows
+    for column in (each for each in batch.columns if _is_text(each.type) or _is_list(each.type)):
+        if _is_list(column.type):
+            inner = column.flatten()
+            each = compute.binary_length(inner).fill_null(0).to_pylist() if _is_text(inner.type) else [ROW] * len(inner)
+            ends = list(itertools.accumulate(compute.list_value_length(column).fill_null(0).to_pylist(), initial=0))
+            sums = list(itertools.accumulate(each, initial=0))
+            found = [sums[end] - sums[start] for start, end in itertools.pairwise(ends)]
+        elif hasattr(column, "dictionary"):
+            each = compute.binary_length(column.dictionary).fill_null(0).to_pylist()
+            found = [0 if at is None else each[at] for at in column.indices.to_pylist()]
+        else:
+            found = compute.binary_length(column).fill_null(0).to_pylist()
+        letters = [one + more for one, more in zip(letters, found, strict=True)]
+    begun = held = 0
+    for at, count in enumerate(letters):
+        if count >= LONGEST_ROW:
+            raise ValueError(f"a row of it has over {LONGEST_ROW:,} letters")
+        if held + count >= LONGEST_ROW:
+            yield batch.slice(begun, at - begun), held
+            begun, held = at, 0
+        held += count
+    yield batch.slice(begun), held
