@@ -23,14 +23,16 @@ WAYS = ("static", "tensorrt", "dynamic")
 node = helper.make_node
 
 
-def image(*middle: NodeProto, conv: tuple[str, ...] = ("x", "w0", "b0")) -> list[NodeProto]:
+def image(
+    *middle: NodeProto, conv: tuple[str, ...] = ("x", "w0", "b0"), last: tuple[str, ...] = ("f", "w1")
+) -> list[NodeProto]:
     """Nodes from `h` to `m`, both [batch, 8, 6, 6], between two layers."""
     return [
         node("Conv", [*conv], ["h"], name="first", pads=[1, 1, 1, 1]),
         *middle,
         node("GlobalAveragePool", ["m"], ["p"]),
         node("Flatten", ["p"], ["f"]),
-        node("Gemm", ["f", "w1"], ["y"], name="last"),
+        node("Gemm", [*last], ["y"], name="last"),
     ]
 
 
@@ -71,7 +73,8 @@ def recurrent(kind: str, gates: int, *out: str, given: tuple[str, ...] = ()) -> 
         "W": normal(1, 16 * gates, 64) / 8, "R": normal(1, 16 * gates, 16) / 4, "w1": normal(16, 5),
         "zero": np.array([0]),
     }  # fmt: skip
-    return Graph(nodes, weights, inputs=("s:float32[batch,9,64]",))
+    few = gates * 16 * 16 < 1024  # weights, too few for 8 bits to pay
+    return Graph(nodes, weights, inputs=("s:float32[batch,9,64]",), floats=int(few))
 
 
 def stacked(*shape: int, left: bool = False) -> Graph:
@@ -97,6 +100,17 @@ GRAPHS: dict[str, Graph] = {
     "layer norm by all, shifted by a row": norm("LayerNormalization", (6, 6), (6,), axis=-2),
     "layer norm with its deviation": norm("LayerNormalization", (6,), (6,), out=("m", "", "inv"), axis=-1),
     "instance norm": norm("InstanceNormalization", (8,), (8,)),
+    "RNN, its first output left out": recurrent("RNN", 1, "", "Yh"),
+    "GRU, its first output left out": recurrent("GRU", 3, "", "Yh"),
+    "LSTM, its first output left out": recurrent("LSTM", 4, "", "Yh", given=("", "", "")),
+    "LSTM, but the last left out": recurrent("LSTM", 4, "", "", "Yh"),
+    "Conv, its bias left out": Graph(image(node("Relu", ["h"], ["m"]), conv=("x", "w0", ""))),
+    "Gemm, its bias left out": Graph(image(node("Relu", ["h"], ["m"]), last=("f", "w1", ""))),
+    "Clip without bounds": Graph(image(node("Clip", ["h", "", ""], ["m"]))),
+    "Resize, its region and sizes left out": Graph(
+        image(node("Resize", ["h", "", "by", ""], ["m"])), {"by": np.array([1, 1, 2, 2], np.float32)}
+    ),
+    "layer norm, its mean and deviation left out": norm("LayerNormalization", (6,), out=("m", "", "")),
 }
 
 
