@@ -28,7 +28,7 @@ from compress.onnx_export.file import save
 from compress.onnx_export.fold import stripped
 from compress.onnx_export.tied import apart, share
 from compress.quantize.half.mask_chain import beside, mask_chain
-from compress.quantize.quantizer_limits import in_groups, kept_activations, no_matrices, odd
+from compress.quantize.quantizer_limits import kept_activations, no_matrices, odd, one_scale
 from compress.quantize.shield import shield
 from compress.quantize.stand_ins import StandIns
 from compress.quantize.tied_tables import Ties, tables, tie
@@ -137,7 +137,8 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
     quantize_weights(model, exclude, RECURRENT)
     kinds, weightless = attention(model)
     left = [*exclude, *weightless, *kept_activations(model), *odd(model), *(node.name for node in tables(model))]
-    whole = in_groups(model)
+    dims = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
+    whole = {n.input[1] for n in model.graph.node if len(n.input) > 1 and one_scale(n, dims.get(n.input[1], 0))}
 
     def run(source: Path, target: Path, names: _Names) -> None:
         cache = target.with_name("ranges.json")
@@ -160,7 +161,7 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
             op_types_to_quantize=kinds,
             nodes_to_exclude=left,
             extra_options={
-                "TensorQuantOverrides": {names.plain[name]: [dict(WHOLE)] for name in whole},
+                "TensorQuantOverrides": {names.plain[name]: [dict(WHOLE)] for name in whole & dims.keys()},
                 "OpTypesToExcludeOutputQuantization": [] if kinds is None else list(FLOAT_RESULTS),
             },
         )

@@ -8,7 +8,7 @@ from onnx import ModelProto, NodeProto, numpy_helper
 
 from compress.formats.onnx.scope import captured
 
-__all__ = ["in_groups", "kept_activations", "no_matrices", "odd"]
+__all__ = ["kept_activations", "no_matrices", "odd", "one_scale", "spread_out"]
 
 NORMS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization")
 
@@ -31,6 +31,7 @@ def odd(model: ModelProto) -> list[str]:
         or shares & set(node.input)
         or any(0 in shapes.get(name, ()) for name in node.input)
         or (node.op_type == "Gemm" and len(shapes.get([*node.input, "", "", ""][2], [0])) != 1)
+        or spread_out(node)
         or (node.op_type in NORMS and len(shapes.get(node.input[1], [0])) != 1)
     ]
 
@@ -41,20 +42,21 @@ def no_matrices(graph: onnx.GraphProto) -> list[str]:
     return [node.name for node in graph.node if node.op_type == "MatMul" and dims.get(node.input[1], 2) != 2]
 
 
-def in_groups(model: ModelProto) -> set[str]:
-    """Weights of transposed convolutions in groups, of which a channel of the output has no axis of its own.
+def one_scale(node: NodeProto, dims: int) -> bool:
+    """Whether a node's weight, its input 1 of so many dimensions, has one scale for all of its output channels.
 
-    ONNX Runtime's quantizer gives such a weight a scale for each channel of a group, and fails on the bias, which has
-    one for each channel of all groups.
+    A transposed convolution's in groups has no axis of its own for a channel of the output: ONNX Runtime's quantizer
+    gives it a scale for each channel of a group, and fails on the bias, which has one for each channel of all groups.
+    Of a stack of matrices, ONNX Runtime's QLinearMatMul and MatMulIntegerToFloat take no scale for each channel.
     """
-    weights = {tensor.name for tensor in model.graph.initializer}
-    return {
-        node.input[1]
-        for node in model.graph.node
-        if node.op_type == "ConvTranspose"
-        and node.input[1] in weights
-        and any(attribute.name == "group" and attribute.i > 1 for attribute in node.attribute)
-    }
+    if node.op_type == "ConvTranspose":
+        return any(attribute.name == "group" and attribute.i > 1 for attribute in node.attribute)
+    return node.op_type == "MatMul" and dims > 2
+
+
+def spread_out(node: NodeProto) -> bool:
+    """Whether it is a mean of places that are apart, which the QLinearAveragePool that it is fused to can't be."""
+    return node.op_type == "AveragePool" and any(attribute.name == "dilations" for attribute in node.attribute)
 
 
 def kept_activations(model: ModelProto) -> list[str]:

@@ -110,6 +110,36 @@ GRAPHS: dict[str, Graph] = {
     "Resize, its region and sizes left out": Graph(
         image(node("Resize", ["h", "", "by", ""], ["m"])), {"by": np.array([1, 1, 2, 2], np.float32)}
     ),
+    "a stack of matrices": stacked(4, 8, 6),
+    "a stack of one matrix": stacked(1, 8, 6),
+    "a stack of square matrices": stacked(4, 8, 8),
+    "a stack of stacks": stacked(1, 4, 8, 6),
+    "a stack of matrices on the left": stacked(4, 5, 6, left=True),
+    "a matrix on the left": stacked(5, 6, left=True),
+    "a vector": Graph(
+        [
+            node("MatMul", ["x", "w"], ["h"], name="first"),
+            node("MatMul", ["h", "v"], ["m"], name="vector"),
+            node("Unsqueeze", ["m", "ones"], ["y"]),
+        ],
+        {"w": normal(8, 8), "v": normal(8), "ones": np.array([1])},
+        ("x:float32[batch,8]",),
+        ("y:float32[batch,1]",),
+    ),
+    "average pool with gaps": Graph(
+        image(node("AveragePool", ["h"], ["m"], kernel_shape=[2, 2], dilations=[2, 2])),
+    ),
+    "average pool without gaps": Graph(
+        image(node("AveragePool", ["h"], ["m"], kernel_shape=[2, 2], dilations=[1, 1], ceil_mode=1)),
+    ),
+    "max pool with gaps": Graph(image(node("MaxPool", ["h"], ["m"], kernel_shape=[2, 2], dilations=[2, 2]))),
+    "Split in parts of one size": Graph(
+        image(node("Split", ["h"], ["a", "b"], axis=1, num_outputs=2), node("Concat", ["b", "a"], ["m"], axis=1))
+    ),
+    "Resize, smoothed": Graph(
+        image(node("Resize", ["h", "", "by"], ["m"], mode="linear", antialias=1)),
+        {"by": np.array([1, 1, 0.5, 0.5], np.float32)},
+    ),
     "layer norm, its mean and deviation left out": norm("LayerNormalization", (6,), out=("m", "", "")),
 }
 
