@@ -97,6 +97,7 @@ class Dataset:
                 _tell_taken(name, signature.inputs[0].name, source)
         elif given and labels is None and taken < arrays.keys():
             _tell_unused([name for name in arrays if name not in taken], source)
+        _refuse_no_samples(arrays, signature, source)
         inputs: dict[str, Any] = {}
         for spec in signature.inputs:
             if spec.name not in arrays:
@@ -207,6 +208,21 @@ def _tell_unused(names: Sequence[str], source: str) -> None:
     """Of arrays that nothing takes, where somebody may have meant one for labels."""
     told = f"no labels in {source} (not used: {', '.join(names)[:200]}): they go by the names {', '.join(_LABELS)}"
     warnings.warn(told, AssumedWarning, stacklevel=3)
+
+
+def _refuse_no_samples(arrays: Mapping[str, Any], signature: Signature, source: str) -> None:
+    """Refuse data for an input that a call takes one of, beside others that it takes for each sample."""
+    samples = next(
+        (len(arrays[s.name]) for s in signature.inputs if s.batched and s.name in arrays and arrays[s.name].ndim), None
+    )
+    for spec in () if samples is None else signature.inputs:
+        if spec.shape[:1] != (samples,) and not spec.batched:
+            raise DatasetError(
+                f"can't use {source} for this model",
+                why=f"a call takes one {spec} for all of its samples, and data is given by sample",
+                mend=f"export the model with {spec.name!r} fixed at a value, or with a first dimension of samples "
+                f"({spec.name}:{spec.dtype}[{', '.join(map(str, ('batch', *spec.shape)))}])",
+            )
 
 
 def _fitting(array: Any, spec: TensorSpec, source: str) -> Any:

@@ -78,7 +78,7 @@ def likeness(
         samples += answered
         if total:
             progress(samples, total)
-        looked_at += len(next(iter(inputs.values())))
+        looked_at += next((len(values) for values in inputs.values() if np.ndim(values)), 1)
         if time.perf_counter() - begun > SECONDS:
             break
     if samples < total:

@@ -14,7 +14,7 @@ from compress.data.dataset import Dataset
 from compress.evaluate.intervals import CONFIDENCE
 from compress.evaluate.metrics import BY_LABELS, METRICS, Metric, cosine_similarity, not_finite
 from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds
-from compress.evaluate.scoring import Answers, Scores, batch_for, for_each
+from compress.evaluate.scoring import Answers, ForEach, Scores
 from compress.evaluate.vectors import comparable
 from compress.model import Arrays
 from compress.model.apart import by_scale
@@ -142,7 +142,8 @@ def compare(
     Raises:
         RecipeError: the user's metric fails.
     """
-    done, size = 0, batch or batch_for(models[reference], data)
+    for_each = ForEach(models[reference], data)
+    done, size = 0, batch or for_each.batch
     tallies: dict[str, _Tally] = {}
     answers = Answers(metric)
     for inputs, labels in data.batches(size):

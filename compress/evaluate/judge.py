@@ -13,7 +13,7 @@ from compress.data.dataset import Dataset
 from compress.data.spread import spread_over
 from compress.evaluate.intervals import CONFIDENCE, difference_interval, percent
 from compress.evaluate.metrics import Metric, refuse_other_shapes
-from compress.evaluate.scoring import Answers, Scores, batch_for, for_each
+from compress.evaluate.scoring import Answers, ForEach, Scores
 from compress.evaluate.vectors import comparable
 from compress.model import Arrays
 from compress.model.apart import by_scale
@@ -126,8 +126,9 @@ class Judge:
         self, original: Backend, data: Dataset, metric: Metric, *, confidence: float | None = CONFIDENCE
     ) -> None:
         self._data, self._metric, self._confidence = data, metric, confidence
-        self._size = batch_for(original, data)
-        self._reference = _Reference(original)
+        self._for_each = ForEach(original, data)
+        self._size = self._for_each.batch
+        self._reference = _Reference(original, self._for_each)
         answers, scores = Answers(metric), Scores(metric)
         for number, (inputs, labels) in enumerate(data.batches(self._size)):
             outputs = self._reference(number, inputs, keep=metric.compares)
@@ -163,7 +164,7 @@ class Judge:
         tally = Scores(self._metric)
         for number, (inputs, labels) in enumerate(self._data.batches(self._size)):
             expected = self._reference(number, inputs) if self._metric.compares else {}
-            tally.add(for_each(model.infer(inputs), inputs), expected, labels)
+            tally.add(self._for_each(model.infer(inputs), inputs), expected, labels)
         scores = tally.result()
         before, after = self.original, float(scores.mean())
         points = self._metric.drop(before, after)
@@ -207,7 +208,7 @@ class Judge:
         found: dict[tuple[str, int], tuple[np.ndarray[Any, Any], list[float]]] = {}
         for number, (inputs, _) in enumerate(self._data.batches(self._size)):
             samples = len(next(iter(inputs.values())))
-            outputs = for_each(model.infer(inputs), inputs)
+            outputs = self._for_each(model.infer(inputs), inputs)
             expected = self._reference(number, inputs, keep=True)
             refuse_other_shapes(expected, outputs, "the model", "the original")
             for name, given in expected.items():
@@ -235,15 +236,15 @@ def _by_sample(values: np.ndarray[Any, Any], samples: int) -> np.ndarray[Any, An
 class _Reference:
     """The original's outputs by batch, of which as many are kept as there is room for."""
 
-    def __init__(self, original: Backend) -> None:
-        self._original = original
+    def __init__(self, original: Backend, for_each: ForEach) -> None:
+        self._original, self._for_each = original, for_each
         self._kept: dict[int, Arrays] = {}
         self._room = KEPT_BYTES
 
     def __call__(self, number: int, inputs: Arrays, *, keep: bool = False) -> Arrays:
         if number in self._kept:
             return self._kept[number]
-        outputs = for_each(self._original.infer(inputs), inputs)
+        outputs = self._for_each(self._original.infer(inputs), inputs)
         size = sum(array.nbytes for array in outputs.values())
         if keep and size <= self._room:
             self._room -= size

@@ -15,7 +15,7 @@ from compress.evaluate.metrics import BATCH, METRICS, Metric, refuse_other_shape
 from compress.model import Arrays
 from compress.runtime.backends import Backend
 
-__all__ = ["Answers", "Scores", "batch_for", "for_each"]
+__all__ = ["Answers", "ForEach", "Scores", "batch_for"]
 
 Array = np.ndarray[Any, Any]
 ROUNDING = 1e-5  # beyond its bounds, that a score in single precision may be
@@ -24,17 +24,50 @@ BATCH_BYTES = 32 << 20  # of inputs and outputs; what is between them in a netwo
 
 def batch_for(model: Backend, data: Dataset) -> int:
     """How many samples go through a model at a time: at most 64, fewer where inputs and outputs are large."""
-    inputs, _ = data.take(slice(0, 1))
-    one = sum(array.nbytes for arrays in (inputs, model.infer(inputs)) for array in arrays.values())
-    return int(np.clip(BATCH_BYTES // max(one, 1), 1, BATCH))
+    return ForEach(model, data).batch
 
 
-def for_each(outputs: Arrays, inputs: Arrays) -> Arrays:
-    """Outputs with one row for each sample: a single number for all of them (a loss, say) is that of each."""
-    if all(np.ndim(values) for values in outputs.values()):
-        return outputs
-    samples = len(next(iter(inputs.values())))
-    return {name: values if np.ndim(values) else np.full(samples, values) for name, values in outputs.items()}
+class ForEach:
+    """A model's outputs with one row for each sample, where they are not alike as they are.
+
+    What counts for a whole batch (a loss, a constant) is that of each sample. Outputs that all have their samples in
+    the same place stay as they are.
+
+    Args:
+        model: is run on the first sample: an axis of 1 there, and of so many for many, counts samples.
+        data: to judge on.
+
+    Attributes:
+        batch: see `batch_for`.
+    """
+
+    def __init__(self, model: Backend, data: Dataset) -> None:
+        inputs, _ = data.take(slice(0, 1))
+        outputs = model.infer(inputs)
+        size = sum(array.nbytes for arrays in (inputs, outputs) for array in arrays.values())
+        self.batch = int(np.clip(BATCH_BYTES // max(size, 1), 1, BATCH))
+        self._one = {name: np.shape(values) for name, values in outputs.items()}
+        self._axes: dict[str, int | None] | None = None
+
+    def __call__(self, outputs: Arrays, inputs: Arrays) -> Arrays:
+        """The outputs for these inputs: as they are, or [samples, …]."""
+        samples = len(next(iter(inputs.values())))
+        if self._axes is None:
+            self._axes = {name: self._axis(name, np.shape(values), samples) for name, values in outputs.items()}
+        axes = {name: self._axes.get(name, 0) for name in outputs}
+        if len({*axes.values()}) == 1 and all(np.ndim(values) for values in outputs.values()):
+            return outputs
+        return {name: _rows(values, axes[name], samples) for name, values in outputs.items()}
+
+    def _axis(self, name: str, shape: tuple[int, ...], samples: int) -> int | None:
+        sizes = zip(self._one.get(name, ()), shape, strict=False)
+        return next((axis for axis, pair in enumerate(sizes) if pair == (1, samples)), None)
+
+
+def _rows(values: Array, axis: int | None, samples: int) -> Array:
+    if axis is None or axis >= np.ndim(values):
+        return np.broadcast_to(values, (samples, *np.shape(values))).copy()
+    return np.moveaxis(values, axis, 0)
 
 
 class Scores:

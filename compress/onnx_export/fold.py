@@ -13,7 +13,7 @@ from compress.console.wording import counted
 from compress.errors import StageError
 from compress.evaluate.parity import differences
 from compress.formats.onnx.outline import outline
-from compress.formats.onnx.scope import inner_nodes, name_nodes
+from compress.formats.onnx.scope import fill_gaps, inner_nodes, name_nodes
 from compress.model import Arrays, Model, OnnxModel, sample_inputs
 from compress.model.inputs import telling
 from compress.onnx_export.file import checked, save
@@ -56,6 +56,7 @@ class FoldOnnx:
         progress(0, 2, "folding")
         made = folded(model.path)
         kept_apart = _unfuse(made.graph) if self.unfuse else 0
+        fill_gaps(made.graph)
         name_nodes(made)
         shared = share(made)
         save(stripped(made), path)

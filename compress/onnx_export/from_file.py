@@ -20,7 +20,7 @@ from compress.formats.onnx.counted import written_out
 from compress.formats.onnx.dense import written_dense
 from compress.formats.onnx.outline import outline, take_in
 from compress.formats.onnx.read import read_onnx
-from compress.formats.onnx.scope import inner_bodies, inner_nodes, name_nodes, opset_of
+from compress.formats.onnx.scope import fill_gaps, inner_bodies, inner_nodes, name_nodes, opset_of
 from compress.model import Arrays, Model, OnnxModel
 from compress.onnx_export.equal import BATCHES, Wording, equal_throughout, sizes_assumed
 from compress.onnx_export.file import declare, save
@@ -164,6 +164,7 @@ def plain(model: ModelProto, signature: Signature, path: Path) -> tuple[list[str
     for field in ("training_info", "configuration"):
         if field in model.DESCRIPTOR.fields_by_name:
             model.ClearField(field)
+    fill_gaps(model.graph)
     name_nodes(model)
     return did, half
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxruntime.quantization import (
     CalibrationMethod,
     QuantFormat,
@@ -29,6 +29,7 @@ from compress.onnx_export.fold import stripped
 from compress.onnx_export.tied import apart, share
 from compress.quantize.cuts import cuts, tell
 from compress.quantize.half.mask_chain import beside, mask_chain
+from compress.quantize.quantizer_limits import kept_activations, no_matrices, odd, one_scale
 from compress.quantize.shield import shield
 from compress.quantize.stand_ins import StandIns
 from compress.quantize.tied_tables import Ties, tables, tie
@@ -118,32 +119,6 @@ def _plain_biases(graph: onnx.GraphProto) -> None:
     drop_unused(graph)
 
 
-def _odd(model: ModelProto) -> list[str]:
-    """Nodes that ONNX Runtime's quantizer does badly.
-
-    It fails on weights without elements, and on a bias that differs from row to row. It gives a Softmax the range from
-    0 to 1: of 1,000 shares, most would be 0. So would they where one stands between 8-bit numbers of any scale, as ONNX
-    Runtime fuses it: what reads a Softmax stays in float, too.
-    """
-    graph = model.graph
-    shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
-    shares = {node.output[0] for node in graph.node if node.op_type == "Softmax"}
-    return [
-        node.name
-        for node in graph.node
-        if node.op_type == "Softmax"
-        or shares & set(node.input)
-        or any(0 in shapes.get(name, ()) for name in node.input)
-        or (node.op_type == "Gemm" and len(shapes.get([*node.input, "", "", ""][2], [0])) != 1)
-    ]
-
-
-def _no_matrices(graph: onnx.GraphProto) -> list[str]:
-    """MatMuls by a weight that is a vector or a stack of matrices, which ONNX Runtime does not run dynamically."""
-    dims = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
-    return [node.name for node in graph.node if node.op_type == "MatMul" and dims.get(node.input[1], 2) != 2]
-
-
 def finish(model: ModelProto, target: Path, tied: Ties, *, integers: bool = True) -> None:
     """Write a quantized model: what two layers share once, nodes in order, float layers shielded, no documentation.
 
@@ -174,8 +149,9 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
     exclude = [*exclude, *beside(model.graph, mask_chain(model.graph).all - set(ranges))]
     quantize_weights(model, exclude, RECURRENT)
     kinds, weightless = attention(model)
-    left = [*exclude, *weightless, *_kept_activations(model), *_odd(model), *(node.name for node in tables(model))]
-    whole = _in_groups(model)
+    left = [*exclude, *weightless, *kept_activations(model), *odd(model), *(node.name for node in tables(model))]
+    dims = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
+    whole = {n.input[1] for n in model.graph.node if len(n.input) > 1 and one_scale(n, dims.get(n.input[1], 0))}
 
     def run(source: Path, target: Path, names: _Names) -> None:
         cache = target.with_name("ranges.json")
@@ -198,7 +174,7 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
             op_types_to_quantize=kinds,
             nodes_to_exclude=left,
             extra_options={
-                "TensorQuantOverrides": {names.plain[name]: [dict(WHOLE)] for name in whole},
+                "TensorQuantOverrides": {names.plain[name]: [dict(WHOLE)] for name in whole & dims.keys()},
                 "OpTypesToExcludeOutputQuantization": [] if kinds is None else list(FLOAT_RESULTS),
             },
         )
@@ -206,22 +182,6 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
     quantized = _through(model, run)
     tell(quantized, cuts(given, quantized))
     return quantized
-
-
-def _in_groups(model: ModelProto) -> set[str]:
-    """Weights of transposed convolutions in groups, of which a channel of the output has no axis of its own.
-
-    ONNX Runtime's quantizer gives such a weight a scale for each channel of a group, and fails on the bias, which has
-    one for each channel of all groups.
-    """
-    weights = {tensor.name for tensor in model.graph.initializer}
-    return {
-        node.input[1]
-        for node in model.graph.node
-        if node.op_type == "ConvTranspose"
-        and node.input[1] in weights
-        and any(attribute.name == "group" and attribute.i > 1 for attribute in node.attribute)
-    }
 
 
 def dynamic(model: ModelProto, exclude: Collection[str], *, reduce_range: bool) -> ModelProto:
@@ -238,7 +198,7 @@ def dynamic(model: ModelProto, exclude: Collection[str], *, reduce_range: bool) 
         _dynamic_lstm(model, exclude)
         quantize_weights(model, exclude, RECURRENT)
     # A table that a layer shares is stored as that layer has it.
-    left = [*exclude, *_odd(model), *_no_matrices(model.graph), *(node.name for node in tables(original))]
+    left = [*exclude, *odd(model), *no_matrices(model.graph), *(node.name for node in tables(original))]
     left += [f"{name}_MatMul" for name in left]  # the quantizer cuts a Gemm in two, and asks for the part
 
     def run(source: Path, target: Path, _: _Names) -> None:
@@ -261,28 +221,6 @@ def attention(model: ModelProto) -> tuple[Sequence[str] | None, list[str]]:
         return None, []
     weights = {tensor.name for tensor in graph.initializer}
     return WEIGHTED, [node.name for node in graph.node if node.op_type == "MatMul" and node.input[1] not in weights]
-
-
-def _kept_activations(model: ModelProto) -> list[str]:
-    """Relu and Clip that the quantizer must not draw into the range of what they take.
-
-    It would give their input the range of their output though somebody else reads that input; and a Clip's bounds
-    would be lost where 0 is not between them, as an 8-bit range always holds 0.
-    """
-    graph = model.graph
-    values = {t.name: numpy_helper.to_array(t) for t in graph.initializer if int(np.prod(t.dims)) == 1}
-    shown = {value.name for value in graph.output} | {name for node in graph.node for name in captured(node)}
-
-    def bounded(node: NodeProto) -> bool:
-        bounds = [values.get(name) if name else np.float32(0) for name in [*node.input[1:], "", ""][:2]]
-        return all(bound is not None for bound in bounds) and bool(bounds[0] <= 0 <= bounds[1])  # type: ignore[operator]
-
-    return [
-        node.name
-        for node in graph.node
-        if (node.op_type in ("Clip", "Relu") and node.input[0] in shown)
-        or (node.op_type == "Clip" and not bounded(node))
-    ]
 
 
 def _dynamic_lstm(model: ModelProto, exclude: Collection[str]) -> None:

@@ -14,6 +14,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from compress.formats.onnx.scope import captured, drop_unused, fresh, names_in
+from compress.quantize.quantizer_limits import one_scale, spread_out
 from compress.quantize.weights_onnx import channel_axis, rounded
 
 __all__ = ["MOVING", "PASSING", "WEIGHTED", "place"]
@@ -100,9 +101,8 @@ def _weight(
     """Names of 8-bit values, scale and zero-points, and the scale's axis; None where all share one scale."""
     values = numpy_helper.to_array(tensor)
     axis = channel_axis(node, values.ndim)
-    grouped = next((a.i for a in node.attribute if a.name == "group"), 1) > 1
-    if node.op_type == "ConvTranspose" and grouped:
-        axis = None  # its axis 1 counts the channels of one group only
+    if one_scale(node, values.ndim):
+        axis = None
     parts = ("int8", "scale", "zero")
     names = tuple(wishes.of(f"{tensor.name}_{part}_{axis}") for part in parts)
     if names[0] not in made:
@@ -166,7 +166,7 @@ class _Plan:
 
     def _unweighted(self, node: NodeProto) -> tuple[int, ...]:
         """Inputs to quantize of a node without weights."""
-        pools = node.op_type in POOLS or self._spatial_mean(node)
+        pools = (node.op_type in POOLS and not spread_out(node)) or self._spatial_mean(node)
         if not (pools or node.op_type in ("Add", "Concat")) or not self._goes_on(node.output[0]):
             return ()
         activations = tuple(at for at, name in enumerate(node.input) if name in self._ranges)

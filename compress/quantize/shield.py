@@ -4,7 +4,7 @@ Its optimizer WeightBiasQuantization (since 1.21) gives each Conv, ConvTranspose
 what a DequantizeLinear gives 8-bit weights, with one scale for all channels, and then computes the layer in INT8:
 whatever was left in float to keep the accuracy. It can be turned off where a session is made, but not by the file, and
 whoever opens that next does not know. So such a layer reads through a Sum of one tensor, which changes nothing, costs
-one copy, and is no DequantizeLinear.
+one copy, and is no DequantizeLinear. So does a mean that stays in float as it is fused to one that can't be it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from compress.formats.onnx.scope import fresh, names_in
+from compress.quantize.quantizer_limits import spread_out
 
 __all__ = ["shield", "unshield"]
 
@@ -26,7 +27,7 @@ SUFFIX = "_in_float"
 
 
 def shield(model: ModelProto) -> int:
-    """Put a Sum of one tensor before each float layer that reads what was restored from 8 bits, in place.
+    """Put a Sum of one tensor before each float layer or mean that reads what was restored from 8 bits, in place.
 
     Returns:
         How many.
@@ -36,7 +37,8 @@ def shield(model: ModelProto) -> int:
     taken = names_in(graph)
     made: list[tuple[NodeProto, NodeProto]] = []
     for node in graph.node:
-        if node.op_type in LAYERS and _restored(node.input[0], makers.get) and not _restored(node.input[1], makers.get):
+        layer = node.op_type in LAYERS and not _restored(node.input[1], makers.get)
+        if (layer or spread_out(node)) and _restored(node.input[0], makers.get):
             name = fresh(f"{node.input[0]}{SUFFIX}", taken)
             taken.add(name)
             made.append((node, helper.make_node("Sum", [node.input[0]], [name], name)))

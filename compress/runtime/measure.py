@@ -288,11 +288,12 @@ def _node_macs(node: onnx.NodeProto, shapes: Mapping[str, Sequence[int]]) -> int
     if node.op_type == "Einsum":
         return _einsum_macs(node, [shapes[name] for name in node.input]) if len(node.input) > 1 else 0
     second = 3 if node.op_type in _QUANTIZED else 1
-    left, right, out = (shapes[name] for name in (node.input[0], node.input[second], node.output[0]))
+    left, right = shapes[node.input[0]], shapes[node.input[second]]
+    if node.op_type in _RECURRENT:  # both matrices at each step [steps, batch, features] of each direction
+        return left[0] * left[1] * int(np.prod(right) + np.prod(shapes[node.input[2]]))
+    out = shapes[node.output[0]]
     if "Conv" in node.op_type:
         grown = left if node.op_type == "ConvTranspose" else out  # where the kernel is applied at each position
         return int(np.prod(grown[2:]) * grown[0] * np.prod(right))
-    if node.op_type in _RECURRENT:  # both matrices at each step [steps, batch, features] of each direction
-        return left[0] * left[1] * int(np.prod(right) + np.prod(shapes[node.input[2]]))
     transposed = any(a.name == "transA" and a.i for a in node.attribute)
     return int(np.prod(out)) * (left[0] if transposed else left[-1])

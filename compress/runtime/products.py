@@ -130,7 +130,7 @@ def product_macs(node: onnx.NodeProto, shapes: Mapping[str, Sequence[int]]) -> i
     inputs = [shapes.get(name, ()) for name in node.input]
     given = [at for at, name in enumerate(node.input) if name]
     try:
-        return count(_Node(node.op_type, inputs, shapes[node.output[0]], told, given))
+        return count(_Node(node.op_type, inputs, shapes.get(node.output[0], ()), told, given))
     except (IndexError, ValueError):  # it lacks what such a node has
         return None
 

@@ -303,6 +303,8 @@ class _Scan:
         self.calls.append((self._domain(found, 7), self._text(found, 4)))
         if self.calls[-1] == ("", "Split") and any(start == end for start, end in found.get(2, ())):
             raise OnnxFileError("a Split of it leaves an output without a name, which ends ONNX Runtime")
+        if self.calls[-1] == ("", "LayerNormalization") and any(start == end for start, end in found.get(1, ())):
+            raise OnnxFileError("a LayerNormalization of it leaves an input without a name, which ends ONNX Runtime")
 
     def _domain(self, found: Fields, number: int) -> str:
         """ONNX's own has two names, which readers take for one."""

@@ -304,9 +304,12 @@ def _inputs(
 
 
 def _longest(config: Any) -> int | None:
-    """Positions that there are, less those that stand before the first token's (RoBERTa's)."""
+    """Positions that there are, less those that stand before the first token's (RoBERTa's).
+
+    Networks with any number of them say so by none, or by -1 (XLNet's).
+    """
     found = getattr(config, "max_position_embeddings", None)
-    if not isinstance(found, int):
+    if not isinstance(found, int) or found < 1:
         return None
     before = (getattr(config, "pad_token_id", None) or 0) + 1
     return found - before if getattr(config, "model_type", "") in _OFFSET and found > before else found

@@ -126,6 +126,20 @@ def test_flaws_are_named(tmp_path: Path, arrays: dict[str, Any], kind: type[Tool
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("given", [np.float32(2), np.ones(1, np.float32), np.ones(5, np.float32)])
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("first", [True, False])
+def test_an_input_that_a_call_takes_one_of_is_told(
+    tmp_path: Path, given: Any, shape: tuple[int, ...], *, first: bool
+) -> None:
+    specs = (TensorSpec("x", "float32", ("batch", 3)), TensorSpec("k", "float32", shape))
+    signature = Signature(specs[::-1] if first else specs, ONE.outputs)
+    with pytest.raises(DatasetError) as caught:
+        Dataset.open(saved(tmp_path, x=x, k=given), signature)
+    assert f"a call takes one {specs[1]}" in caught.value.why
+    assert "k:float32[batch" in caught.value.mend
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [

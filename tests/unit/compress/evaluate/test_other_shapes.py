@@ -68,3 +68,39 @@ def test_texts_agree_where_they_are_the_same() -> None:
     assert (found["first"].max_abs_error, found["second"].max_abs_error) == (0.0, 1.0)
     told = likeness({name: model.infer for name, model in models.items()}, {"x": X}, None, SAMPLES)
     assert (told["first"].cosine_similarity, told["second"].cosine_similarity) == (1.0, 0.0)
+
+
+BESIDE: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
+    "a number": lambda x: x.mean(),
+    "a constant": lambda _: np.ones(2, np.float32),
+    "a constant as long as a batch": lambda _: np.ones((64, 3), np.float32),
+    "samples second": lambda x: np.stack([x, 2 * x]),
+    "some rows for each sample": lambda x: np.repeat(x, 2, axis=0),
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("case", BESIDE)
+@pytest.mark.parametrize("metric", ["agreement", "cosine", "mse"])
+def test_an_output_without_a_row_for_each_sample_stands_beside_one_that_has(
+    metric: str, case: str, *, first: bool
+) -> None:
+    """Batches are of 64 samples, and the last of 2."""
+
+    class Two(Backend):
+        def infer(self, inputs: Arrays) -> Arrays:
+            both = {"y": self.gives(inputs["x"]), "other": np.asarray(BESIDE[case](inputs["x"]))}
+            return both if first else dict(reversed(both.items()))
+
+    samples = np.random.default_rng(0).standard_normal((66, 3)).astype(np.float32)
+    data, judged = Dataset("data", {"x": samples}, None, ""), METRICS[metric]
+    judged = judged.of("y") if metric == "agreement" else judged
+    models = {"first": Two(lambda x: x), "same": Two(lambda x: x), "turned": Two(lambda x: -x)}
+    found = compare("first", models, data, judged)
+    best = 0.0 if metric == "mse" else 1.0
+    assert [found[name].value == pytest.approx(best) for name in models] == [True, True, False]
+    assert [len(found[name].scores) for name in models] == [66] * 3  # type: ignore[arg-type]
+    judge = Judge(models["first"], data, judged)
+    assert judge.drop(models["same"]).points == pytest.approx(0)
+    assert judge.drop(models["turned"]).points > 0
+    assert judge.squared_errors(models["turned"]).min() > 0

@@ -393,12 +393,18 @@ def test_further_outputs_that_are_used_are_refused_by_operator_and_node(case: st
     assert f"its output 2, {node.output[1]!r}, is used" in caught.value.why
 
 
-def test_a_split_that_leaves_an_output_without_a_name_is_refused_before_it_runs(tmp_path: Path) -> None:
+GAPS: dict[str, NodeProto] = {
+    "a Split of it leaves an output": helper.make_node("Split", ["x"], ["", "y"], axis=1, num_outputs=2),
+    "a LayerNormalization of it leaves an input": helper.make_node("LayerNormalization", ["x", "scale", ""], ["y"]),
+}
+
+
+@pytest.mark.parametrize("why", GAPS)
+def test_what_leaves_out_a_name_that_onnx_runtime_needs_is_refused_before_it_runs(why: str, tmp_path: Path) -> None:
     """ONNX Runtime would end the process."""
-    nodes = [helper.make_node("Split", ["x"], ["", "y"], axis=1, num_outputs=2)]
     with pytest.raises(StageError, match="can't read") as caught:
-        load_onnx(stored(nodes, {}, ROW, tmp_path))
-    assert "a Split of it leaves an output without a name" in caught.value.why
+        load_onnx(stored([GAPS[why]], {"scale": np.ones(6, np.float32)}, ROW, tmp_path))
+    assert f"{why} without a name" in caught.value.why
 
 
 @pytest.mark.parametrize("word", ["class.weight", "None", "lambda.in", "class_.weight"])
