@@ -5,7 +5,8 @@
 A ResNet-50, a ViT-B/16, a BERT-base and an encoder of 3 GB, which is more than an ONNX file holds, with untrained
 weights, each by the command itself in a process of its own: the cost alone is measured, no accuracy is claimed.
 `measuring` is what is left beside the stages: figures, plots, report. Memory is what the largest process needs, stage
-by stage: pages of files, which the kernel may drop and read again, are told apart. The last line of stdout is one JSON object.
+by stage: pages of files, which the kernel may drop and read again, are told apart. The last line of
+stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -238,12 +239,12 @@ def show(figures: dict[str, dict[str, Any]]) -> None:
         table.add_row(name, row["asked"], *seconds, *memory)
     Console(width=140).print(table)
     for name, row in figures.items():
-        memory = Table(title=f"{name}: the largest process, by stage", title_justify="left")
+        stages = Table(title=f"{name}: the largest process, by stage", title_justify="left")
         for column in ("until the end of", "memory"):
-            memory.add_column(column)
+            stages.add_column(column)
         for stage, held in row["peak_by_stage_bytes"].items():
-            memory.add_row(stage, f"{held / 1e9:.2f} GB")
-        Console(width=140).print(memory)
+            stages.add_row(stage, f"{held / 1e9:.2f} GB")
+        Console(width=140).print(stages)
 
 
 if __name__ == "__main__":
