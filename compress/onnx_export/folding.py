@@ -17,8 +17,7 @@ from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
 from compress.console.quiet import errors_only
 from compress.errors import StageError, first_line
-from compress.formats.onnx.outline import set_apart, take_in
-from compress.runtime.backends.onnxrt import written_apart
+from compress.formats.onnx.outline import LARGE, set_apart, take_in
 from compress.runtime.memory import give_back
 
 __all__ = ["folded"]
@@ -87,7 +86,9 @@ def _optimize(source: Path, target: Path) -> None:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(target)
-    written_apart(options, WEIGHTS)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(LARGE))
+    options.add_session_config_entry("session.disable_prepacking", "1")  # nothing is run: no second form of the weights
     try:
         ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
     except Exception as err:  # ONNX Runtime's own exception classes have no common base but this

@@ -25,8 +25,7 @@ from compress.errors import StageError, ToolkitError, first_line
 from compress.formats.onnx.outline import outline
 from compress.model import Arrays
 from compress.model.watched import Watched
-from compress.runtime.backends.onnxrt import WRONG_IN_HALF, is_half, written_apart
-from compress.runtime.memory import give_back
+from compress.runtime.backends.onnxrt import WRONG_IN_HALF, is_half
 from compress.runtime.roofs import KINDS, Machine, machine
 
 __all__ = ["Layer", "Roofline", "roofline", "same_roofs"]
@@ -138,16 +137,21 @@ def _profile(
     path: Path, inputs: Arrays, threads: int, calls: int
 ) -> tuple[dict[str, list[Mapping[str, Any]]], dict[str, list[Shape]]]:
     """ONNX Runtime's own record of each node's calls, and the weights of each node, by node."""
-    half = is_half(path)
-    disabled = list(WRONG_IN_HALF) if half else []
     with tempfile.TemporaryDirectory() as folder:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder) / "profile")
+        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
+        half = is_half(path)
+        if half:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         try:
-            weights = _weights(_optimized(path, _options(threads, half), disabled, Path(folder)))
-            options = _options(threads, half)
-            options.enable_profiling = True
-            options.profile_file_prefix = str(Path(folder) / "profile")
             running = ort.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
+                str(path),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=list(WRONG_IN_HALF) if half else [],
             )
             begun = time.perf_counter()
             watched = Watched(path)
@@ -165,34 +169,12 @@ def _profile(
                 why=f"ONNX Runtime can't profile it: {first_line(err)[:300]}",
                 mend="leave --roofline out; `compress measure` says whether the file runs",
             ) from err
-        del running
-        give_back()
+        weights = _weights(outline(Path(options.optimized_model_filepath)).graph)
     events: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for event in trace:
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
             events[event["name"].removesuffix("_kernel_time")].append(event)
     return {name: group[max(1, len(group) // 10) :] or group for name, group in events.items()}, weights
-
-
-def _options(threads: int, half: bool) -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    if half:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    return options
-
-
-def _optimized(path: Path, options: ort.SessionOptions, disabled: Sequence[str], folder: Path) -> onnx.GraphProto:
-    """What ONNX Runtime makes of a graph, without large weights.
-
-    By a session of its own: one that writes its graph keeps the weights that it wrote beside those that it runs.
-    """
-    target = folder / "optimized.onnx"
-    options.optimized_model_filepath = str(target)
-    written_apart(options, "optimized.weights")
-    ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(disabled))
-    give_back()
-    return outline(target).graph
 
 
 def _weights(graph: onnx.GraphProto) -> dict[str, list[Shape]]:

@@ -10,13 +10,13 @@ import onnxruntime as ort
 from google.protobuf.message import DecodeError
 
 from compress.errors import StageError, first_line
-from compress.formats.onnx.outline import LARGE, outline
+from compress.formats.onnx.outline import outline
 from compress.model import Arrays, OnnxModel
 from compress.model.inputs import in_calls, run_on
 from compress.model.watched import Watched
 from compress.runtime.backends.bfloat16 import emulated
 
-__all__ = ["WRONG_IN_HALF", "OnnxBackend", "is_emulated", "is_half", "session", "written_apart"]
+__all__ = ["WRONG_IN_HALF", "OnnxBackend", "is_emulated", "is_half", "session"]
 
 ort.set_default_logger_severity(3)  # its warnings speak of its own graph passes, not of the user's model
 
@@ -73,13 +73,6 @@ def is_half(path: Path, *kinds: int) -> bool:
 def is_emulated(path: Path) -> bool:
     """Whether a file has tensors in BF16, for which the CPU has no kernels: its speed here means nothing."""
     return is_half(path, onnx.TensorProto.BFLOAT16)
-
-
-def written_apart(options: ort.SessionOptions, name: str) -> None:
-    """Have a session that only writes its graph put large weights into a file beside it, and make no second form."""
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", name)
-    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(LARGE))
-    options.add_session_config_entry("session.disable_prepacking", "1")
 
 
 def _emulation(path: Path, threads: int) -> ort.InferenceSession:
