@@ -4,16 +4,22 @@
 
 A ResNet-50, a ViT-B/16, a BERT-base and an encoder of 3 GB, which is more than an ONNX file holds, with untrained
 weights, each by the command itself in a process of its own: the cost alone is measured, no accuracy is claimed.
-`measuring` is what is left beside the stages: figures, plots, report. The last line of stdout is one JSON object.
+`measuring` is what is left beside the stages: figures, plots, report. Memory is what the largest process needs, stage
+by stage: pages of files, which the kernel may drop and read again, are told apart. The last line of
+stdout is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import re
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +36,7 @@ from torch.nn import functional as F
 
 import compress
 from compress.runtime.machine import environment
+from compress.runtime.memory import give_back
 
 WIDTH, HEADS, DEPTH = 768, 12, 12
 WORDS, LENGTH = 30522, 128
@@ -153,33 +160,74 @@ def exported(job: Job) -> dict[str, Any]:
         torch.manual_seed(0)
         compress.save(job.make(), folder / "model.pt", inputs=job.takes, outputs=["logits"])
         size = (folder / "model.pt").stat().st_size
+        give_back()  # what the command needs is measured beside it
         np.savez(folder / "data.npz", **job.samples(np.random.default_rng(0)))  # type: ignore[arg-type]
         start = time.perf_counter()
-        peak = run(["export", "model.pt", *job.asked, "-o", "artifact", "--no-cache"], folder)
+        peaks, mark = run(["export", "model.pt", *job.asked, "-o", "artifact", "--no-cache"], folder)
         seconds = time.perf_counter() - start
         stages = json.loads((folder / "artifact" / "report.json").read_text())["stages"]
     spent = {stage["stage"]: stage["seconds"] for stage in stages}
     return {
         "asked": " ".join(job.asked),
         "seconds": seconds,
-        "peak_memory_bytes": peak,
-        "times_the_model": peak / size,
+        "peak_memory_bytes": max(peaks.values()),
+        "times_the_model": max(peaks.values()) / size,
+        "with_pages_of_files_bytes": mark,
+        "peak_by_stage_bytes": peaks,
         "stages": spent,
         "measuring": seconds - sum(spent.values()),
     }
 
 
-def run(arguments: Sequence[str], folder: Path) -> int:
-    """Run `compress` in a folder; the peak memory in bytes of the largest of its processes."""
-    child = os.fork()
-    if child == 0:
-        os.chdir(folder)
-        os.dup2(2, 1)
-        os.execv(sys.executable, [sys.executable, "-m", "compress", *arguments])  # noqa: S606  a list, no shell
-    _, status, used = os.wait4(child, 0)
-    if status:
-        sys.exit(f"compress {' '.join(arguments)} ended with {os.waitstatus_to_exitcode(status)}")
-    return used.ru_maxrss * 1024
+def run(arguments: Sequence[str], folder: Path) -> tuple[dict[str, int], int]:
+    """Run `compress` in a folder and look at the memory of its processes ten times a second.
+
+    Returns:
+        Bytes that the largest process needs, at most, until each stage ended: heap and shared memory, without pages of
+        files that the kernel may drop and read again; and the largest high-water mark, which has these, too.
+    """
+    command = [sys.executable, "-m", "compress", *arguments]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    peaks: dict[str, int] = {}
+    most = [0, 0]  # since the last stage ended; high-water mark
+
+    def look() -> None:
+        while process.poll() is None:
+            for pid in family(process.pid):
+                for place, bytes_now in enumerate(memory_of(pid)):
+                    most[place] = max(most[place], bytes_now)
+            time.sleep(0.1)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    assert process.stdout is not None  # noqa: S101  it is piped
+    for line in process.stdout:
+        sys.stderr.write(line)
+        if ended := re.match(r"\s*✓ (.*?\S)(?:\s\s|$)", line):
+            peaks[ended[1]], most[0] = most[0], 0
+    looking.join()
+    if process.wait():
+        sys.exit(f"compress {' '.join(arguments)} ended with {process.returncode}")
+    peaks["report"] = most[0]
+    return peaks, most[1]
+
+
+def family(pid: int) -> list[int]:
+    """A process, and all that it and its threads have started."""
+    with contextlib.suppress(OSError):
+        children = [each.read_text().split() for each in Path(f"/proc/{pid}/task").glob("*/children")]
+        return [pid, *(found for some in children for child in some for found in family(int(child)))]
+    return []
+
+
+def memory_of(pid: int) -> tuple[int, int]:
+    """Bytes that a process needs now, and its high-water mark with pages of files; zeros where it has ended."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        anon, shared, mark = (int(lines[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem", "VmHWM"))
+    except (OSError, KeyError):
+        return 0, 0
+    return anon + shared, mark
 
 
 def show(figures: dict[str, dict[str, Any]]) -> None:
@@ -192,6 +240,13 @@ def show(figures: dict[str, dict[str, Any]]) -> None:
         memory = (f"{row['peak_memory_bytes'] / 1e9:.1f} GB", f"{row['times_the_model']:.1f}")
         table.add_row(name, row["asked"], *seconds, *memory)
     Console(width=140).print(table)
+    for name, row in figures.items():
+        stages = Table(title=f"{name}: the largest process, by stage", title_justify="left")
+        for column in ("until the end of", "memory"):
+            stages.add_column(column)
+        for stage, held in row["peak_by_stage_bytes"].items():
+            stages.add_row(stage, f"{held / 1e9:.2f} GB")
+        Console(width=140).print(stages)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from compress.evaluate.scoring import batch_for
 from compress.formats.files import size_of
 from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, sample_inputs, weight_bytes
 from compress.pipeline import Outcome, Watcher
-from compress.runtime.backends import Backend, open_model
+from compress.runtime.backends import Backend
+from compress.runtime.backends.in_turns import open_all
 from compress.runtime.footprint import Footprint, footprint
 from compress.runtime.latency import Turns, latency
 from compress.runtime.measure import cores, onnx_macs, onnx_params, torch_macs, torch_params
@@ -77,7 +78,7 @@ def measure(
     last, others = list(rows)[-1], beside or {}
     rows = {**rows, **others}
     compared = {} if judged is None else _compared(rows, judged, watcher)
-    opened = {name: open_model(model, threads=threads) for name, model in rows.items()}
+    opened = open_all(rows, threads=threads)
     signature = rows["original"].signature
     one = typical_inputs(signature, None if judged is None else judged.proof, 1)
     apart = _batches({name: opened[name] for name in ("original", last, *others)}, judged, signature)
@@ -107,7 +108,7 @@ def _compared(rows: Mapping[str, Model], judged: Evaluation, watcher: Watcher) -
     progress = watcher.started("compare")
     return compare(
         "original",
-        {name: open_model(model, threads=cores()) for name, model in rows.items()},
+        open_all(rows, threads=cores()),
         judged.proof,
         judged.metric,
         confidence=judged.confidence,

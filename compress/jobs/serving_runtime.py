@@ -22,6 +22,7 @@ from compress.jobs.prove import Found, judged_fields, loss_between
 from compress.jobs.recipe import data_at
 from compress.model import Arrays, Model, OnnxModel, TorchModel, sample_inputs
 from compress.model.inputs import example_inputs
+from compress.onnx_export.file import MOST
 from compress.options import CompressOptions, ExportOptions
 from compress.quantize.precision import FOUR_BIT
 from compress.report.findings import telling
@@ -69,6 +70,10 @@ def beside(
     if not asked and (not installed() or (is_emulated(final.path) and not fast_bfloat16())):
         return {}, {}, None
     model = dataclasses.replace(final, runtime="openvino")
+    if not asked and (large := _largest(rows)) > MOST:
+        why = f"opening what was made of {large / 1e9:.1f} GB of weights with it may take three times as much memory"
+        told = f"OpenVINO was not tried: {why} (`--runtime openvino` tries it). ONNX Runtime serves the file."
+        return {}, {}, Choice("onnxruntime", told)
     try:
         cost = _survives(model, options.threads)
         if not asked and (short := _short_of(cost, rows)):
@@ -106,6 +111,11 @@ def _survives(model: OnnxModel, threads: int) -> Footprint | None:
         ) from err
     except StageError:  # asked here, it says in words what it lacks
         return None
+
+
+def _largest(rows: Mapping[str, Model]) -> int:
+    """Bytes of the largest file on the way."""
+    return max(size_of(model.path) for model in rows.values() if isinstance(model, OnnxModel))
 
 
 def _short_of(cost: Footprint | None, rows: Mapping[str, Model]) -> str:

@@ -28,6 +28,7 @@ from compress.console.wording import counted
 from compress.errors import RecipeError
 from compress.model import Arrays
 from compress.runtime.backends import Backend
+from compress.runtime.backends.in_turns import InTurns
 
 __all__ = [
     "Latency",
@@ -368,6 +369,8 @@ def block_of(model: Backend, inputs: Arrays, block_seconds: float) -> Callable[[
     fits = int(min(fewest, LONGEST_BLOCK / max(once, 1e-9)))
     calls = max(1, min(most, max(fits, int(block_seconds / max(once, 1e-9)))))
     warming = 0 if once >= LONG_CALL else max(3, calls // 10) if calls >= WARMED else 1
+    if isinstance(model, InTurns):  # its first call may have to open it
+        warming = max(1, warming)
 
     def block() -> list[float]:
         for _ in range(warming):

@@ -277,3 +277,17 @@ def test_where_memory_may_run_short_openvino_is_not_tried(monkeypatch: pytest.Mo
     assert found is not None
     assert (found.runtime, found.doubtful) == ("onnxruntime", False)
     assert "not tried" in found.why
+
+
+@pytest.mark.usefixtures("openvino")
+def test_openvino_is_not_tried_by_itself_on_what_was_a_large_model(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening what was made of it takes three times its weights' memory, in INT8, too."""
+    monkeypatch.setattr(serving_runtime, "MOST", 1000)
+    _, report = export(model, tmp_path / "a")
+    assert report.serving.runtime == "onnxruntime"
+    assert "OpenVINO was not tried" in report.serving.why
+    assert "--runtime openvino" in report.serving.why
+    artifact, _ = export(model, tmp_path / "asked", runtime="openvino")
+    assert artifact.runtime == "openvino"
