@@ -835,7 +835,7 @@ def test_what_waits_at_a_silent_server_keeps_nobody_from_the_others_and_is_charg
 
     def make() -> World:
         world = Stopped(4, servers=2)
-        world.places.fairness.silence = world  # type: ignore[assignment]
+        world.places.fairness.silence = world
         worlds.append(world)
         return world
 
