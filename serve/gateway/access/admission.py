@@ -198,7 +198,7 @@ class Admission:
             return None if waiting else NOBODY
         now, fairness = self._clock(), self.fairness
         account = fairness.of(who, priority, now)
-        if account.target_s != math.inf and not fairness.may(account, limit, now):
+        if account.target_s != math.inf and not fairness.may(account, limit, now, self.model):
             return None
         return account if not waiting or self._whose(now) is None else None
 
@@ -209,7 +209,7 @@ class Admission:
             self.beside.met = True
         if self.in_flight > self._peak:
             self._peak = self.in_flight
-        return None if account is NOBODY else self.fairness.begin(account, self._clock())
+        return None if account is NOBODY else self.fairness.begin(account, self._clock(), self.model)
 
     def rise(self, work: Work | None, seconds: float | None, size: int, who: str) -> None:
         """Leave the place that `seat` took.
@@ -537,7 +537,7 @@ class Admission:
             if keys == [""]:
                 return priority, ""
             accounts = ((fairness.of(who, priority, now), who) for who in keys)
-            may = [(account.used, who) for account, who in accounts if fairness.may(account, limit, now)]
+            may = [(account.used, who) for account, who in accounts if fairness.may(account, limit, now, self.model)]
             if may:
                 return priority, min(may, key=lambda each: each[0])[1]
         return None

@@ -21,7 +21,7 @@ import bisect
 import itertools
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -152,6 +152,7 @@ class Work:
         fairness: that counts it, whatever its model shares its keys with by the time that it is over.
         account: of its key.
         begun: when it was sent.
+        model: that was asked, of those which share the account.
         at_once: whether an instance was free as it was sent.
         beside_heavy: whether heavy requests of others were there.
 
@@ -172,16 +173,18 @@ class Work:
         "beside_heavy",
         "fairness",
         "guards",
+        "model",
         "over",
         "priority",
     )
 
     def __init__(
-        self, fairness: Fairness, account: Account, begun: float, *, at_once: bool, beside_heavy: bool
+        self, fairness: Fairness, account: Account, begun: float, model: str, *, at_once: bool, beside_heavy: bool
     ) -> None:
         self.fairness = fairness
         self.account = account
         self.begun = begun
+        self.model = model
         self.at_once = at_once
         self.beside_heavy = beside_heavy
         self.at = self.before = math.inf
@@ -212,6 +215,10 @@ class Silence(Protocol):
     def astray(self) -> int:
         """Requests with such servers now."""
 
+    @property
+    def servers(self) -> int:
+        """That are ready, at least one; 0 where nobody knows."""
+
 
 @dataclass(frozen=True)
 class NoSilence:
@@ -219,6 +226,7 @@ class NoSilence:
 
     over_at: float = -math.inf
     astray: int = 0
+    servers: int = 0
 
 
 class Fairness:
@@ -229,8 +237,9 @@ class Fairness:
 
     Attributes:
         instances: of the model, that work at the same time; of several, of that which has fewest.
-        servers: that have them, each with a queue of its own.
-        models: that share it, one of which may be at work on what another has done.
+        servers: that have them, each with a queue of its own; those that are ready, as far as is known.
+        works: by name, of the models that share it: instances on one server, of several that it asks of that which has
+            fewest; and how many are asked, one of which may be at work on what another has done.
         any_number: whether an instance may work on any number of requests at the same time.
         most_together: requests that an instance answers at a time at most; 0 where nobody knows.
         heavy: requests of heavy keys that are with the server.
@@ -239,7 +248,8 @@ class Fairness:
     """
 
     def __init__(self, target_s: float | None = None) -> None:
-        self.instances = self.servers = self.models = 1
+        self.instances = self.servers = 1
+        self.works: Mapping[str, tuple[int, int]] = {}
         self.any_number = False
         self.most_together = 0
         self.heavy = 0
@@ -268,7 +278,8 @@ class Fairness:
         self._is_usual_known = False
         self._is_any_unknown = False  # of several keys of which little is known, and that had no answer yet
         self._most_heavy = 1  # heavy requests that may be with the server where none is kept back
-        self._most = 2  # that are not heavy, with the server: of all keys together
+        self._there_of: Counter[str] = Counter()  # requests with the server, by the model that was asked
+        self._batches = 1.0  # the most that an instance was seen to answer together, of those that are here
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
         self._guarding: deque[Work] = deque()  # they, and some that are over
         self._payers: Counter[int] = Counter()  # those among them that pay for all of it by what they use
@@ -293,12 +304,12 @@ class Fairness:
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def may(self, account: Account, limit: float, now: float) -> bool:
-        """Whether one more request of a key may be with the server, of so many that are in all."""
+    def may(self, account: Account, limit: float, now: float, model: str = "") -> bool:
+        """Whether one more request of a key for a model may be with the server, of so many that are in all."""
         if account.target_s == math.inf:
             return True
         held = account.in_flight
-        if self._is_full(held):
+        if self._is_full(held, model):
             return False
         if account.heavy:
             if self._kept_until(account, now) <= now:
@@ -316,12 +327,22 @@ class Fairness:
             return False
         return account.answers > 0 and account.met_s <= account.target_s >= (held + 1) * account.cost
 
-    def _is_full(self, held: int) -> bool:
-        """Whether the server has all that keeps it at work, for a key that has so many requests there."""
-        there = self._in_flight - self.heavy
+    def _is_full(self, held: int, model: str) -> bool:
+        """Whether the server has all that keeps a model at work, for a key that has so many requests there."""
+        there, most = self._there_of[model] - self.heavy, self._depth(model)
         if self.any_number:  # nobody knows what does: one of each key, in any case
-            return held > 0 and there - self._there >= self._most
-        return there >= self._most and there - self.silence.astray >= self._most
+            return held > 0 and there - self._there >= most
+        return there >= most and there - self.silence.astray >= most
+
+    def _depth(self, model: str) -> int:
+        """Requests that are not heavy, of all keys together: one at work for each instance and one that waits.
+
+        More where an instance answers several together, or where another model goes on with what this one has done.
+        """
+        each, models = self.works.get(model, (0, 1))
+        instances = each * self.servers or self.instances
+        filling = int(GROWS * (instances + 1) * self._batches) if self._batches >= BATCHED else 0
+        return max(3, (models + 1) * instances, filling)
 
     def _may_be_new(self, now: float) -> bool:
         """Whether one more request of a key of which nothing is known may be with the server.
@@ -425,8 +446,8 @@ class Fairness:
         """The first of its requests begins to wait: its turn is behind those that wait for as little already."""
         account.used = max(account.used, self._least)
 
-    def begin(self, account: Account, now: float) -> Work:
-        """A request is sent to the server."""
+    def begin(self, account: Account, now: float, model: str = "") -> Work:
+        """A request for a model is sent to the server."""
         if not account.in_flight:
             pause_s = now - account.answered_at
             account.pause_s += PAUSES * (min(pause_s, 2 * SOON_S) - account.pause_s)
@@ -436,8 +457,9 @@ class Fairness:
             self._least = account.used
         account.used = self._least + account.cost
         at_once = self._in_flight < self.instances
-        work = Work(self, account, now, at_once=at_once, beside_heavy=self.heavy > 0 and not account.heavy)
+        work = Work(self, account, now, model, at_once=at_once, beside_heavy=self.heavy > 0 and not account.heavy)
         self._in_flight += 1
+        self._there_of[model] += 1
         self._next[work] = None
         self._take_up(now)
         if account.answers < FEWEST and account.is_new:
@@ -537,6 +559,7 @@ class Fairness:
         else:
             del self._next[work]
         self._in_flight -= 1
+        self._there_of[work.model] -= 1
         self._there -= not work.account.in_flight
         self.heavy -= work.account.heavy
         if work.guards:
@@ -596,6 +619,9 @@ class Fairness:
     def _look(self, now: float) -> None:
         """Who is beside whom."""
         self._looked_at = now
+        if (servers := self.silence.servers) not in (0, self.servers):  # those that are gone work on nothing
+            self.instances = max(1, self.instances // self.servers * servers)
+            self.servers = servers
         kept = any(until > now for until in self._kept.values())
         self._kept_part += FALLS * (kept - self._kept_part)
         while self._accounts:
@@ -632,9 +658,7 @@ class Fairness:
         self._keys = keys = len(beside)
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
         self._most_heavy = max((self._most_of(each) for each in beside if each.heavy), default=self.instances)
-        filling = max((self._most_of(each) for each in beside), default=0)
-        waits_and_works = max(3, (self.models + 1) * self.instances)
-        self._most = max(waits_and_works, int(GROWS * filling) if filling > self.instances else 0)
+        self._batches = max((self._together(each) for each in beside), default=1.0)
 
     def _targets(self, accounts: list[Account]) -> Iterator[tuple[float, Account]]:
         """Each with what an answer to the others may take: to most of those of its priority, and of better ones."""

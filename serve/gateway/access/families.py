@@ -68,7 +68,12 @@ class Families:
             )
             together = [self._together[each] for each in family if each in self._together]
             fairness.most_together = 0 if 0 in together else max(together, default=0)
-            fairness.servers, fairness.models = self._servers, len(family)
+            fairness.servers = self._servers
+            fairness.works = {
+                each: (self._instances[each] // self._servers, len(self._asks.get(each, (each,))))
+                for each in family
+                if each in self._instances
+            }
             fairness.any_number = 0 in together
             fairness.silence = self._silence
             for each in own:

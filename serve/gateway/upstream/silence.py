@@ -34,6 +34,11 @@ class Silence:
         others = any(node.ready for node in nodes if node not in silent)
         return sum(node.in_flight for node in silent) if others else 0
 
+    @property
+    def servers(self) -> int:
+        """That are ready, one at least."""
+        return max(1, sum(node.ready for node in self._nodes()))
+
     def ended(self) -> None:
         """A server that was silent has answered, or was given up."""
         self.over_at = time.monotonic()

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.gateway.access.admission import Admission, Bounds
-from serve.gateway.access.fairness import FEWEST, GUARDS_S, LOOK_S, Fairness
+from serve.gateway.access.fairness import FEWEST, GUARDS_S, LOOK_S, Fairness, NoSilence
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.lists import Lists
 from serve.gateway.errors import OverloadedError
@@ -862,3 +862,35 @@ def test_what_waits_at_a_silent_server_keeps_nobody_from_the_others_and_is_charg
     ]
     assert len(waited) > 100
     assert np.percentile(waited, 99) < 0.1
+
+
+def allowed(places: Admission) -> int:
+    """How many requests of keys that all have one there already a model has at most."""
+    fairness, now = places.fairness, 10.0
+    for who in range(2 * FEWEST * 50):
+        fairness.end(fairness.begin(fairness.of(f"k{who % 50}", 5, now), now, places.model), 1, now + 0.002)
+        now += 0.004
+    count = 0
+    while count < 50 and fairness.may(account := fairness.of(f"k{count}", 5, now), 100.0, now, places.model):
+        fairness.begin(account, now, places.model)
+        count += 1
+    return count
+
+
+def test_a_model_has_what_keeps_its_own_instances_at_work_whatever_asks_it_too() -> None:
+    def gate() -> Gate:
+        found = Gate(Settings())
+        found.works("network", 6, together=1)
+        found.works("before", 1, together=1)
+        found.works("ens", 1, ["before", "network"], together=1)
+        return found
+
+    assert allowed(gate().places("network")) == 12  # it was as few as of the other
+    assert allowed(gate().places("ens")) == 4
+
+
+def test_servers_that_are_gone_work_on_nothing() -> None:
+    gate = Gate(Settings(), silence=NoSilence(servers=1))
+    gate.works("m", 6, servers=3, together=1)
+    assert allowed(gate.places("m")) == 4
+    assert gate.places("m").fairness.instances == 2
