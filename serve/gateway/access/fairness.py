@@ -109,7 +109,7 @@ class Account:
     batches: bool = False
 
     def saw(self, seconds: float, now: float) -> None:
-        """One request took so long, and was alone in it."""
+        """One request took so long, or a batch of its own; no other key's was in it."""
         fades = 0.5 ** ((now - self.bulk_at) / HALF_LIFE_S)
         self.bulk_s = fades * self.bulk_s + seconds
         self.bulk_s2 = fades * self.bulk_s2 + seconds * seconds
@@ -515,8 +515,10 @@ class Fairness:
             return
         work.over = True
         account.in_flight -= 1
-        if now - self._answered_at > BATCH_S:
+        is_apart = now - self._answered_at > BATCH_S
+        if is_apart or self.most_together == 1:
             self._settle()
+        if is_apart:
             self._before = self._answered_at
         self._answered_at = now
         since = self._since(work, now)
@@ -580,10 +582,10 @@ class Fairness:
     def _settle(self) -> None:
         """Charge what was answered together: each for what it is known to take, and by its size."""
         seconds = self._batch_s
-        if len(self._batch) == 1:
+        if self._batch and len({account for account, _, _ in self._batch}) == 1:
             account = self._batch[0][0]
             account.saw(seconds, self._answered_at)
-            if self.instances == 1:
+            if self.instances == 1 and len(self._batch) == 1:
                 account.alone_s = min(account.alone_s, seconds)
         shares = [size * max(each.cost if each.answers else seconds, LEAST_S) for each, size, _ in self._batch]
         whole = sum(shares)

@@ -894,3 +894,33 @@ def test_servers_that_are_gone_work_on_nothing() -> None:
     gate.works("m", 6, servers=3, together=1)
     assert allowed(gate.places("m")) == 4
     assert gate.places("m").fairness.instances == 2
+
+
+@pytest.mark.parametrize("largest", [1, 8])
+@pytest.mark.parametrize("instances", [1, 2])
+def test_long_requests_that_end_together_are_not_washed_away_by_many_light_ones(instances: int, largest: int) -> None:
+    """As many of 3 s as there are instances, then 120 that take nothing, again and again."""
+
+    async def pulses(world: World) -> None:
+        while time.monotonic() < 40.0:
+            await asyncio.gather(*(one(world, 3.0) for _ in range(2)))
+            for _ in range(60):
+                await asyncio.gather(one(world, 0.001), one(world, 0.001))
+
+    async def one(world: World, seconds: float) -> None:
+        try:
+            await world.places.enter(5, PATIENCE_S, "pulses")
+        except OverloadedError:
+            await asyncio.sleep(0.05)
+            return
+        sent = time.monotonic()
+        await world.answer(seconds)
+        world.places.leave(time.monotonic() - sent, 100, "pulses")
+
+    world = run(
+        lambda: World(instances, largest),
+        lambda w: [pulses(w), *[w.client(f"light{n % 5}", lambda: 0.002, 0.03, 40.0) for n in range(15)]],
+    )
+    took, _ = of_lights(world)
+    stopped_s = sum(seconds for seconds in took if seconds > 1.0) / 15
+    assert stopped_s < (0.4 * 34.0 if instances == 1 else 0.05)  # all the time, on a real one with two
