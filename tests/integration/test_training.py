@@ -246,11 +246,11 @@ import os
 from compress.cli import main
 
 os.chdir(os.environ["RANK"])
-main("finetune student.pt --data train.npz -o out --epochs 1".split())
+main("finetune student.pt --data train.npz --eval eval.npz -o out --epochs 1".split())
 """
 
 
-@pytest.mark.parametrize("other", [None, "data", "model"])
+@pytest.mark.parametrize("other", [None, "data", "eval", "model"])
 def test_processes_that_read_different_files_by_one_name_do_not_train_together(
     tmp_path: Path, other: str | None
 ) -> None:
@@ -259,6 +259,7 @@ def test_processes_that_read_different_files_by_one_name_do_not_train_together(
         place.mkdir()
         model(place, "student", 8 + (rank if other == "model" else 0))
         data(place, count=600, noise=2.0 + (rank if other == "data" else 0))
+        data(place, "eval", seed=1 + (rank if other == "eval" else 0))
     with contextlib.chdir(tmp_path), (tmp_path / "log.txt").open("w", encoding="utf-8") as log:
         codes = launch([sys.executable, "-c", ON_ITS_OWN_DISK], 2, log, lambda _line: None)
     told = (tmp_path / "log.txt").read_text(encoding="utf-8")
