@@ -516,7 +516,7 @@ class Fairness:
         work.over = True
         account.in_flight -= 1
         is_apart = now - self._answered_at > BATCH_S
-        if is_apart or self.most_together == 1:
+        if is_apart or self.most_together == self.servers == 1:
             self._settle()
         if is_apart:
             self._before = self._answered_at
