@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from compress.console.wording import assumed_of, counted
 from compress.data.dataset import Dataset
-from compress.errors import CheckpointError, LostError, SignatureError
+from compress.errors import CheckpointError, LostError, SignatureError, ToolkitError
 from compress.evaluate.compare import compare
 from compress.evaluate.evaluation import judged as judged_by
 from compress.evaluate.intervals import difference_interval, mean_interval
@@ -43,7 +44,7 @@ from compress.storage.steady import refuse_changed, steady
 from compress.training.finetune import Finetune
 from compress.training.loop import TRACE_FILE
 from compress.training.machine.launch import all_here, lost_another
-from compress.training.machine.setup import launched, rank
+from compress.training.machine.setup import device_kind, distributed, fabric_for, launched, rank, refuse_others
 from compress.vetting.swap import replacing_folder
 
 __all__ = ["Recovery", "Row", "finetune"]
@@ -143,30 +144,31 @@ def _work(options: FinetuneOptions) -> Path:
 def _finetune(
     checkpoint: Path, options: FinetuneOptions, watcher: Watcher, cache: StageCache | None
 ) -> Recovery | None:
-    check_output(options.output, TRAINING)
-    model = with_sizes(
-        load_source(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval}
-    )
-    if options.teacher is not None:
-        held(options.teacher)
-    teacher = None if options.teacher is None else load_source(options.teacher, options)
-    by_place = "" if teacher is None else _taught_by(teacher, model, options, checkpoint)
+    with _failure_told(options):
+        check_output(options.output, TRAINING)
+        model = with_sizes(
+            load_source(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval}
+        )
+        if options.teacher is not None:
+            held(options.teacher)
+        teacher = None if options.teacher is None else load_source(options.teacher, options)
+        by_place = "" if teacher is None else _taught_by(teacher, model, options, checkpoint)
 
-    def data(source: str | None) -> Dataset | None:
-        return None if source is None else Dataset.open(data_at(source, checkpoint, model), model.signature)
+        def data(source: str | None) -> Dataset | None:
+            return None if source is None else Dataset.open(data_at(source, checkpoint, model), model.signature)
 
-    training, validation, judged = data(options.data), data(options.validation), data(options.eval)
-    assert training is not None  # noqa: S101  the option is required
-    metric: Metric | None = None
-    notes: tuple[str, ...] = ()
-    if judged is not None:
-        judged, metric, notes = judged_by(judged, options.metric, options.judge, model)
-    seen = "" if judged is None else judged.sha256
-    stage = Finetune(training, teacher, training_of(options), options.seed, validation, seen, labelled_of(options))
-    check([stage], model)
-    if judged is not None and rank() == 0:  # of the same data as a whole, the stage warns
-        made_with = {"data": training} | ({} if validation is None else {"validation": validation})
-        notes += overlap_words(judged, {name: each for name, each in made_with.items() if each.sha256 != seen})
+        training, validation, judged = data(options.data), data(options.validation), data(options.eval)
+        assert training is not None  # noqa: S101  the option is required
+        metric: Metric | None = None
+        notes: tuple[str, ...] = ()
+        if judged is not None:
+            judged, metric, notes = judged_by(judged, options.metric, options.judge, model)
+        seen = "" if judged is None else judged.sha256
+        stage = Finetune(training, teacher, training_of(options), options.seed, validation, seen, labelled_of(options))
+        check([stage], model)
+        if judged is not None and rank() == 0:  # of the same data as a whole, the stage warns
+            made_with = {"data": training} | ({} if validation is None else {"validation": validation})
+            notes += overlap_words(judged, {name: each for name, each in made_with.items() if each.sha256 != seen})
     findings = notes + ((by_place,) if by_place else ())
     source = fingerprint(model) + ("" if teacher is None else fingerprint(teacher)) + json.dumps(versions())
     work = _work(options)
@@ -278,6 +280,19 @@ def _loss_told() -> Iterator[None]:
             why=f"what this one waited for from another did not come: {str(err).splitlines()[0][:200]}",
             mend="start it again: it goes on from what was kept; torchrun does so by itself with --max-restarts",
         ) from err
+
+
+@contextmanager
+def _failure_told(options: FinetuneOptions) -> Iterator[None]:
+    """Let the processes that wait for this one refuse, too, where it can't begin."""
+    try:
+        yield
+    except ToolkitError:
+        if distributed():
+            with suppress(Exception):  # that they don't go together is what the others tell
+                kind, sharded = device_kind(options.accelerator), options.strategy == "fsdp"
+                refuse_others(fabric_for(kind, "32-true", nn.Identity(), sharded=sharded), f"{rank()} can't begin")
+        raise
 
 
 def _folder(stage: Finetune, source: str, work: Path) -> Path:

@@ -77,10 +77,10 @@ def beside(
     unmatched = {name: "the other has no such tensor" for name in alike if name not in common}
     names = list(dict.fromkeys(common))
     seen = {name: _Seen() for name in names}
-    if told is None:  # another's file: a range from 0 on may be a Relu's, which is seen nowhere else
-        for name in (name for name, (low, _, _) in quantizers.items() if low == 0 and name not in {*alike, *drawn}):
-            drawn[name] = (0.0, np.inf)
-            unmatched[name] = "what lies below its range, from 0 on, may be cut on purpose: it is not counted"
+    if told is None:  # another's file: a range from 0 on may be a Relu's or a Clip's, which is seen nowhere else
+        for name in [name for name, (low, _, _) in quantizers.items() if low == 0 and name not in {*alike, *drawn}]:
+            del quantizers[name]
+            unmatched[name] = "what lies beyond its range, from 0 on, may be cut on purpose (a Relu, a Clip)"
     beyond = {name: [0, 0] for name in quantizers}
     batch, done = batch_for(path, names, data), 0
     theirs = observe(other, [*names, *quantizers], data, batch=batch)

@@ -333,7 +333,7 @@ class Finetune:
         options = self._tried if self.trial else self.training
         task = Task(
             module, teacher, signature, data, validation, options, self.seed, folder, exact, forms, at, self.trial,
-            among,
+            among, self.evaluation,
         )  # fmt: skip
         trained = train(task, progress)
         if cache is not None and among is None and local_rank() == 0:

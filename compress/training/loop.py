@@ -126,7 +126,7 @@ class _Training:
         self.sharded = self.options.strategy == "fsdp" and distributed()
         self.fabric = fabric_for(kind, self.precision, task.module, sharded=self.sharded)
         if task.folder is not None:  # whose name says what is trained, on what
-            refuse_others(self.fabric, task.folder.name)
+            refuse_others(self.fabric, task.folder.name + task.judged)
         self.device: torch.device = self.fabric.device
         first = self.fabric.is_global_zero
         folder = task.folder if first else None

@@ -49,6 +49,7 @@ class Task:
         labelled: the place of the output that labels teach.
         trial: only some steps, to tell how long all would take.
         among: of one of several trainings, what they share.
+        judged: the hash of what the result is judged by afterwards.
     """
 
     module: nn.Module
@@ -64,6 +65,7 @@ class Task:
     labelled: int = 0
     trial: bool = False
     among: Among | None = None
+    judged: str = ""
 
 
 @dataclass(frozen=True)

@@ -246,11 +246,11 @@ import os
 from compress.cli import main
 
 os.chdir(os.environ["RANK"])
-main("finetune student.pt --data train.npz -o out --epochs 1".split())
+main("finetune student.pt --data train.npz --eval eval.npz -o out --epochs 1".split())
 """
 
 
-@pytest.mark.parametrize("other", [None, "data", "model"])
+@pytest.mark.parametrize("other", [None, "data", "eval", "missing", "model"])
 def test_processes_that_read_different_files_by_one_name_do_not_train_together(
     tmp_path: Path, other: str | None
 ) -> None:
@@ -259,12 +259,15 @@ def test_processes_that_read_different_files_by_one_name_do_not_train_together(
         place.mkdir()
         model(place, "student", 8 + (rank if other == "model" else 0))
         data(place, count=600, noise=2.0 + (rank if other == "data" else 0))
+        if (rank, other) != (1, "missing"):  # which is told, and the other does not wait for it
+            data(place, "eval", seed=1 + (rank if other == "eval" else 0))
     with contextlib.chdir(tmp_path), (tmp_path / "log.txt").open("w", encoding="utf-8") as log:
         codes = launch([sys.executable, "-c", ON_ITS_OWN_DISK], 2, log, lambda _line: None)
     told = (tmp_path / "log.txt").read_text(encoding="utf-8")
     assert codes == ([0, 0] if other is None else [2, 2]), told
     assert (tmp_path / "0/out/model.pt").exists() == (other is None)
-    assert told.count("what 2 of 2 read is not what 1 read") == (0 if other is None else 2)
+    assert told.count("there is no such file") == (other == "missing")
+    assert told.count("what 2 of 2 read is not what 1 read") == {None: 0, "missing": 1}.get(other, 2)
 
 
 def test_processes_end_with_the_one_that_started_them(folder: Path) -> None:

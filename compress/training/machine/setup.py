@@ -152,7 +152,8 @@ def refuse_others(fabric: Any, known_by: str) -> None:
 
     Args:
         fabric: of all, which ask together.
-        known_by: what decides the training: the model, the data, the options, the versions of what computes.
+        known_by: what decides the training and what is told of it: the model, the data, the options, the versions of
+            what computes.
 
     Raises:
         StageError: in all of them, where one has read something else than the first.

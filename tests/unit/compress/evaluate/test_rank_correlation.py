@@ -21,6 +21,7 @@ from compress.evaluate.rank_correlation import rank_scores
 from compress.model import Arrays
 from compress.options import ExportOptions
 from compress.signature import Signature
+from compress.training.finetune import _one_by_one
 from tests.hub_models import sentence_folder
 
 VECTORS = Signature((TensorSpec("x", "float32", ("batch", 8)),), (TensorSpec("y", "float32", ("batch", 8)),))
@@ -151,3 +152,10 @@ def test_a_sentence_encoder_embeds_each_text_of_a_pair(
     if scores:
         assert before.value is not None
         assert before.value > 0.8, "what shares more words is more alike, by any embedding of words"
+
+
+def test_a_training_has_each_text_by_itself() -> None:
+    data = scored(10)
+    alone = _one_by_one(data)
+    assert (len(alone), alone.labels, alone.pairs) == (20, None, False)
+    assert alone.sha256 == data.sha256

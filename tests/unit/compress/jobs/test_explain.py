@@ -360,3 +360,4 @@ def test_of_anothers_file_what_a_relu_may_cut_is_left_out_and_said(renamed: Path
     found = explained(renamed, renamed / "theirs.onnx", renamed / "others.onnx")
 
     assert any("may be cut on purpose" in why for why in found.unmatched.values()), found.unmatched
+    assert not {each.tensor for each in found.ranges if each.low == 0}
