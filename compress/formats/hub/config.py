@@ -18,7 +18,7 @@ from compress.errors import CheckpointError, MissingExtraError, first_line
 from compress.formats.hub.bounds import DEEPEST, refuse_vast
 from compress.formats.hub.folder import SPECIAL, WHOLE, HubFolder
 from compress.formats.hub.timm import KIND as TIMM
-from compress.formats.hub.timm import refuse_code
+from compress.formats.hub.timm import refuse_code, refuse_timm_within
 
 __all__ = ["architecture_of", "config_of", "labels_of", "offline"]
 
@@ -99,6 +99,7 @@ def config_of(transformers: Any, folder: HubFolder, state: Mapping[str, torch.Te
     if "auto_map" in folder.config:
         told = f"{folder.path} names code of its own (auto_map), which is not run: transformers' own {kind} is taken"
         warnings.warn(told, AssumedWarning, stacklevel=3)
+    refuse_timm_within(folder)
     if kind == TIMM:
         refuse_code(folder)
     refuse_vast(folder, state)

@@ -15,7 +15,7 @@ from compress.errors import CheckpointError, MissingExtraError, first_line
 from compress.formats.hub.folder import WHOLE, HubFolder, has
 from compress.processor import IMAGE_SETTINGS
 
-__all__ = ["KIND", "is_timm", "refuse_code", "without_settings", "wrapped"]
+__all__ = ["KIND", "is_timm", "refuse_code", "refuse_timm_within", "without_settings", "wrapped"]
 
 KIND, PREFIX = "timm_wrapper", "timm_model."
 # A scheme in front of a name ("hf-hub:", "local-dir:") has timm fetch a model, or read another folder.
@@ -91,6 +91,42 @@ def refuse_code(folder: HubFolder) -> None:
         raise CheckpointError(
             f"won't load {folder.path}", why="its model_args are more than numbers and words of a network", mend=WHOLE
         )
+
+
+def refuse_timm_within(folder: HubFolder) -> None:
+    """Refuse what would have transformers ask timm, or another folder, for a part of a network.
+
+    `refuse_code` looks at what the whole is made from alone; a backbone's name and arguments go to timm as they are.
+
+    Args:
+        folder: of any kind.
+
+    Raises:
+        CheckpointError: it names such a part, or a class of timm's for a network of another kind.
+    """
+    config = folder.config
+    named = config.get("architectures")
+    is_whole = config.get("model_type") == KIND
+    strange = not is_whole and any(str(name).startswith("Timm") for name in (named if isinstance(named, list) else ()))
+    if strange or _asks_timm(config, whole=is_whole):
+        raise CheckpointError(
+            f"won't load {folder.path}",
+            why="a part of its network is made by timm or read from elsewhere (a backbone)",
+            mend="write a function in mine.py that gives the network, and name the weights with --model mine:network "
+            "and --input",
+        )
+
+
+def _asks_timm(value: Any, *, whole: bool = False) -> bool:
+    if isinstance(value, list):
+        return any(_asks_timm(each) for each in value)
+    if not isinstance(value, dict):
+        return False
+    kind, backbone = value.get("model_type"), value.get("backbone")
+    asks = type(kind) is str and kind.startswith("timm") and not whole
+    asks |= bool(value.get("use_timm_backbone")) or bool(value.get("backbone_kwargs"))
+    asks |= type(backbone) is str and not _NAME.fullmatch(backbone)
+    return asks or any(_asks_timm(each) for each in value.values())
 
 
 def without_settings(folder: HubFolder, config: Any) -> None:

@@ -122,7 +122,7 @@ class OnnxPart(nn.Module):
 
     def _refuse_other(self, x: tuple[torch.Tensor, ...]) -> None:
         if len(x) != len(self.inputs):
-            raise StageError(f"can't run {self.told}", why=f"it takes {len(self.inputs)} inputs", mend="give it these")
+            raise StageError(f"can't run {self.told}", why=f"inputs: it takes {len(self.inputs)}", mend="give it these")
         for (_, *sizes), each in zip(self.inputs, x, strict=True):
             have = tuple(each.shape)
             if len(sizes) != len(have) or any(want not in (ANY, size) for want, size in zip(sizes, have, strict=True)):

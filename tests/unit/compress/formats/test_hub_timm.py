@@ -15,7 +15,7 @@ from compress.console.wording import AssumedWarning
 from compress.errors import CheckpointError, MissingExtraError
 from compress.formats.checkpoint import load
 from compress.formats.hub.folder import HubFolder
-from compress.formats.hub.timm import KIND, refuse_code
+from compress.formats.hub.timm import KIND, refuse_code, refuse_timm_within
 from compress.model import call
 from compress.processor import IMAGE_SETTINGS
 
@@ -107,3 +107,35 @@ def test_plain_settings_of_a_network_are_taken(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(is_model="resnet18".__eq__, __version__="1"))
     config = {"architecture": "resnet18", "model_args": {"img_size": [64, 64], "act_layer": "gelu", "depth": 3}}
     refuse_code(HubFolder(tmp_path, tmp_path, config, (), (tmp_path / "model.safetensors",), False))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "vit", "architectures": ["TimmWrapperModel"], "model_args": {"checkpoint_path": "x.pth"}},
+        {"model_type": "timm_backbone", "backbone": "resnet18"},
+        {"model_type": "detr", "architectures": ["DetrModel"], "use_timm_backbone": True},
+        {"model_type": "detr", "backbone": "hf-hub:owner/name"},
+        {"model_type": "detr", "backbone": "/other/folder"},
+        {"model_type": "detr", "backbone_kwargs": {"checkpoint_path": "x.pth"}},
+        {"model_type": "detr", "backbone_config": {"model_type": "timm_backbone", "backbone": "resnet18"}},
+        {"model_type": "x", "parts": [{"inner": {"model_type": KIND, "architecture": "local-dir:/tmp"}}]},
+        {"model_type": KIND, "architecture": "resnet18", "vision_config": {"model_type": KIND}},
+    ],
+)
+def test_no_part_of_a_network_is_made_by_timm_or_read_from_elsewhere(config: dict[str, Any], tmp_path: Path) -> None:
+    folder = HubFolder(tmp_path, tmp_path, config, (), (tmp_path / "model.safetensors",), False)
+    with pytest.raises(CheckpointError, match="won't load"):
+        refuse_timm_within(folder)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": KIND, "architecture": "resnet18", "architectures": ["TimmWrapperModel"]},
+        {"model_type": "vit", "architectures": ["ViTModel"], "backbone": None, "use_timm_backbone": False},
+        {"model_type": "detr", "backbone_config": {"model_type": "resnet"}, "backbone": None},
+    ],
+)
+def test_networks_that_transformers_makes_are_taken(config: dict[str, Any], tmp_path: Path) -> None:
+    refuse_timm_within(HubFolder(tmp_path, tmp_path, config, (), (tmp_path / "model.safetensors",), False))
