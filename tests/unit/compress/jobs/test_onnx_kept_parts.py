@@ -114,7 +114,7 @@ def test_what_stands_behind_it_is_trained(tmp_path: Path) -> None:
 
 
 ASKED: dict[str, tuple[dict[str, Any], str]] = {
-    "can't rank channels by taylor": ({"importance": "taylor"}, "If at 'branches'; 2 of its 4 parameters get none"),
+    "can't rank channels by taylor": ({"importance": "taylor"}, "If at 'branches'; of its 4 parameters, 2 get none"),
     "can't train this model in fake INT8": ({"int8": "qat"}, "If at 'branches'"),
 }
 
