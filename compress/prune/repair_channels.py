@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
+
+from torch import nn
 
 from compress.console.wording import Note, counted
 from compress.data.dataset import Dataset
@@ -23,9 +26,11 @@ from compress.stage import Given, Progress
 __all__ = ["RepairChannels"]
 
 _EXPORTED = (
-    "torch.fx can't trace the forward: what was repaired, and goes on from here, is the graph that torch.export gives "
-    "of it, in evaluation mode."
+    "torch.fx can't trace the forward: it was repaired by the graph that torch.export gives of it at its "
+    "representative sizes. The forward is as it was, with the weights of the repair."
 )
+
+_UNKNOWN = "the graph that torch.export gives of it has parameters outside of its layers"
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,13 @@ class RepairChannels:
                 _as_it_was(model), "nothing: the repair was not kept", details, (warning, *self._cautions(fitted))
             )
         did = f"fitted {counted(len(fitted.layers), 'layers')} to {counted(len(self.calibration), 'samples')}: {told}"
-        given = TorchModel(found.module, model.signature, macs_gone=model.macs_gone)
+        if followed is model:
+            given = TorchModel(found.module, model.signature, macs_gone=model.macs_gone)
+        else:
+            own = _with_weights_of(found.module, model.module)
+            if own is None:
+                return Given(_as_it_was(model), "nothing", warnings=(f"Nothing was repaired: {_UNKNOWN}.",))
+            given = _as_it_was(replace(model, module=own))
         exported = () if followed is model else (Note(_EXPORTED),)
         return Given(given, did, details, (*exported, *self._cautions(fitted)))
 
@@ -126,6 +137,24 @@ def _followed(model: TorchModel, lost: Lost) -> tuple[TorchModel, Lost]:
         except NoLayersError:
             pass  # the repair says why torch.fx can't
     return model, lost
+
+
+def _with_weights_of(graph: nn.Module, module: nn.Module) -> nn.Module | None:
+    """A copy of a module with the parameters and buffers that a graph of its layers has; None where it lacks any.
+
+    The graph itself has decided by one size what its forward decides by each.
+    """
+    found = copy.deepcopy(module)
+    own = dict(found.named_modules())
+    for name, layer in graph.named_modules():
+        held = {**layer._parameters, **layer._buffers}
+        if layer is graph:  # constants of the forward stand there, too
+            held = {key: value for key, value in held.items() if hasattr(module, key)}
+        elif held and (name not in own or type(own[name]) is not type(layer)):
+            return None
+        for key, value in held.items():
+            setattr(own[name], key, value)
+    return found
 
 
 def _as_it_was(model: TorchModel) -> TorchModel:

@@ -380,6 +380,34 @@ def test_what_torch_fx_cannot_trace_is_repaired_by_torch_export(tmp_path: Path) 
     call(found.model.module, model.signature.inputs, data.take(slice(0, 5))[0])
 
 
+class OneByItself(nn.Module):
+    """What it does with one sample no graph of two has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.end = nn.Linear(16, 64), nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.end(torch.relu(self.first(x)))
+        return y * 2 if x.shape[0] == 1 else y  # type: ignore[no-any-return]
+
+
+def test_what_a_forward_decides_by_sizes_it_decides_after_the_repair(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = wrapped(OneByItself(), "x:float32[batch,16]")
+    data = data_for(model, 128)
+    pruned = PruneChannels(0.38).run(model, tmp_path, quiet).model
+    assert isinstance(pruned, TorchModel)
+    found = RepairChannels(data).run(pruned, tmp_path, quiet)
+    assert isinstance(found.model, TorchModel)
+    assert any("torch.export gives" in warning for warning in found.warnings)
+    own = found.model.module
+    assert not torch.equal(own.state_dict()["end.weight"], pruned.module.state_dict()["end.weight"])
+    x = torch.randn(2, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(own(x[:1]), 2 * own(x)[:1])
+
+
 def test_what_neither_can_follow_is_told(tmp_path: Path) -> None:
     model = wrapped(DataDependent(), "x:float32[batch,8]")
     pruned = PruneChannels(0.3).run(model, tmp_path, quiet).model
