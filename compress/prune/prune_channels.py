@@ -14,6 +14,7 @@ from torch import nn
 
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
+from compress.formats.native.onnx_part import OnnxPart
 from compress.model import Lost, Model, TorchModel
 from compress.prune.channels import PRUNABLE, SECONDS, Channels, same_outputs
 from compress.prune.choose_channels import MOST, TOLERANCE, Choice, bearable
@@ -255,6 +256,8 @@ class PruneChannels:
         lost = 1 - torch_params(pruned) / torch_params(model.module)
         progress(1, 1, f"{reached:.1%} of the MACs removed")
         with_blocks = " (with the blocks that went before)" if prepared.model.macs_gone else ""
+        if any(isinstance(layer, OnnxPart) for layer in model.module.modules()):
+            with_blocks += " outside of what stays in ONNX, whose own are not counted,"
         warnings = list(prepared.warnings)
         unknown = sorted(set(self.curves) - {layer for group in channels.groups for layer in group.layers})
         if unknown:

@@ -74,7 +74,7 @@ def refuse_untaught(module: nn.Module, use: Use = "train") -> None:
     if (use == "train" and reached) or (use == "taylor" and reached >= names):
         return
     what, mend = UNTAUGHT[use]
-    lost = f"of its {counted(len(names), 'parameter')}, {len(names - reached)} get none"
+    lost = f"of its {counted(len(names), 'parameters')}, {len(names - reached)} get none"
     if use == "qat":
         lost = "nor does torch compute it"
     some = ", ".join(parts[:3])

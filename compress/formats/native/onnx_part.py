@@ -31,6 +31,7 @@ DTYPES = {
         torch.uint64, torch.float16, torch.float32, torch.float64,
     )
 }  # fmt: skip
+MOST = 1 << 30  # bytes of one part
 ANY = -1  # a size that nothing is known of
 
 
@@ -59,6 +60,8 @@ class OnnxPart(nn.Module):
         outputs: Sequence[Sequence[Any]],
     ) -> None:
         super().__init__()
+        if type(size) is not int or not 0 < size <= MOST or type(weights) is not int or not 0 <= weights <= size:
+            raise ValueError(f"a part of {size!a} bytes and {weights!a} numbers is none")
         self.size, self.digest, self.told, self.weights = size, digest, told, weights
         self.inputs, self.outputs = inputs, outputs
         self.model: torch.Tensor

@@ -18,6 +18,7 @@ from torch import fx, nn
 
 from compress.errors import ToolkitError, first_line
 from compress.formats.native.onnx_part import ANY, DTYPES, OnnxPart
+from compress.formats.native.onnx_part import MOST as MOST_BYTES
 from compress.formats.onnx.scope import captured, inner_bodies, inner_nodes, opset_of
 from compress.formats.onnx_layers.values import MOST, Graph, Live, NotTakenBackError
 from compress.model.watched import Watched
@@ -31,7 +32,7 @@ UNTOLD = {
     "Optional", "StringSplit", "ZipMap", "SequenceMap", "SequenceInsert",
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_MOST_BYTES = 1 << 30  # of one part
+_MOST_BYTES = MOST_BYTES - (1 << 20)  # of its constants
 _FACTORS = range(1, 9)
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
 Shape = tuple[int, ...]
