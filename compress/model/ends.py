@@ -65,7 +65,8 @@ def left_out(result: Any, name: str = "") -> Iterator[str]:
 def _taken_by(module: nn.Module, specs: Sequence[TensorSpec]) -> tuple[str | None, ...]:
     """For each input the keyword that it is given by; None for one that goes by its position.
 
-    They go by name where all are named as parameters are, and where the forward takes them in no other way.
+    They go by name where all are named as parameters are, those that it needs among them, and where the forward takes
+    them in no other way.
     """
     parameters = inspect.signature(module.forward).parameters
     kinds = {name: parameter.kind for name, parameter in parameters.items()}
@@ -74,7 +75,8 @@ def _taken_by(module: nn.Module, specs: Sequence[TensorSpec]) -> tuple[str | Non
     names = [spec.name for spec in specs]
     if names == by_position[: len(names)]:
         return (None,) * len(names)
-    if all(name in either for name in names):
+    needed = {name for name in either if parameters[name].default is inspect.Parameter.empty}
+    if needed <= set(names) <= set(either):
         return tuple(names)
     only = {name for name, kind in kinds.items() if kind is kind.KEYWORD_ONLY}
     variadic = inspect.Parameter.VAR_POSITIONAL in kinds.values()

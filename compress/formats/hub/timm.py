@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from compress.console.wording import AssumedWarning
 from compress.errors import CheckpointError, MissingExtraError, first_line
@@ -138,7 +138,9 @@ def without_settings(folder: HubFolder, config: Any) -> None:
     """
     told, size = _settings(folder), getattr(config, "image_size", None)
     mean, std, share = told.get("mean"), told.get("std"), told.get("crop_pct", 0.875)
-    if has(folder.path, IMAGE_SETTINGS) or not (isinstance(size, list) and mean and std and isinstance(share, float)):
+    if has(folder.path, IMAGE_SETTINGS) or told.get("crop_mode", "center") != "center":
+        return
+    if not (type(share) is float and 0.1 < share <= 1 and _numbers(size, 2) and _numbers(mean, 3) and _numbers(std, 3)):
         return
     settings = {
         "image_processor_type": "CLIPImageProcessor", "do_resize": True,
@@ -151,6 +153,10 @@ def without_settings(folder: HubFolder, config: Any) -> None:
         f"and --eval images/ and serve pack --image make them as in the training: {json.dumps(settings)}"
     )
     warnings.warn(told_of, AssumedWarning, stacklevel=3)
+
+
+def _numbers(value: Any, count: int) -> TypeGuard[list[float]]:
+    return isinstance(value, list) and len(value) == count and all(type(each) in (int, float) for each in value)
 
 
 def _settings(folder: HubFolder) -> dict[str, Any]:
