@@ -497,12 +497,18 @@ class Fairness:
             work.at, work.before = now, before
             self._at_work[work] = None
 
+    @property
+    def _has_batches(self) -> bool:
+        """Whether what is answered in one moment may have been one batch, or nobody knows which server had it."""
+        return self.most_together != 1 or self.servers > 1
+
     def _since(self, work: Work, now: float) -> float:
         """When an instance began with a request that is answered now, or with the batch that it is of."""
         answered = max(work.begun, self._before)
         if work.at == math.inf:  # others of its batch came after it
             return answered
-        since = work.before if now - work.at <= BATCH_S and work.before < work.at else work.at
+        is_of_batch = self._has_batches and now - work.at <= BATCH_S and work.before < work.at
+        since = work.before if is_of_batch else work.at
         # Of several servers, it may have been with one whose instances are all at heavy ones.
         return max(since, answered) if work.beside_heavy and self.servers > 1 else since
 
@@ -516,7 +522,7 @@ class Fairness:
         work.over = True
         account.in_flight -= 1
         is_apart = now - self._answered_at > BATCH_S
-        if is_apart or self.most_together == self.servers == 1:
+        if is_apart or not self._has_batches:
             self._settle()
         if is_apart:
             self._before = self._answered_at
