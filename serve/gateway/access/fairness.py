@@ -266,6 +266,7 @@ class Fairness:
         self._at_once_until = -math.inf
         self._held = 0  # requests with the server as the first of them was answered
         self._batch_s = 0.0
+        self._has_batches = True  # what is answered in one moment may have been one
         self._looked_at = -math.inf
         self._keys = 1  # that are beside each other
         self._share = 1.0  # of the time, for each heavy key
@@ -279,6 +280,7 @@ class Fairness:
         self._is_any_unknown = False  # of several keys of which little is known, and that had no answer yet
         self._most_heavy = 1  # heavy requests that may be with the server where none is kept back
         self._there_of: Counter[str] = Counter()  # requests with the server, by the model that was asked
+        self._depths: dict[str, int] = {}  # as of the last look
         self._batches = 1.0  # the most that an instance was seen to answer together, of those that are here
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
         self._guarding: deque[Work] = deque()  # they, and some that are over
@@ -329,7 +331,11 @@ class Fairness:
 
     def _is_full(self, held: int, model: str) -> bool:
         """Whether the server has all that keeps a model at work, for a key that has so many requests there."""
-        there, most = self._there_of[model] - self.heavy, self._depth(model)
+        there = self._there_of[model] - self.heavy
+        try:
+            most = self._depths[model]
+        except KeyError:
+            most = self._depths[model] = self._depth(model)
         if self.any_number:  # nobody knows what does: one of each key, in any case
             return held > 0 and there - self._there >= most
         return there >= most and there - self.silence.astray >= most
@@ -497,11 +503,6 @@ class Fairness:
             work.at, work.before = now, before
             self._at_work[work] = None
 
-    @property
-    def _has_batches(self) -> bool:
-        """Whether what is answered in one moment may have been one batch, or nobody knows which server had it."""
-        return self.most_together != 1 or self.servers > 1
-
     def _since(self, work: Work, now: float) -> float:
         """When an instance began with a request that is answered now, or with the batch that it is of."""
         answered = max(work.begun, self._before)
@@ -667,6 +668,9 @@ class Fairness:
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
         self._most_heavy = max((self._most_of(each) for each in beside if each.heavy), default=self.instances)
         self._batches = max((self._together(each) for each in beside), default=1.0)
+        self._depths.clear()
+        # Of several servers nobody knows which had what is answered in one moment.
+        self._has_batches = self.most_together != 1 or self.servers > 1
 
     def _targets(self, accounts: list[Account]) -> Iterator[tuple[float, Account]]:
         """Each with what an answer to the others may take: to most of those of its priority, and of better ones."""
