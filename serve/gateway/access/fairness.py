@@ -266,7 +266,6 @@ class Fairness:
         self._at_once_until = -math.inf
         self._held = 0  # requests with the server as the first of them was answered
         self._batch_s = 0.0
-        self._has_batches = True  # what is answered in one moment may have been one
         self._looked_at = -math.inf
         self._keys = 1  # that are beside each other
         self._share = 1.0  # of the time, for each heavy key
@@ -508,8 +507,7 @@ class Fairness:
         answered = max(work.begun, self._before)
         if work.at == math.inf:  # others of its batch came after it
             return answered
-        is_of_batch = self._has_batches and now - work.at <= BATCH_S and work.before < work.at
-        since = work.before if is_of_batch else work.at
+        since = work.before if now - work.at <= BATCH_S and work.before < work.at else work.at
         # Of several servers, it may have been with one whose instances are all at heavy ones.
         return max(since, answered) if work.beside_heavy and self.servers > 1 else since
 
@@ -522,10 +520,8 @@ class Fairness:
             return
         work.over = True
         account.in_flight -= 1
-        is_apart = now - self._answered_at > BATCH_S
-        if is_apart or not self._has_batches:
+        if now - self._answered_at > BATCH_S:
             self._settle()
-        if is_apart:
             self._before = self._answered_at
         self._answered_at = now
         since = self._since(work, now)
@@ -669,8 +665,6 @@ class Fairness:
         self._most_heavy = max((self._most_of(each) for each in beside if each.heavy), default=self.instances)
         self._batches = max((self._together(each) for each in beside), default=1.0)
         self._depths.clear()
-        # Of several servers nobody knows which had what is answered in one moment.
-        self._has_batches = self.most_together != 1 or self.servers > 1
 
     def _targets(self, accounts: list[Account]) -> Iterator[tuple[float, Account]]:
         """Each with what an answer to the others may take: to most of those of its priority, and of better ones."""
