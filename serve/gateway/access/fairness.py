@@ -6,9 +6,9 @@ and Cheng, SIGCOMM 1996, with what a request costs learnt when it ends, as in th
 "Fairness in Serving Large Language Models", OSDI 2024); of all keys together no more are with the server than keep it
 at work (its depth: Jin, Chase and Kaur, "Interposed Proportional Sharing for a Storage Service Utility", SIGMETRICS
 2004, section 3.3); what a key has there beside others takes, all in all, no longer than an answer to the others may;
-and requests of which one alone takes longer are heavy: they keep the
-instances at work and no more. As far as the others use the model, heavy ones are kept back: they leave an instance
-free, and where there is but one, they have a part of the time, which is never less than their keys' share.
+and requests of which one alone takes longer are heavy: they keep the instances at work and no more. As far as the
+others use the model, heavy ones are kept back: they leave an instance free, and where there is but one, they have a
+part of the time, which is never less than their keys' share.
 
 What a request takes is seen from outside, as the time from when an instance could begin with it, as it was sent or as
 one before it was answered, until its answer: of all instances' time. What is answered in one moment was one batch, and
@@ -259,9 +259,8 @@ class Fairness:
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._least = 0.0  # used by whom was served last
         self._answered_at = self._before = -math.inf  # the last answer; the last of the batch before
-        self._batch: list[
-            tuple[Account, int, float]
-        ] = []  # the last: each with its size, and what it took beyond its cost at most
+        # The last: each with its size, and what it was charged beyond its cost until that settles.
+        self._batch: list[tuple[Account, int, float]] = []
         self._at_once: list[Account] = []  # whose requests were answered in much less time than one takes
         self._at_once_until = -math.inf
         self._held = 0  # requests with the server as the first of them was answered
@@ -585,7 +584,7 @@ class Fairness:
     def _settle(self) -> None:
         """Charge what was answered together: each for what it is known to take, and by its size."""
         seconds = self._batch_s
-        if self._batch and len({account for account, _, _ in self._batch}) == 1:
+        if len({account for account, _, _ in self._batch}) == 1:
             account = self._batch[0][0]
             account.saw(seconds, self._answered_at)
             if self.instances == 1 and len(self._batch) == 1:
