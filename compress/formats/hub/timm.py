@@ -117,16 +117,23 @@ def refuse_timm_within(folder: HubFolder) -> None:
         )
 
 
-def _asks_timm(value: Any, *, whole: bool = False) -> bool:
-    if isinstance(value, list):
-        return any(_asks_timm(each) for each in value)
-    if not isinstance(value, dict):
-        return False
-    kind, backbone = value.get("model_type"), value.get("backbone")
-    asks = type(kind) is str and kind.startswith("timm") and not whole
-    asks |= bool(value.get("use_timm_backbone")) or bool(value.get("backbone_kwargs"))
-    asks |= type(backbone) is str and not _NAME.fullmatch(backbone)
-    return asks or any(_asks_timm(each) for each in value.values())
+def _asks_timm(config: dict[str, Any], *, whole: bool) -> bool:
+    waiting: list[Any] = [config]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting.extend(value)
+        if not isinstance(value, dict):
+            continue
+        waiting.extend(value.values())
+        kind, backbone = value.get("model_type"), value.get("backbone")
+        if type(kind) is str and kind.startswith("timm") and not (whole and value is config):
+            return True
+        if value.get("use_timm_backbone") or value.get("backbone_kwargs"):
+            return True
+        if type(backbone) is str and not _NAME.fullmatch(backbone):
+            return True
+    return False
 
 
 def without_settings(folder: HubFolder, config: Any) -> None:
