@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from compress.vetting.files import HollowError, open_file
+from compress.vetting.onnx_absent import Function, Gaps, absent_in, needs
 from compress.vetting.onnx_fields import BITS, BYTES, DIMENSIONS, MESSAGES, NAMES, STRING
 from compress.vetting.wire import FIXED, VARINT, runs
 
@@ -126,6 +127,9 @@ class _Scan:
     parts: int = 0
     calls: list[tuple[str, str]] = field(default_factory=list)  # of the part that is read: operators' domains and names
     functions: dict[tuple[str, str], list[tuple[str, str]]] = field(default_factory=dict)
+    gaps: dict[tuple[str, str], Gaps] = field(default_factory=dict)  # of all that is called outside of functions
+    function: Function | None = None  # that is read
+    read: dict[tuple[str, str], list[Function]] = field(default_factory=dict)
     dense: int = 0  # elements of all sparse tensors, unpacked
     outside: set[str] = field(default_factory=set)  # places of tensors
 
@@ -140,7 +144,9 @@ class _Scan:
         graphs += kind == "Graph"
         if depth > MAX_DEPTH or graphs > MAX_SUBGRAPHS:
             raise OnnxFileError("it is nested too deeply")
-        outer, self.calls = (self.calls, []) if kind == "Function" else (None, self.calls)
+        outer = None
+        if kind == "Function":
+            outer, self.calls, self.function = self.calls, [], Function()
         known = MESSAGES[kind]
         found: Fields = {}
         at = start
@@ -206,7 +212,10 @@ class _Scan:
             if called in self.functions and 13 not in found:  # an overload has a name of its own
                 raise OnnxFileError(f"it holds two functions named {called[1]!r}")
             self.functions.setdefault(called, []).extend(self.calls)
-            self.calls = outer
+            assert self.function is not None  # noqa: S101  a function holds no other
+            self.function.inputs = self._names(found, 4)
+            self.read.setdefault(called, []).append(self.function)
+            self.calls, self.function = outer, None
         return found
 
     def operators(self, *, runs: bool) -> Calls:
@@ -219,6 +228,11 @@ class _Scan:
             total += sizes.get(call, 1)
             if total > MAX_INLINED:
                 raise OnnxFileError(f"its functions make more than {MAX_INLINED:,} nodes")
+        for operator, name in absent_in(self.gaps, self.read):
+            raise OnnxFileError(
+                f"a function of it is called without its input {name[:80]!r}, and gives that to {operator}, which ends "
+                "ONNX Runtime"
+            )
         called = Calls((*self.calls, *(call for calls in self.functions.values() for call in calls)))
         for domain, name in called:
             if name in _LOADING:
@@ -300,11 +314,19 @@ class _Scan:
             raise OnnxFileError("its Protobuf is damaged: it holds a name that is no text") from err
 
     def _node(self, found: Fields) -> None:
-        self.calls.append((self._domain(found, 7), self._text(found, 4)))
-        if self.calls[-1] == ("", "Split") and any(start == end for start, end in found.get(2, ())):
-            raise OnnxFileError("a Split of it leaves an output without a name, which ends ONNX Runtime")
-        if self.calls[-1] == ("", "LayerNormalization") and any(start == end for start, end in found.get(1, ())):
-            raise OnnxFileError("a LayerNormalization of it leaves an input without a name, which ends ONNX Runtime")
+        called = self._domain(found, 7), self._text(found, 4)
+        self.calls.append(called)
+        inputs = self._names(found, 1)
+        for names, what in ((inputs, "an input"), (self._names(found, 2), "an output")):
+            if any(not name and needs(called, at, output=what == "an output") for at, name in enumerate(names)):
+                raise OnnxFileError(f"a {called[1]} of it leaves {what} without a name, which ends ONNX Runtime")
+        if self.function is not None:
+            self.function.nodes.append((called, inputs))
+        else:
+            self.gaps.setdefault(called, Gaps(len(inputs), set())).add(inputs)
+
+    def _names(self, found: Fields, number: int) -> list[str]:
+        return [self._decoded(start, end) for start, end in found.get(number, ())]
 
     def _domain(self, found: Fields, number: int) -> str:
         """ONNX's own has two names, which readers take for one."""
