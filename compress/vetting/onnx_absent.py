@@ -19,7 +19,7 @@ _INPUTS: Mapping[Called, Sequence[int]] = {
     **{("", name): _ALL for name in ("Einsum", "LayerNormalization", "Max", "Mean", "Min", "Sum")},
     ("", "DFT"): (2,),
 }
-_OUTPUTS: Mapping[Called, Sequence[int]] = {("", "Split"): _ALL}
+_OUTPUTS: Mapping[Called, Sequence[int]] = {("", "Split"): _ALL, ("", "If"): _ALL}
 
 
 def needs(called: Called, at: int, *, output: bool = False) -> bool:

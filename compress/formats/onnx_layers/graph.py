@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from torch import fx
 
 from compress.errors import StageError, first_line
 from compress.formats.native.graph import GraphError, from_data, to_data
-from compress.formats.onnx.scope import bodies, drop_dead, in_order, rename
+from compress.formats.onnx.scope import bodies, captured, drop_dead, fresh, in_order, inner_names, names_in, rename
 from compress.formats.onnx_layers.layers import HANDLERS
 from compress.formats.onnx_layers.parts import UNTOLD, measured, no_gradient_before, part_of, read_by
 from compress.formats.onnx_layers.static import static_shapes
@@ -94,6 +95,8 @@ class _Taking:
         self.grown = Graph()
         self.held: dict[str, Any] = {"": None}
         self.left: dict[str, tuple[NodeProto, str]] = {}
+        self._taken = names_in(model.graph) | inner_names(model.graph)
+        self._unread: Counter[str] = Counter()  # how many of the nodes that are left read a tensor
         self._last: list[NodeProto] = []  # that stay as they are with all that is behind them
         self._last_read: dict[str, Any] = {}
         self._made_last: set[str] = set()
@@ -106,29 +109,30 @@ class _Taking:
 
     def take(self) -> None:
         """All nodes, in order."""
-        at = 0
-        last, added = self._look_ahead()
+        waiting = self._nodes[::-1]
+        self._unread.update(itertools.chain.from_iterable(map(read_by, waiting)))
+        added = _added(self._nodes, self._kept)
         done: set[str] = set()
-        while at < len(self._nodes):
-            node = self._nodes[at]
+        while waiting:
+            node = waiting.pop()
             if (branch := self._known_branch(node)) is not None:
-                self._nodes[at : at + 1] = branch
-                last, added = self._look_ahead()
-                continue
-            if node.output[0] not in done:
+                self._unread.update(itertools.chain.from_iterable(map(read_by, branch)))
+                added |= _added(branch, self._kept)
+                waiting += reversed(branch)
+            elif node.output[0] not in done:
                 if not self._made_last.isdisjoint(read_by(node)):
                     self._put_last(node)
                 else:
                     bias, sum_of = _bias(node, added, self.held)
-                    made, whole = self._of(node, bias, last)
+                    made, whole = self._of(node, bias)
                     self.held |= made
                     if sum_of and whole:
                         done.add(sum_of)
                         self.held[sum_of] = made[node.output[0]]
-                for name in read_by(node):  # samples of what is not read again
-                    if last[name] == at and name not in self._kept:
-                        self.held.pop(name, None)
-            at += 1
+            for name in read_by(node):
+                self._unread[name] -= 1
+                if not self._unread[name] and name not in self._kept:  # samples of what is not read again
+                    self.held.pop(name, None)
         if self._last:
             self._take_last()
 
@@ -150,17 +154,13 @@ class _Taking:
             raise _refused(self._source, node, why, "nothing else of it has weights")
         return module
 
-    def _look_ahead(self) -> tuple[dict[str, int], dict[str, tuple[str, str]]]:
-        last = {name: at for at, node in enumerate(self._nodes) for name in read_by(node)}
-        return last, _added(self._nodes, self._kept)
-
-    def _of(self, node: NodeProto, bias: torch.Tensor | None, last: Mapping[str, int]) -> tuple[dict[str, Any], bool]:
+    def _of(self, node: NodeProto, bias: torch.Tensor | None) -> tuple[dict[str, Any], bool]:
         """What a node gives, by name, and whether that is as torch does it: by the bias that is added to it, too.
 
         Raises:
             StageError: it has no form in torch, and can't stay as it is.
         """
-        read = [name for name in node.output if name and (name in last or name in self._kept)]
+        read = [name for name in node.output if name and (self._unread[name] or name in self._kept)]
         shape = self._known.get(node.input[0]) if node.input else None
         try:
             made = _of(self.grown, node, self.held, {"outputs": len(node.output), "bias": bias, "shape": shape})
@@ -213,7 +213,10 @@ class _Taking:
         branch = next(a.g for a in node.attribute if a.name == ("then_branch" if which.item() else "else_branch"))
         branch = GraphProto.FromString(branch.SerializeToString())
         inside = {name for inner in branch.node for name in inner.output} | {t.name for t in branch.initializer}
-        rename(branch, {name: f"{node.output[0]}/{name}" for name in inside - {""}})
+        whole = next(filter(None, node.output), node.name)
+        names = {name: fresh(f"{whole}/{name}", self._taken) for name in sorted(inside - {""})}
+        self._taken.update(names.values())
+        rename(branch, names)
         for tensor in branch.initializer:
             self.held[tensor.name] = _constant(self.grown, tensor, tensor.name)
         out = [
@@ -235,7 +238,7 @@ def told(node: NodeProto) -> str:
 
 def _added(nodes: list[NodeProto], kept: set[str]) -> dict[str, tuple[str, str]]:
     """Of each product that an addition alone reads, the other summand and the sum."""
-    readers = Counter(name for node in nodes for name in node.input)
+    readers = Counter(name for node in nodes for name in (*node.input, *captured(node)))
     products = {node.output[0] for node in nodes if node.op_type == "MatMul"} - kept
     return {
         name: (next(iter({*node.input} - {name}), ""), node.output[0])

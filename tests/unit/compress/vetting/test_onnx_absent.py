@@ -45,6 +45,12 @@ def model(nodes: Sequence[NodeProto], *functions: FunctionProto) -> ModelProto:
     return helper.make_model(graph, functions=functions, opset_imports=OPSETS, ir_version=10)
 
 
+def two(name: str) -> GraphProto:
+    nodes = [helper.make_node(kind, ["x"], [f"{name}{kind}"]) for kind in ("Neg", "Exp")]
+    outputs = [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None) for node in nodes]
+    return helper.make_graph(nodes, "branch", [], outputs)
+
+
 NORM = function("Norm", ["x", "s", "b"], [norm("x", "s", "b")])
 OUTER = function("Outer", ["x", "s", "q"], [call("Norm", "x", "s", "q")])
 IF = [
@@ -72,6 +78,7 @@ ENDS: dict[str, ModelProto] = {
     "a product by indices": model([helper.make_node("Einsum", ["x", ""], ["y"], equation="ab,ab->ab")]),
     "an axis of a transform": model([helper.make_node("DFT", ["x", "", ""], ["y"])]),
     "an output of a Split": model([helper.make_node("Split", ["x"], ["", "y"], axis=1, num_outputs=2)]),
+    "an output of an If": model([helper.make_node("If", ["yes"], ["", "y"], then_branch=two("t"), else_branch=two("e"))]),
 }  # fmt: skip
 
 
