@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime as ort
 import torch
+from google.protobuf.message import DecodeError
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.onnx.ops import symbolic_multi_out
 
 from compress.errors import StageError
+from compress.formats.onnx.scope import inner_nodes
 from compress.model.watched import Watched
 from compress.vetting.onnx_wire import OnnxFileError, vet_onnx_bytes
 
@@ -32,6 +35,7 @@ DTYPES = {
     )
 }  # fmt: skip
 MOST = 1 << 30  # bytes of one part
+_ROWS = (list, tuple)
 ANY = -1  # a size that nothing is known of
 
 
@@ -62,6 +66,8 @@ class OnnxPart(nn.Module):
         super().__init__()
         if type(size) is not int or not 0 < size <= MOST or type(weights) is not int or not 0 <= weights <= size:
             raise ValueError(f"a part of {size!a} bytes and {weights!a} numbers is none")
+        if type(digest) is not str or type(told) is not str or not _is_form(inputs, outputs):
+            raise ValueError("its inputs or outputs are not as a part's are described")
         self.size, self.digest, self.told, self.weights = size, digest, told, weights
         self.inputs, self.outputs = inputs, outputs
         self.model: torch.Tensor
@@ -100,10 +106,35 @@ class OnnxPart(nn.Module):
                 why = "it has weights outside of itself"
         except OnnxFileError as err:
             why = str(err)
+        why = why or self._strange(data)
         if why:
             mend = "take the model file from where it was made"
             raise StageError(f"can't run a part that is in ONNX, {self.told}", why=why, mend=mend)
         return data
+
+    def _strange(self, data: bytes) -> str:
+        """Why it is no part, which others put into a graph by its inputs and outputs; "" where it is one."""
+        try:
+            model = onnx.ModelProto.FromString(data)
+        except DecodeError as err:
+            return str(err)
+        graph = model.graph
+        read, made = [value.name for value in graph.input], [value.name for value in graph.output]
+        tables = {tensor.name for tensor in graph.initializer}
+        nodes = {name for node in graph.node for name in node.output}
+        if len(read) != len(self.inputs) or len(made) != len(self.outputs):
+            return "it has other inputs or outputs than it says"
+        if len({*read, *made, ""}) != len(read) + len(made) + 1:
+            return "two of its inputs and outputs have one name, or one has none"
+        if tables & {*read, *nodes}:
+            return f"it holds a value for {min(tables & {*read, *nodes})!a}, which it is given, or computes"
+        if not nodes.issuperset(made) or nodes & {*read}:
+            return "an output is made by none of its nodes, or an input by one"
+        if model.functions or graph.sparse_initializer or model.training_info:
+            return "it has functions, sparse tensors or a training"
+        if any(node.domain == DOMAIN for node in (*graph.node, *inner_nodes(graph))):
+            return "it holds room for another part"
+        return ""
 
     def _run(self, x: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         session, watched = _opened(self)
@@ -135,6 +166,29 @@ class OnnxPart(nn.Module):
     @staticmethod
     def _shape(sizes: Sequence[Any], x: Sequence[torch.Tensor]) -> list[Any]:
         return [_size(each, x) for each in sizes]
+
+
+def _is_form(inputs: Any, outputs: Any) -> bool:
+    """Whether inputs and outputs are described as `OnnxPart` says, by what a file may hold."""
+    sides = (*inputs, *outputs) if type(inputs) in _ROWS and type(outputs) in _ROWS else ("",)
+    if not all(type(each) in _ROWS and each and type(each[0]) is str and each[0] in DTYPES for each in sides):
+        return False
+    if not inputs or not outputs or not all(map(_is_count, (size for each in inputs for size in each[1:]))):
+        return False
+    return all(_is_count(rule) or _is_rule(rule, inputs) for each in outputs for rule in each[1:])
+
+
+def _is_count(size: Any) -> bool:
+    return type(size) is int and size >= ANY
+
+
+def _is_rule(rule: Any, inputs: Sequence[Sequence[Any]]) -> bool:
+    if type(rule) not in _ROWS or len(rule) not in (4, 5) or not all(type(each) is int for each in rule):
+        return False
+    places = [(rule[0], rule[1])] if len(rule) == 5 else [(rule[0], rule[1]), (rule[2], rule[3])]
+    return all(0 <= at < len(inputs) and 0 <= axis < len(inputs[at]) - 1 for at, axis in places) and (
+        len(rule) == 4 or rule[4] > 0
+    )
 
 
 def _size(rule: Any, x: Sequence[torch.Tensor]) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import itertools
 import math
 import operator
@@ -186,13 +188,24 @@ def measured(module: fx.GraphModule, samples: Sequence[Sequence[torch.Tensor]]) 
     for part in seen:  # at any size, until it is known which vary
         part.inputs = tuple((dtype, *(ANY for _ in sizes)) for dtype, *sizes in part.inputs)
     hooks = [part.register_forward_hook(hook) for part in seen]
+    failed = ""
     try:
-        with torch.no_grad():
+        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where torch.fx prints what fails
             for sample in samples:
                 module(*sample)
+    except ToolkitError:
+        raise
+    except Exception as err:  # of what comes behind a part, and ONNX Runtime's own classes
+        raise_shortage(err)
+        failed = first_line(err)[:150]
     finally:
         for each in hooks:
             each.remove()
+    for part, runs in seen.items():
+        if failed and any(len({len(found[at]) for _, found in runs}) > 1 for at in range(len(part.outputs))):
+            raise NotTakenBackError(f"how many axes {part.told} gives hangs on what it gets")
+    if failed:
+        raise NotTakenBackError(f"at other sizes, what was made of the file fails: {failed}")
     for part, runs in seen.items():
         given = [shapes for shapes, _ in runs]
         part.inputs = tuple(

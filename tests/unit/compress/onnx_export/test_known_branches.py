@@ -12,7 +12,7 @@ import pytest
 import torch
 from onnx import NodeProto, helper
 
-from compress.formats.onnx_layers import graph
+from compress.formats.onnx_layers import graph, parts
 from compress.model.inputs import sample_inputs
 from compress.onnx_export.torch_from_onnx import taken_back
 from tests.unit.compress.onnx_export.test_kept_parts import IMAGE, body, saved
@@ -72,7 +72,7 @@ def chain(count: int) -> list[NodeProto]:
 
 def test_twice_as_many_are_twice_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
-    one = graph.read_by
+    one = parts.read_by
 
     def counting(node: NodeProto) -> list[str]:
         nonlocal asked

@@ -1,0 +1,136 @@
+"""A part that is in ONNX is anybody's, as the model file is that it came in: what it can't be put back by is refused."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from compress.errors import StageError
+from compress.formats.checkpoint import save
+from compress.formats.native.onnx_part import DOMAIN, ROOM, OnnxPart
+from compress.onnx_export.torch_from_onnx import TorchFromOnnx, taken_back
+from tests.unit.compress.onnx_export.test_kept_parts import IF, IMAGE, PARTS, WEIGHTS, body, saved, written
+
+SIZES = (6, 9, 10)
+
+
+def with_bytes(part: OnnxPart, model: ModelProto) -> None:
+    data = model.SerializeToString()
+    part.size, part.digest = len(data), hashlib.sha256(data).hexdigest()
+    part.model = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+
+
+def value_for_an_input(model: ModelProto) -> None:
+    model.graph.initializer.append(
+        numpy_helper.from_array(np.zeros((2, *SIZES), np.float32), model.graph.input[0].name)
+    )
+
+
+def value_for_what_is_computed(model: ModelProto) -> None:
+    model.graph.initializer.append(
+        numpy_helper.from_array(np.zeros((2, *SIZES), np.float32), model.graph.output[0].name)
+    )
+
+
+def output_that_is_an_input(model: ModelProto) -> None:
+    model.graph.output[0].name = model.graph.input[0].name
+
+
+def another_input(model: ModelProto) -> None:
+    model.graph.input.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, [1]))
+
+
+def two_outputs(model: ModelProto) -> None:
+    model.graph.output.append(model.graph.output[0])
+
+
+def function(model: ModelProto) -> None:
+    nodes = [helper.make_node("Sin", ["a"], ["b"])]
+    model.functions.append(helper.make_function("mine", "F", ["a"], ["b"], nodes, model.opset_import))
+
+
+def room_for_another(model: ModelProto) -> None:
+    model.graph.node.append(helper.make_node(ROOM, [model.graph.input[0].name], ["z"], domain=DOMAIN))
+
+
+def sparse(model: ModelProto) -> None:
+    values, indices = (
+        numpy_helper.from_array(np.ones(1, np.float32), "s"),
+        numpy_helper.from_array(np.zeros(1, np.int64)),
+    )
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
+
+
+CHANGES: list[tuple[Callable[[ModelProto], None], str]] = [
+    (value_for_an_input, "which it is given, or computes"),
+    (value_for_what_is_computed, "which it is given, or computes"),
+    (output_that_is_an_input, "have one name"),
+    (another_input, "other inputs or outputs than it says"),
+    (two_outputs, "other inputs or outputs than it says"),
+    (function, "functions"),
+    (room_for_another, "another part|a library would have to bring"),
+    (sparse, "sparse"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), CHANGES, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_model_that_is_no_part_is_refused_in_words(change: Any, says: str, tmp_path: Path) -> None:
+    given = taken_back(written(tmp_path, PARTS["an operator without a layer"]))
+    module = copy.deepcopy(given.module)  # of which none has run
+    (part,) = [layer for layer in module.modules() if isinstance(layer, OnnxPart)]
+    model = ModelProto.FromString(part.onnx())
+    change(model)
+    with_bytes(part, model)
+    with pytest.raises(StageError, match="in ONNX") as caught:
+        part(torch.zeros(2, *SIZES))
+    assert re.search(says, caught.value.why)
+    with pytest.raises(StageError, match="in ONNX"):
+        save(module, tmp_path / "m.pt", inputs=given.signature.inputs)
+    assert not (tmp_path / "m.pt").exists()
+
+
+GOOD: tuple[Any, ...] = (10, "0" * 64, "Sin", 0, (("float32", -1, 4),), (("float32", (0, 0, 1, 0, 1), 4),))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (4, ()), (4, ("float32",)), (4, (("float31", 4),)), (4, ((),)), (4, (("float32", -2),)), (4, (("float32", "4"),)), (4, 3),
+        (5, ()), (5, (("float32", (0, 0, 1, 0, 0)),)), (5, (("float32", (1, 0, 1, 0, 1)),)), (5, (("float32", (0, 2, 1, 0, 1)),)),
+        (5, (("float32", (0, 0, 0, 2)),)), (5, (("float32", (0, 0)),)), (5, (("float32", (0.0, 0, 1, 0, 1)),)), (1, 7), (2, None),
+    ],
+)  # fmt: skip
+def test_sizes_that_are_described_otherwise_are_no_parts(place: int, value: Any) -> None:
+    OnnxPart(*GOOD)
+    with pytest.raises(ValueError, match="described"):
+        OnnxPart(*(value if at == place else each for at, each in enumerate(GOOD)))
+
+
+def test_what_fails_behind_a_part_at_other_sizes_is_told_by_the_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another batch, it gives one axis less, and a mean over places has none to go over."""
+    monkeypatch.setitem(WEIGHTS, "pair", np.array(2))
+    monkeypatch.setitem(WEIGHTS, "flat", np.array([0, 6, -1]))
+    monkeypatch.setitem(WEIGHTS, "w6", np.ones((6, 5), np.float32))
+    file = saved(tmp_path, [
+        helper.make_node("Conv", ["x", "w1"], ["a"]), helper.make_node("Conv", ["a", "w2"], ["m"]), *IF[:2],
+        helper.make_node("Equal", ["n", "pair"], ["is_pair"]),
+        helper.make_node("If", ["is_pair"], ["p"], name="part",
+                         then_branch=body("then", [helper.make_node("Sin", ["m"], ["out"])]),
+                         else_branch=body("else", [helper.make_node("Reshape", ["m", "flat"], ["out"])])),
+        helper.make_node("GlobalAveragePool", ["p"], ["g"]), helper.make_node("Flatten", ["g"], ["f"]),
+        helper.make_node("Gemm", ["f", "w6"], ["y"]),
+    ], IMAGE, ["y"])  # fmt: skip
+    with pytest.raises(StageError, match="If at 'part'") as caught:
+        TorchFromOnnx().run(file, tmp_path, lambda *_: None)
+    assert "how many axes" in caught.value.why
