@@ -15,7 +15,7 @@ from compress.errors import StageError, first_line
 from compress.formats.native.graph import GraphError, from_data, to_data
 from compress.formats.onnx.scope import bodies, captured, drop_dead, fresh, in_order, inner_names, names_in, rename
 from compress.formats.onnx_layers.layers import HANDLERS
-from compress.formats.onnx_layers.parts import UNTOLD, measured, no_gradient_before, part_of, read_by
+from compress.formats.onnx_layers.parts import UNTOLD, has_weights, measured, no_gradient_before, part_of, read_by
 from compress.formats.onnx_layers.static import static_shapes
 from compress.formats.onnx_layers.values import Graph, Live, NotTakenBackError, Sizes, TooLargeError
 from compress.model.inputs import Arrays
@@ -96,7 +96,8 @@ class _Taking:
         self.held: dict[str, Any] = {"": None}
         self.left: dict[str, tuple[NodeProto, str]] = {}
         self._taken = names_in(model.graph) | inner_names(model.graph)
-        self._unread: Counter[str] = Counter()  # how many of the nodes that are left read a tensor
+        self._readers: Counter[str] = Counter()  # how many nodes read a tensor; of those that are left
+        self._unread: Counter[str] = Counter()
         self._last: list[NodeProto] = []  # that stay as they are with all that is behind them
         self._last_read: dict[str, Any] = {}
         self._made_last: set[str] = set()
@@ -110,13 +111,14 @@ class _Taking:
     def take(self) -> None:
         """All nodes, in order."""
         waiting = self._nodes[::-1]
-        self._unread.update(itertools.chain.from_iterable(map(read_by, waiting)))
+        self._meet(waiting)
         added = _added(self._nodes, self._kept)
         done: set[str] = set()
         while waiting:
             node = waiting.pop()
             if (branch := self._known_branch(node)) is not None:
-                self._unread.update(itertools.chain.from_iterable(map(read_by, branch)))
+                self._readers.subtract(read_by(node))
+                self._meet(branch)
                 added |= _added(branch, self._kept)
                 waiting += reversed(branch)
             elif node.output[0] not in done:
@@ -136,6 +138,11 @@ class _Taking:
         if self._last:
             self._take_last()
 
+    def _meet(self, nodes: Sequence[NodeProto]) -> None:
+        for node in nodes:
+            self._readers.update(read_by(node))
+            self._unread.update(read_by(node))
+
     def module(self) -> fx.GraphModule:
         """What has become of the graph."""
         grown = self.grown
@@ -149,7 +156,7 @@ class _Taking:
         module = fx.GraphModule(grown.placed.root, grown.graph)
         module.graph.eliminate_dead_code()
         module.delete_all_unused_submodules()
-        if self.left and not any(True for _ in module.parameters()):
+        if self.left and not has_weights(module):
             node, why = next(iter(self.left.values()))
             raise _refused(self._source, node, why, "nothing else of it has weights")
         return module
@@ -179,8 +186,12 @@ class _Taking:
             self._put_last(node)
             self.left[node.output[0]] = node, why
             return {}, False
+
+        def shared(name: str) -> bool:
+            return self._readers[name] > 1
+
         try:
-            found = part_of(self.grown, [node], self.held, read, self._model, self._opset, told(node))
+            found = part_of(self.grown, [node], self.held, read, self._model, self._opset, told(node), shared)
         except NotTakenBackError as err:
             raise _refused(self._source, node, why, f"it can't stay as it is: {err}") from err
         if any(isinstance(each, Live) for each in found.values()):
@@ -196,9 +207,14 @@ class _Taking:
     def _take_last(self) -> None:
         nodes, model = self._last, self._model
         wanted = [value.name for value in model.graph.output if value.name in self._made_last]
+        own = Counter(itertools.chain.from_iterable(map(read_by, nodes)))
+
+        def shared(name: str) -> bool:
+            return self._readers[name] > own[name]
+
         try:
             self.held |= part_of(
-                self.grown, nodes, self._last_read, wanted, model, self._opset, told(nodes[0]), free=True
+                self.grown, nodes, self._last_read, wanted, model, self._opset, told(nodes[0]), shared, free=True
             )
         except NotTakenBackError as err:
             raise _refused(self._source, nodes[0], f"it can't stay as it is: {err}") from err

@@ -8,7 +8,7 @@ import io
 import itertools
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,11 @@ from compress.errors import ToolkitError, first_line
 from compress.formats.native.onnx_part import ANY, DTYPES, OnnxPart
 from compress.formats.native.onnx_part import MOST as MOST_BYTES
 from compress.formats.onnx.scope import captured, inner_bodies, inner_nodes, opset_of
-from compress.formats.onnx_layers.values import MOST, Graph, Live, NotTakenBackError
+from compress.formats.onnx_layers.values import MOST, Graph, Live, NotTakenBackError, samples
 from compress.model.watched import Watched
 from compress.storage.shortages import raise_shortage
 
-__all__ = ["UNTOLD", "measured", "no_gradient_before", "part_of", "read_by", "trained"]
+__all__ = ["UNTOLD", "has_weights", "measured", "no_gradient_before", "part_of", "read_by", "trained"]
 
 # How much these give hangs on the values that they get; or it is no tensor.
 UNTOLD = {
@@ -35,6 +35,7 @@ UNTOLD = {
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MOST_BYTES = MOST_BYTES - (1 << 20)  # of its constants
+_TABLE = 1024  # bytes; of smaller constants, which axes and sizes are, each part has its own
 _FACTORS = range(1, 9)
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
 Shape = tuple[int, ...]
@@ -47,7 +48,7 @@ def read_by(node: NodeProto) -> list[str]:
 
 def part_of(
     g: Graph, nodes: Sequence[NodeProto], held: Mapping[str, Any], wanted: Sequence[str], model: ModelProto, opset: int,
-    told: str, *, free: bool = False,
+    told: str, shared: Callable[[str], bool], *, free: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """What nodes give, by name, run as they are; constants where all that they read is constant.
 
@@ -58,6 +59,7 @@ def part_of(
         model: that they are of, for its opsets.
         opset: that it will be written in.
         told: which nodes they are.
+        shared: whether others read a tensor of that name, too: a table that several parts read stays one, outside.
         free: how large what they give is may hang on values: nothing but outputs of the graph comes behind.
 
     Raises:
@@ -70,40 +72,70 @@ def part_of(
         raise NotTakenBackError(f"nothing makes {lost!a}, which it reads")
     values = {name: g.tensor(held[name]) for name in names if held[name] is not None}
     live = {name: value for name, value in values.items() if isinstance(value, Live)}
-    part = _model(nodes, values, wanted, model)
-    part, found = _runs(part, {name: value.sample for name, value in live.items()}, opset)
+    tables = {
+        name: value
+        for name, value in values.items()
+        if live and not isinstance(value, Live) and value.numel() * value.element_size() > _TABLE and shared(name)
+    }
+    try:
+        part, found = _made(nodes, values, [*live, *tables], wanted, model, opset)
+    except NotTakenBackError:
+        if not tables:
+            raise
+        tables = {}  # an operator that wants its weights as constants
+        part, found = _made(nodes, values, [*live], wanted, model, opset)
     tensors = [_tensor(each) for each in found]
     if not live:
         return {name: g.named(tensor, name) for name, tensor in zip(wanted, tensors, strict=True)}
     data = part.SerializeToString(deterministic=True)
+    given: list[Any] = [*live.values(), *(g.table(each) for each in tables.values())]
     form = (
         len(data), hashlib.sha256(data).hexdigest(), told[:100], _weights(part.graph),
-        tuple((_NAMES[each.sample.dtype], *each.sample.shape) for each in live.values()),
+        tuple((_NAMES[each.dtype], *each.shape) for each in samples(given)),
         tuple((_NAMES[each.dtype], *((ANY,) * each.ndim if free else each.shape)) for each in tensors),
     )  # fmt: skip
     layer = OnnxPart(*form)
     layer.model = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-    whole = g.module(nodes[0].name or nodes[0].op_type, layer, list(live.values()), tuple(tensors))
+    whole = g.module(nodes[0].name or nodes[0].op_type, layer, given, tuple(tensors))
     return {name: g.call(operator.getitem, whole, at) for at, name in enumerate(wanted)}
 
 
-def _model(nodes: Sequence[NodeProto], values: Mapping[str, Any], wanted: Sequence[str], of: ModelProto) -> ModelProto:
+def _made(
+    nodes: Sequence[NodeProto], values: Mapping[str, Any], given: Sequence[str], wanted: Sequence[str], of: ModelProto,
+    opset: int,
+) -> tuple[ModelProto, list[Any]]:  # fmt: skip
+    """The model that some nodes make, in that opset, and what it gives.
+
+    Args:
+        nodes: in order.
+        values: all that they read, by name.
+        given: which of these are its inputs; the others are constants in it.
+        wanted: its outputs.
+        of: the model that they are of.
+        opset: that it will be written in.
+
+    Raises:
+        NotTakenBackError: it does not run by itself.
+    """
     made = ModelProto(ir_version=of.ir_version)
     made.opset_import.extend(of.opset_import)
     made.graph.name = "part"
     made.graph.node.extend(nodes)
+    arrays = {name: samples(values[name]) for name in given}
+    for name, sample in arrays.items():
+        dtype = helper.np_dtype_to_tensor_dtype(sample.numpy().dtype)
+        sizes = [None] * sample.ndim if isinstance(values[name], Live) else sample.shape
+        made.graph.input.append(helper.make_tensor_value_info(name, dtype, sizes))
     size = 0
-    for name, value in values.items():
-        if isinstance(value, Live):
-            dtype = helper.np_dtype_to_tensor_dtype(value.sample.numpy().dtype)
-            made.graph.input.append(helper.make_tensor_value_info(name, dtype, [None] * value.sample.ndim))
-            continue
-        size += value.numel() * value.element_size()
+    for name in values.keys() - arrays.keys():
+        size += values[name].numel() * values[name].element_size()
         if size > _MOST_BYTES:
             raise NotTakenBackError(f"it has over {_MOST_BYTES / 1e9:.1f} GB of weights")
-        made.graph.initializer.append(numpy_helper.from_array(value.detach().contiguous().numpy(), name))
+    for name, value in values.items():
+        if name not in arrays:
+            made.graph.initializer.append(numpy_helper.from_array(value.detach().contiguous().numpy(), name))
     made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
-    return made
+    return _runs(made, arrays, opset)
 
 
 def _weights(graph: GraphProto) -> int:
@@ -120,7 +152,7 @@ def _runs(part: ModelProto, arrays: Mapping[str, torch.Tensor], opset: int) -> t
     Raises:
         NotTakenBackError: it has none there, or does not run by itself.
     """
-    given = {name: tensor.numpy() for name, tensor in arrays.items()}
+    given = {name: tensor.detach().numpy() for name, tensor in arrays.items()}
     why = ""
     for change in (_said, _converted):
         try:
@@ -168,12 +200,12 @@ def _tensor(value: Any) -> torch.Tensor:
     return tensor
 
 
-def measured(module: fx.GraphModule, samples: Sequence[Sequence[torch.Tensor]]) -> None:
+def measured(module: fx.GraphModule, runs_on: Sequence[Sequence[torch.Tensor]]) -> None:
     """Find by runs at several sizes how the sizes of what parts give hang on those that they get; in place.
 
     Args:
         module: with parts that know one size alone.
-        samples: inputs of its forward, at sizes that it takes.
+        runs_on: inputs of its forward, at sizes that it takes.
 
     Raises:
         NotTakenBackError: a size hangs on other things, and what comes behind would not know it.
@@ -191,7 +223,7 @@ def measured(module: fx.GraphModule, samples: Sequence[Sequence[torch.Tensor]]) 
     failed = ""
     try:
         with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where torch.fx prints what fails
-            for sample in samples:
+            for sample in runs_on:
                 module(*sample)
     except ToolkitError:
         raise
@@ -266,6 +298,20 @@ def _rule(given: Sequence[Sequence[Shape]], sizes: Sequence[int]) -> Any:
         if [one * two for one, two in zip(have, too, strict=True)] == sizes:
             return (at, axis, other, beside)
     return None
+
+
+def has_weights(module: fx.GraphModule) -> bool:
+    """Whether anything but parts in ONNX has parameters."""
+
+    def is_part(node: fx.Node) -> bool:
+        return node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), OnnxPart)
+
+    tables = {
+        str(node.target)
+        for node in module.graph.nodes
+        if node.op == "get_attr" and all(is_part(reader) for reader in node.users)
+    }
+    return any(name not in tables for name, _ in module.named_parameters())
 
 
 def trained(module: fx.GraphModule) -> frozenset[str]:

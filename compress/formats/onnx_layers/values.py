@@ -65,6 +65,7 @@ class Graph:
         self._read: dict[int, fx.Node] = {}
         self._turned: dict[int, torch.Tensor] = {}
         self._once: dict[Any, torch.Tensor] = {}
+        self._tables: dict[int, torch.Tensor] = {}
         self._vectors: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
 
     def named(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -116,10 +117,17 @@ class Graph:
             found = module(*samples(x))
         return Live(self.graph.call_module(path, self._nodes(x)), found)
 
-    def module(self, name: str, layer: nn.Module, x: Sequence[Live], found: Any) -> Live:
+    def module(self, name: str, layer: nn.Module, x: Sequence[Any], found: Any) -> Live:
         """What a layer that is not torch's gives, which has been run."""
         path = self.placed.put(_path(name), layer)
         return Live(self.graph.call_module(path, self._nodes(tuple(x))), found)
+
+    def table(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A constant that parts in ONNX read: one for all of them, and none of a layer's, which may lose channels."""
+        if id(tensor) not in self._tables:
+            self._kept.append(tensor)
+            self._tables[id(tensor)] = self.named(tensor.detach().clone(), self.names.get(id(tensor), "table"))
+        return self._tables[id(tensor)]
 
     def _own(self, tensor: torch.Tensor, every: tuple[int, ...]) -> torch.Tensor:
         if tensor.ndim != 1:
