@@ -20,11 +20,12 @@ from compress.signature import TensorSpec
 
 __all__ = ["is_plain", "keywords_to_places", "left_out", "outputs_of", "plain_outputs"]
 
-_FIELDS = "a tensor, or a tuple, dict or dataclass of tensors"
+_FIELDS = "a tensor, or a tuple, dict, NamedTuple or dataclass of tensors"
 
 
 def outputs_of(result: Any) -> dict[str, Any]:
-    """The tensors of what a forward gave, by name: `output`, `output_0`…, keys of a dict, fields of a dataclass.
+    """The tensors of what a forward gave, by name: `output`, `output_0`…, keys of a dict, fields of a dataclass or
+    a NamedTuple.
 
     What holds others gives its name to theirs: `state_0`, `state_1` are of a tuple `state`.
 
@@ -54,7 +55,7 @@ def left_out(result: Any, name: str = "") -> Iterator[str]:
     """What of a forward's result is no tensor, in words; a field or a key that is None says itself that nothing is."""
     for key, value in _parts(result, name):
         if value is None:
-            if isinstance(result, list | tuple):
+            if isinstance(result, list | tuple) and not _fields(result):
                 yield f"{key} (None)"
         elif not isinstance(value, torch.Tensor):
             if not _holds(value):
@@ -135,7 +136,7 @@ def is_plain(result: Any) -> bool:
     if isinstance(result, Mapping):
         return all(value is None or isinstance(value, torch.Tensor) for value in result.values())
     if isinstance(result, list | tuple):
-        return all(isinstance(value, torch.Tensor) for value in result)
+        return not _fields(result) and all(isinstance(value, torch.Tensor) for value in result)
     return isinstance(result, torch.Tensor)
 
 
@@ -143,13 +144,20 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     stem = f"{name}_" if name else ""
     if isinstance(value, Mapping):
         yield from ((f"{stem}{key}", each) for key, each in value.items())
+    elif fields := _fields(value):
+        yield from ((f"{stem}{field}", getattr(value, field)) for field in fields)
     elif isinstance(value, list | tuple):
         yield from ((f"{name or 'output'}_{place}", each) for place, each in enumerate(value))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from ((f"{stem}{field.name}", getattr(value, field.name)) for field in dataclasses.fields(value))
+
+
+def _fields(value: Any) -> tuple[str, ...]:
+    """Of a dataclass or a NamedTuple."""
+    if isinstance(value, type):
+        return ()
+    if dataclasses.is_dataclass(value):
+        return tuple(field.name for field in dataclasses.fields(value))
+    return tuple(getattr(value, "_fields", ())) if isinstance(value, tuple) else ()
 
 
 def _holds(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple) or (
-        dataclasses.is_dataclass(value) and not isinstance(value, type)
-    )
+    return isinstance(value, Mapping | list | tuple) or bool(_fields(value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -69,6 +69,28 @@ class KeywordFields(Two):
         return Out(self.both(left, right))
 
 
+class Tuple(NamedTuple):
+    logits: torch.Tensor
+    hidden: torch.Tensor | None
+    state: Any
+
+
+class TupleFields(Two):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Tuple:
+        first = self.both(x, y)
+        return Tuple(first, None, (first + 1, first + 2))
+
+
+class PlainTuple(NamedTuple):
+    scores: torch.Tensor
+    boxes: torch.Tensor
+
+
+class PlainTupleFields(Two):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> PlainTuple:
+        return PlainTuple(self.both(x, y), self.a(x))
+
+
 class WithNone(Two):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
         return self.both(x, y), None
@@ -90,6 +112,8 @@ KINDS: list[tuple[type[Two], tuple[str, ...], list[str], str]] = [
     (AnyKeyword, NAMED, ["output"], ""),
     (Fields, PLACED, ["logits", "state_0", "state_1_0"], "state_1_1 (None)"),
     (KeywordFields, NAMED, ["logits"], ""),
+    (TupleFields, PLACED, ["logits", "state_0", "state_1"], ""),
+    (PlainTupleFields, PLACED, ["scores", "boxes"], ""),
     (WithNone, PLACED, ["output_0"], "output_1 (None)"),
     (WithNumber, PLACED, ["logits", "more_0"], "scale (int)"),
 ]
