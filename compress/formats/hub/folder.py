@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compress.console.wording import counted
 from compress.errors import CheckpointError, first_line
 from compress.vetting.files import is_there
 from compress.vetting.paths import stands_inside
@@ -218,9 +219,7 @@ def _weights(path: Path, root: Path) -> tuple[tuple[Path, ...], bool]:
             return _shards(path, index, root), pickled
     others = sorted(file.name for file in path.glob("*.safetensors"))
     if parts := {name: found for name in others if (found := _SHARD.fullmatch(name))}:  # whose index is missing
-        stem, count = next((found["stem"], int(found["count"])) for found in parts.values())
-        names = [f"{stem}-{number:05}-of-{count:05}.safetensors" for number in range(1, min(count, MOST_SHARDS) + 1)]
-        return tuple(_there(path, name, root) for name in names), False
+        return tuple(_there(path, name, root) for name in _numbered(path, parts)), False
     if len(others) == 1:
         return (_there(path, others[0], root),), False
     other = next((name for name in ("tf_model.h5", "flax_model.msgpack") if (path / name).exists()), None)
@@ -229,6 +228,27 @@ def _weights(path: Path, root: Path) -> tuple[tuple[Path, ...], bool]:
         why=f"there is no {SINGLE} in it, and no {INDEX}" + (f"; {other} is of another framework" if other else ""),
         mend="download the folder with its weights, or save it again: model.save_pretrained(folder)",
     )
+
+
+def _numbered(path: Path, parts: dict[str, re.Match[str]]) -> list[str]:
+    """The names of all shards, of which some are there."""
+    (name, first), *_ = parts.items()
+    stem, count = first["stem"], int(first["count"])
+    other = next((each for each, found in parts.items() if (found["stem"], int(found["count"])) != (stem, count)), None)
+    if other is not None:
+        raise CheckpointError(
+            f"can't tell which weights of {path} are the model's",
+            why=f"{name[:80]!a} and {other[:80]!a} are of two sets, and no {INDEX} says which",
+            mend="take away the one that is not the model's, or " + WHOLE,
+        )
+    names = [f"{stem}-{number:05}-of-{count:05}.safetensors" for number in range(1, min(count, MOST_SHARDS) + 1)]
+    beyond = next((each for each in parts if each not in names), "")
+    if count > MOST_SHARDS or beyond:
+        why = f"by its name, {name[:80]!a} is one of over {MOST_SHARDS} files"
+        if count <= MOST_SHARDS:
+            why = f"{beyond[:80]!a} is none of {counted(count, 'files')} that it says there are"
+        raise CheckpointError(f"can't read the weights of {path}", why=why, mend=WHOLE)
+    return names
 
 
 def _shards(path: Path, index: str, root: Path) -> tuple[Path, ...]:

@@ -40,7 +40,17 @@ def wrapped(folder: HubFolder, state: Mapping[str, Any]) -> tuple[HubFolder, dic
     Args:
         folder: of timm's.
         state: of `state_of`.
+
+    Raises:
+        CheckpointError: two weights would have one name.
     """
+    twice = next((key for key in state if not key.startswith(PREFIX) and f"{PREFIX}{key}" in state), None)
+    if twice is not None:
+        raise CheckpointError(
+            f"can't read the weights of {folder.path}",
+            why=f"they hold {twice[:80]!a} and {(PREFIX + twice)[:90]!a}, which are one",
+            mend=WHOLE,
+        )
     config, told = dict(folder.config), _settings(folder)
     classes = config.setdefault("num_classes", told.get("num_classes", 0))
     size = told.get("input_size")

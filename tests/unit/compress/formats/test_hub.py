@@ -144,12 +144,32 @@ def _header(folder: Path, header: bytes) -> None:
     _first(folder).write_bytes(len(header).to_bytes(8, "little") + header)
 
 
+def _shards(folder: Path, *names: str) -> None:
+    """Files of these names alone, and no index."""
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    for name in names:
+        (folder / f"{name}.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no weights": (_no_weights, "there is no model.safetensors", "save"),
     "a shard is missing": (lambda f: _first(f).unlink(), "is missing", "download"),
     "a shard's name leads out": (lambda f: _index(f, "../outside.safetensors"), "outside of it", "again"),
     "a shard's name is absolute": (lambda f: _index(f, "/etc/passwd"), "outside of it", "again"),
     "a shard is a link that leads out": (_link_out, "leads out of the folder", "in its place"),
+    "a shard of none": (lambda f: _shards(f, "model-00001-of-00000"), "is none of 0 files", "again"),
+    "a shard behind the last": (
+        lambda f: _shards(f, *(f"model-{at:05}-of-00002" for at in (1, 2, 3))), "'model-00003-of-00002.safetensors'", "again",
+    ),
+    "shards without number": (lambda f: _shards(f, "model-00001-of-99999"), "over 1000 files", "again"),
+    "two sets of shards": (
+        lambda f: _shards(f, *(f"{stem}-0000{at}-of-00002" for stem in ("ema", "model") for at in (1, 2))),
+        "'ema-00001-of-00002.safetensors' and 'model-00001-of-00002.safetensors' are of two sets", "take away",
+    ),
+    "shards of two numbers": (
+        lambda f: _shards(f, "model-00001-of-00001", "model-00001-of-00002", "model-00002-of-00002"), "two sets", "take away",
+    ),
     "a header is longer than its file": (
         lambda f: _first(f).write_bytes((1 << 62).to_bytes(8, "little") + b"{}"), "no whole safetensors", "again",
     ),

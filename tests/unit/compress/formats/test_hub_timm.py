@@ -62,6 +62,13 @@ def test_a_folder_answers_as_timm_does_and_keeps_its_layers(name: str, fixed: bo
         )
 
 
+def test_weights_that_have_one_name_in_the_network_are_refused(tmp_path: Path) -> None:
+    state = {"fc.weight": torch.zeros(3, 4), "timm_model.fc.weight": torch.ones(3, 4)}
+    with pytest.raises(CheckpointError, match="can't read the weights") as caught:
+        load(written(tmp_path / "net", state, "resnet18", num_classes=3))
+    assert "'fc.weight' and 'timm_model.fc.weight'" in caught.value.why
+
+
 @pytest.mark.parametrize("missing", ["timm", "torchvision"])
 def test_where_timm_is_not_installed_its_extra_is_named(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
