@@ -20,6 +20,7 @@ __all__ = ["IGNORED", "place_tags", "refuse_glued", "split_columns", "tags_of", 
 
 IGNORED = -100  # of tokens that have no label: special ones, what fills up, and all of a word but its first
 TAGGED = ("ner_tags", "tags", "labels", "label")
+MOST_CLASSES = 1 << 31  # of a model without names for them
 WORDS = "tokens"  # the usual name of words
 _MEND = 'write rows such as {"tokens": ["Ann"], "ner_tags": [1]}, or name the columns: --text-column, --label-column'
 
@@ -31,11 +32,16 @@ def split_columns(source: Path, processor: Processor) -> Columns | None:
     asked = processor.columns
     names = dict.fromkeys((asked.text, WORDS, asked.label, *TAGGED))
     wanted = [name for name in names if name]
-    first = next(iter(rows_of(source, wanted, wanted)), {})
+    rows = rows_of(source, wanted, wanted)
+    first = next(rows, {})
     text = WORDS if asked.text == Columns().text and asked.text not in first and WORDS in first else asked.text
     if not isinstance(first.get(text), list):
         return None
-    return Columns(text, None, asked.label or next((name for name in TAGGED if name in first), None))
+    if asked.label:
+        return Columns(text, None, asked.label)
+    # Each row may have columns of its own; one that lacks what others have is told of as such.
+    tagged = (next((name for name in TAGGED if name in row), None) for row in itertools.chain([first], rows))
+    return Columns(text, None, next(filter(None, tagged), None))
 
 
 def words_of(rows: Sequence[Row], number: int, source: Path, columns: Columns) -> list[list[str]]:
@@ -82,7 +88,7 @@ def tags_of(
 
 def _class(tag: Any, what: str, labels: Sequence[str]) -> int:
     number = number_of(tag, labels, what) if isinstance(tag, str) else tag
-    if type(number) is not int or not (number == IGNORED or 0 <= number < (len(labels) or np.inf)):
+    if type(number) is not int or not (number == IGNORED or 0 <= number < (len(labels) or MOST_CLASSES)):
         raise DatasetError(
             f"{what} has the label {str(tag)[:60]!r}",
             why=f"the model's classes are {', '.join(labels[:12])[:300] or 'without names'}",

@@ -120,8 +120,9 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
         np.save(folder / "label.npy", np.repeat(found.astype(np.float32), 2) if processor.apart else found)
     elif processor.apart:
         _warn_apart(source, [name for name in columns if name not in (processor.columns.text, processor.columns.pair)])
-    elif processor.task == "sequence-classification":
-        _warn(source, [name for name in columns if name not in (processor.columns.text, processor.columns.pair)])
+    elif split is not None or processor.task == "sequence-classification":
+        text = processor.columns.text if split is None else split.text
+        _warn(source, [name for name in columns if name not in (text, processor.columns.pair)])
 
 
 def _refuse_many(size: int, rows: int, width: int, source: Path, folder: Path) -> None:

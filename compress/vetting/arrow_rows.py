@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import struct
 from collections import Counter
@@ -10,9 +9,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from compress.errors import DatasetError, first_line
 from compress.vetting.csv_rows import MOST_OTHERS
 from compress.vetting.files import NoFileError, open_file
+from compress.vetting.parquet_pages import most_values
 from compress.vetting.paths import stands_inside
 from compress.vetting.texts import read_json
 
@@ -39,8 +41,10 @@ def parquet_rows(path: Path, wanted: Collection[str] | None, lists: Collection[s
     try:
         with open_file(path) as file:
             _refuse_footer(file)
-            schema = parquet.ParquetFile(file).schema_arrow
+            whole = parquet.ParquetFile(file)
+            schema = whole.schema_arrow
             read, others = _chosen(schema, wanted, lists)
+            _refuse_long_lists(file, whole.metadata, {each.name for each in schema if _is_list(each.type)} & {*read})
             # A text that is there once, and meant by many rows, stays one until it is known how long they all are.
             table = parquet.ParquetFile(file, read_dictionary=[each.name for each in schema if _is_text(each.type)])
             batches = table.iter_batches(max(1, min(1024, MOST_CELLS // (len(read) or 1))), columns=read)
@@ -162,13 +166,30 @@ def _chosen(schema: Any, wanted: Collection[str] | None, lists: Collection[str])
 
 def _bounded(batches: Iterable[Any], others: Mapping[str, None], size: int) -> Iterator[Row]:
     """The rows of batches, of a file of that size."""
-    room = UNPACKED[0] + UNPACKED[1] * size
+    room = _room(size)
     for batch in batches:
         for few, letters in _few(batch):
             room -= letters + ROW * few.num_rows
             if room < 0:
                 raise ValueError(f"it unpacks to over {UNPACKED[1]:,} times of its size")
             yield from (row | others for row in few.to_pylist())
+
+
+def _room(size: int) -> int:
+    return UNPACKED[0] + UNPACKED[1] * size
+
+
+def _refuse_long_lists(file: BinaryIO, metadata: Any, names: Collection[str]) -> None:
+    """Refuse lists of more values than a file of its size holds: those of a row are unpacked together."""
+    left = _room(file.seek(0, os.SEEK_END)) // ROW
+    for group in range(metadata.num_row_groups if names else 0):
+        for at in range(metadata.num_columns):
+            column = metadata.row_group(group).column(at)
+            if column.path_in_schema.partition(".")[0] in names:
+                left -= most_values(file, column, str(metadata.created_by))
+                if left < 0:
+                    raise ValueError(f"it unpacks to over {UNPACKED[1]:,} times of its size")
+    file.seek(0)
 
 
 def _refuse_footer(file: BinaryIO) -> None:
@@ -212,24 +233,11 @@ def _few(batch: Any) -> Iterator[tuple[Any, int]]:
     Raises:
         ValueError: a row alone has too many.
     """
-    import pyarrow.compute as compute
-
-    letters = [0] * batch.num_rows
+    letters = np.zeros(batch.num_rows, np.int64)
     for column in (each for each in batch.columns if _is_text(each.type) or _is_list(each.type)):
-        if _is_list(column.type):
-            inner = column.flatten()
-            each = compute.binary_length(inner).fill_null(0).to_pylist() if _is_text(inner.type) else [ROW] * len(inner)
-            ends = list(itertools.accumulate(compute.list_value_length(column).fill_null(0).to_pylist(), initial=0))
-            sums = list(itertools.accumulate(each, initial=0))
-            found = [sums[end] - sums[start] for start, end in itertools.pairwise(ends)]
-        elif hasattr(column, "dictionary"):
-            each = compute.binary_length(column.dictionary).fill_null(0).to_pylist()
-            found = [0 if at is None else each[at] for at in column.indices.to_pylist()]
-        else:
-            found = compute.binary_length(column).fill_null(0).to_pylist()
-        letters = [one + more for one, more in zip(letters, found, strict=True)]
+        letters += _letters(column)
     begun = held = 0
-    for at, count in enumerate(letters):
+    for at, count in enumerate(letters.tolist()):
         if count >= LONGEST_ROW:
             raise ValueError(f"a row of it has over {LONGEST_ROW:,} letters")
         if held + count >= LONGEST_ROW:
@@ -237,3 +245,29 @@ def _few(batch: Any) -> Iterator[tuple[Any, int]]:
             begun, held = at, 0
         held += count
     yield batch.slice(begun), held
+
+
+def _letters(column: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Of each row of a column of texts, or of lists, of which each value counts."""
+    import pyarrow.compute as compute
+
+    if _is_list(column.type):
+        inner, counts = column.flatten(), _numbers(compute.list_value_length(column))
+        found: np.ndarray[Any, np.dtype[np.int64]] = counts * ROW
+        if not _is_text(inner.type):
+            return found
+        sums = np.concatenate([[0], np.cumsum(_letters(inner))])
+        ends = np.cumsum(counts)
+        found += sums[ends] - sums[ends - counts]
+        return found
+    if hasattr(column, "dictionary"):
+        held = np.append(_numbers(compute.binary_length(column.dictionary)), 0)
+        at: np.ndarray[Any, np.dtype[np.int64]] = column.indices.cast("int64").fill_null(len(held) - 1).to_numpy()
+        return np.take(held, at)
+    return _numbers(compute.binary_length(column))
+
+
+def _numbers(values: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Of an array of Arrow's, 0 for what is null."""
+    found: np.ndarray[Any, np.dtype[np.int64]] = values.cast("int64").fill_null(0).to_numpy()
+    return found

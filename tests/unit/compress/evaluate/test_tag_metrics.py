@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import compress
 from compress.artifact import TensorSpec
+from compress.console.wording import AssumedWarning
 from compress.data.dataset import Dataset
 from compress.data.reading import arrays_of
 from compress.errors import DatasetError, RecipeError
@@ -174,6 +176,8 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "fewer labels": ({"tokens": ["a", "b"], "ner_tags": [1]}, "2 words, and 1 label"),
     "no class": ({"tokens": ["a"], "ner_tags": [9]}, "B-PER"),
     "no name of a class": ({"tokens": ["a"], "ner_tags": ["B-ORG"]}, "B-PER"),
+    "no number of a class": ({"tokens": ["a"], "ner_tags": [10**30]}, "B-PER"),
+    "no labels": ({"tokens": ["a"]}, "no list of labels"),
     "no list": ({"tokens": ["a"], "ner_tags": 1}, "no list of labels"),
     "a number among words": ({"tokens": ["a", 3], "ner_tags": [1, 1]}, "no list of texts"),
     "half of a letter": ({"tokens": ["\ud83d"], "ner_tags": [1]}, "surrogates"),
@@ -187,6 +191,30 @@ def test_rows_that_do_not_fit_are_named(tmp_path: Path, processor: Processor, na
     with pytest.raises(DatasetError, match=r"row 2 of .*ner\.jsonl") as refused:
         arrays_of(rows(tmp_path / "ner.jsonl", good, row), processor)
     assert why in refused.value.why
+
+
+def test_a_first_row_without_labels_does_not_say_that_there_are_none(tmp_path: Path, processor: Processor) -> None:
+    first, second = {"tokens": ["word1"]}, {"tokens": ["word2"], "ner_tags": [1]}
+    with pytest.raises(DatasetError, match=r"row 1 of .*ner\.jsonl") as refused:
+        arrays_of(rows(tmp_path / "ner.jsonl", first, second), processor)
+    assert "1 word, and no list of labels in 'ner_tags'" in refused.value.why
+
+
+def test_words_without_labels_are_told_with_the_columns_that_may_be_them(tmp_path: Path, processor: Processor) -> None:
+    with pytest.warns(AssumedWarning, match=r"no labels in ner\.jsonl \(not read: entities\)"):
+        data = Dataset.open(
+            arrays_of(rows(tmp_path / "ner.jsonl", {"tokens": ["word1"], "entities": [1]}), processor), TOKENS
+        )
+    assert data.labels is None
+
+
+@pytest.mark.parametrize("tag", [10**30, 1 << 63, -1, True, 1.0])
+def test_of_a_model_without_names_for_them_classes_are_numbers_that_an_array_holds(
+    tmp_path: Path, processor: Processor, tag: Any
+) -> None:
+    unnamed = dataclasses.replace(processor, labels=())
+    with pytest.raises(DatasetError, match="has the label"):
+        arrays_of(rows(tmp_path / "ner.jsonl", {"tokens": ["word1"], "ner_tags": [tag]}), unnamed)
 
 
 def test_a_tokenizer_that_tells_words_by_the_space_before_is_refused(tmp_path: Path, processor: Processor) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from compress.errors import DatasetError
 from compress.vetting import arrow_rows
@@ -68,6 +73,81 @@ def test_a_small_file_does_not_unpack_to_any_size(
             pass
     assert why in caught.value.why
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000, "kilobytes: all of it has 3 GB"
+
+
+def lists(path: Path, values: Any, *, footer: int | None = None) -> Path:
+    """One row whose list has all of the values.
+
+    Args:
+        path: of the file.
+        values: an array.
+        footer: how many there are, as the footer says; None for the truth.
+    """
+    column = arrow.ListArray.from_arrays(arrow.array([0, len(values)], arrow.int32()), values)
+    parquet.write_table(arrow.table({"tags": column}), path, compression="zstd")
+    if footer is not None:
+        data = path.read_bytes()
+        start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+        path.write_bytes(data[:start] + data[start:].replace(varint(len(values)), varint(footer)))
+    return path
+
+
+def varint(number: int, length: int = 4) -> bytes:
+    """As Thrift writes a whole number, in four bytes."""
+    return bytes((2 * number >> 7 * at) & 127 | 128 * (at < length - 1) for at in range(length))
+
+
+VALUES: dict[str, Callable[[int], Any]] = {
+    "numbers": lambda n: arrow.array(np.zeros(n, np.int64)),
+    "texts": lambda n: arrow.DictionaryArray.from_arrays(arrow.array(np.zeros(n, np.int32)), arrow.array([""])),
+}
+
+
+@pytest.mark.parametrize("footer", [None, 2])
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_small_files_lists_do_not_unpack_to_any_length(tmp_path: Path, kind: str, footer: int | None) -> None:
+    path = lists(tmp_path / "1.parquet", VALUES[kind](20_000_000), footer=footer)
+    assert path.stat().st_size < 4000
+    assert parquet.ParquetFile(path).metadata.row_group(0).column(0).num_values == (footer or 20_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DatasetError, match="can't read the data") as caught:
+        list(rows_of(path, ["tags"], ["tags"]))
+    assert "it unpacks to over" in caught.value.why
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000, "kilobytes: the values take 160 MB"
+
+
+def test_a_row_of_very_many_values_is_refused(tmp_path: Path) -> None:
+    for kind, values in VALUES.items():
+        path = lists(tmp_path / f"{kind}.parquet", values(300_000))
+        with pytest.raises(DatasetError, match="can't read the data") as caught:
+            list(rows_of(path, ["tags"], ["tags"]))
+        assert "a row of it has over" in caught.value.why
+
+
+@given(
+    rows=st.lists(st.none() | st.lists(st.none() | st.text("ab", max_size=3), max_size=4), min_size=1, max_size=20),
+    kind=st.sampled_from(["list", "large", "dictionary", "large text"]),
+)
+def test_lists_of_texts_are_read_however_they_are_stored(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[list[str | None] | None], kind: str
+) -> None:
+    kinds = {
+        "list": arrow.list_(arrow.string()), "large": arrow.large_list(arrow.string()),
+        "dictionary": arrow.list_(arrow.dictionary(arrow.int32(), arrow.string())), "large text": arrow.list_(arrow.large_string()),
+    }  # fmt: skip
+    path = tmp_path_factory.mktemp("lists") / "1.parquet"
+    written(path, {"tokens": arrow.array(rows, kinds[kind]), "text": ["x"] * len(rows)})
+    assert [row["tokens"] for row in rows_of(path, None, ["tokens"])] == rows
+
+
+def test_pages_that_are_damaged_are_told(tmp_path: Path) -> None:
+    """Not those of columns without lists, which Arrow reads in pieces."""
+    path = written(tmp_path / "1.parquet", {"tags": [[1, 2]] * 9})
+    whole = path.read_bytes()
+    for at in range(4, 60):
+        path.write_bytes(whole[:at] + bytes([255 - whole[at]]) + whole[at + 1 :])
+        with contextlib.suppress(DatasetError):
+            list(rows_of(path, ["tags"], ["tags"]))
 
 
 def test_columns_that_nobody_asks_for_are_not_unpacked(tmp_path: Path) -> None:
