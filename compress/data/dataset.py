@@ -77,7 +77,7 @@ class Dataset:
         That is a dict of arrays, or a map-style torch Dataset. An array belongs to the input of its name; a model with
         one input takes the only array that is not the labels, whatever its name: an AssumedWarning tells of another
         one, and of an array that nothing takes. Labels are called label, labels, target, targets or y, where no input
-        is called so.
+        is called so; of several, the first of these that is there, and an AssumedWarning tells of the others.
 
         A model whose calls take one sample, by a dimension that is fixed, takes any number of samples one by one.
 
@@ -88,8 +88,11 @@ class Dataset:
         place, source = source, _called(source)
         arrays, digest, starts, fetcher = _read(place, source, signature)
         taken = {spec.name for spec in signature.inputs}  # a model may take a "target"
-        labels = next((arrays.pop(name) for name in _LABELS if name in arrays and name not in taken), None)
+        labelled = {name: arrays.pop(name) for name in _LABELS if name in arrays and name not in taken}
+        labels = next(iter(labelled.values()), None)
         given = not _is_made(Path(place))  # by the user, who has named the arrays
+        if given and len(labelled) > 1:
+            _tell_several([*labelled], source)
         if len(signature.inputs) == 1 and len(arrays) == 1:
             ((name, array),) = arrays.items()
             arrays = {signature.inputs[0].name: array}
@@ -201,6 +204,13 @@ class _Part(Converted):
 
 def _tell_taken(name: str, wanted: str, source: str) -> None:
     told = f"{source} has no array named {wanted!r}: the model's input takes {name!r}, the only one that is no label"
+    warnings.warn(told, AssumedWarning, stacklevel=3)
+
+
+def _tell_several(names: Sequence[str], source: str) -> None:
+    """Of arrays that may each be meant for the labels."""
+    others = ", ".join(map(repr, names[1:]))
+    told = f"the labels in {source} are {names[0]!r} (not used: {others}): save those that are meant alone, as 'label'"
     warnings.warn(told, AssumedWarning, stacklevel=3)
 
 

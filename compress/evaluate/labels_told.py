@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,8 @@ MANY = 0.5  # of all places: so few are left that a reader should know
 
 
 def squeezed(data: Dataset, signature: Signature, output: str | None = None) -> Dataset:
-    """Class ids [n, 1, …] as [n, …], where they fit no output as they are, and one without the 1.
+    """Labels without axes of 1: class ids [n, 1, …] where they fit no output as they are, and one without them; rows
+    [n, classes, 1] of an output that has no more axes than its classes.
 
     Args:
         data: its labels stay where they are: those of a torch Dataset are made when they are asked for.
@@ -32,18 +34,26 @@ def squeezed(data: Dataset, signature: Signature, output: str | None = None) -> 
         output: that is judged, of several.
     """
     labels = data.labels
-    if labels is None or labels.ndim < 2 or labels.dtype.kind not in "iub" or 1 not in labels.shape[1:]:
+    if labels is None or labels.ndim < 2 or 1 not in labels.shape[1:]:
         return data
     specs = [spec for spec in signature.outputs if output in (None, spec.name) and spec.dtype.startswith("float")]
-    if any(by_labels(labels, spec, None) is not None for spec in specs):
+    bare = (len(labels), *(size for size in labels.shape[1:] if size != 1))
+    rows = [spec.shape[1:] for spec in specs]
+    if len(bare) == 2 and bare[1:] in rows and all(len(row) == 1 for row in rows):
+        return dataclasses.replace(data, labels=_shaped(labels, bare))
+    if labels.dtype.kind not in "iub" or any(by_labels(labels, spec, None) is not None for spec in specs):
         return data
-    for axis in [axis for axis in range(1, labels.ndim) if labels.shape[axis] == 1]:
-        shape = (*labels.shape[:axis], *labels.shape[axis + 1 :])
-        tried = dataclasses.replace(labels, shape=shape) if isinstance(labels, Fetched) else labels[:].reshape(shape)
+    ones = [axis for axis in range(1, labels.ndim) if labels.shape[axis] == 1]
+    for shape in (*((*labels.shape[:axis], *labels.shape[axis + 1 :]) for axis in ones), bare):
+        tried = _shaped(labels, shape)
         found = [by_labels(tried, spec, None) for spec in specs]
         if any(form is not None and form.kind in (OutputKind.DENSE, OutputKind.SOFTMAX) for form in found):
             return dataclasses.replace(data, labels=tried)
     return data
+
+
+def _shaped(labels: Any, shape: tuple[int, ...]) -> Any:
+    return dataclasses.replace(labels, shape=shape) if isinstance(labels, Fetched) else labels[:].reshape(shape)
 
 
 def known_alone(data: Dataset, metric: Metric, signature: Signature) -> tuple[Dataset, tuple[str, ...]]:

@@ -32,6 +32,7 @@ from compress.stage import Given, Progress
 __all__ = ["QuantizeOnnx", "Ranges", "Target", "quantize", "quantized"]
 
 Target = Literal["cpu", "tensorrt", "cuda"]
+FEW = 8  # samples, whose ranges say little of others
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,10 @@ class QuantizeOnnx:
         samples = 0 if self.calibration is None else len(self.calibration)
         trained = self.mode == "static" and trained_ranges(model) is not None
         lost = "the exported graph is not the one that was trained: its ranges are calibrated anew"
+        few = (
+            f"the ranges are those of {counted(samples, 'samples')}, and what goes beyond them is cut: give --calibration "
+            "100 or more"
+        )
         how = {
             "static": "per channel; the ranges of the training"
             if trained
@@ -142,7 +147,10 @@ class QuantizeOnnx:
                 "calibration_sha256": self.options["calibration"],
                 "operators": operators(path),
             },
-            warnings=(lost,) if self.mode == "static" and model.ranges and not trained else (),
+            warnings=(
+                *([lost] if self.mode == "static" and model.ranges and not trained else ()),
+                *([few] if self.mode == "static" and not trained and samples < FEW else ()),
+            ),
         )
 
 

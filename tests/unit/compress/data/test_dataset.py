@@ -199,6 +199,14 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "another": ({"pictures": x}, "no array named 'x': the model's input takes 'pictures'"),
     "another, with labels": ({"pictures": x, "y": np.arange(5)}, "the model's input takes 'pictures'"),
     "labels by another name": ({"x": x, "classes": np.arange(5)}, "no labels in .* .not used: classes.*label, labels"),
+    "two that may be labels": (
+        {"x": x, "target": np.ones(5), "label": np.arange(5)},
+        r"labels in .* are 'label' .not used: 'target'.*alone, as 'label'",
+    ),
+    "three that may be labels": (
+        {"x": x, "y": np.ones(5), "labels": np.arange(5), "label": np.arange(5)},
+        "are 'label' .not used: 'labels', 'y'",
+    ),
     "labels, and one that nothing takes": ({"x": x, "id": np.arange(5), "y": np.arange(5)}, ""),
 }
 
@@ -211,6 +219,8 @@ def test_which_array_goes_to_which_input_is_told_where_names_do_not_say(tmp_path
         data = Dataset.open(source, ONE)
     assert np.array_equal(data.inputs["x"], x)
     assert (data.labels is not None) == bool({"y", "label"} & arrays.keys())
+    if "label" in arrays:
+        assert np.array_equal(data.labels, np.arange(5))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("arrays", [{"x": x, "sort": np.arange(5)}, {"p": x, "q": np.arange(5)}, {"x": x}])

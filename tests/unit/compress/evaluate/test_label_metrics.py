@@ -468,6 +468,22 @@ def test_masks_with_a_dimension_of_1_are_squeezed(takes: str, axis: int) -> None
     assert told.labels.shape == ids.shape
 
 
+@pytest.mark.parametrize("shape", [(5,), (5, 1), (1, 5), (5, 1, 1), (1, 1, 5)])
+@pytest.mark.parametrize("kind", [np.int64, np.float32, np.bool_])
+def test_one_hot_rows_with_dimensions_of_1_are_classes(shape: tuple[int, ...], kind: type) -> None:
+    """They were taken for sets of labels, each there or not."""
+    ids = np.arange(40) % 5
+    network = model(nn.Linear(3, 5), "x:float32[batch,3]")
+    x = RNG.standard_normal((40, 3))
+    told, metric, notes = judged(data(x, np.eye(5, dtype=kind)[ids].reshape(40, *shape)), None, None, network)
+    assert metric.name == "top1"
+    assert "one-hot" in " ".join(notes)
+    assert np.array_equal(np.asarray(told.labels), ids)
+    told, metric, _ = judged(data(x, ids.reshape(40, *(1 for _ in shape))), None, None, network)
+    assert metric.name == "top1"
+    assert np.array_equal(np.asarray(told.labels), ids)
+
+
 def test_a_map_of_one_value_is_judged_as_there_or_not() -> None:
     """As a class of one it would have been wrong in every place."""
     for takes in ("x:float32[batch,3,6,5]", "x:float32[batch,3,height,width]"):

@@ -184,3 +184,15 @@ def test_an_overflow_in_the_model_is_told_by_tensor(tmp_path: Path) -> None:
     with pytest.raises(StageError) as caught:
         calibrate(path, Dataset.open(str(tmp_path / "x.npy"), signature), "minmax", quiet)
     assert "'y'" in caught.value.why
+
+
+@pytest.mark.parametrize(("samples", "told"), [(1, "1 sample"), (7, "7 samples"), (8, "")])
+def test_ranges_of_few_samples_are_told(samples: int, told: str, tmp_path: Path) -> None:
+    model = folded(exported(loaded("residual"), tmp_path / "onnx"), tmp_path / "folded")
+    shape = tuple(model.signature.inputs[0].at({"batch": samples}))
+    rows = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    data = Dataset("few", {model.signature.inputs[0].name: rows}, None, "0" * 64)
+    (tmp_path / "int8").mkdir()
+    said = QuantizeOnnx("static", data).run(model, tmp_path / "int8", quiet).warnings
+    assert bool(said) == bool(told)
+    assert told in "".join(said)
