@@ -124,8 +124,8 @@ class QuantizeOnnx:
         trained = self.mode == "static" and trained_ranges(model) is not None
         lost = "the exported graph is not the one that was trained: its ranges are calibrated anew"
         few = (
-            f"the ranges are those of {counted(samples, 'samples')}, and what goes beyond them is cut: give --calibration "
-            "100 or more"
+            f"the ranges are those of {counted(samples, 'samples')}, and what goes beyond them is cut: give "
+            "--calibration 100 or more"
         )
         how = {
             "static": "per channel; the ranges of the training"
