@@ -39,10 +39,10 @@ class Gaps:
     count: int
     empty: set[int]
 
-    def add(self, inputs: Sequence[str]) -> None:
-        """One more call, with these inputs."""
-        self.count = min(self.count, len(inputs))
-        self.empty.update(at for at, name in enumerate(inputs) if not name)
+    def add(self, count: int, empty: Sequence[int]) -> None:
+        """One more call, with so many inputs, and empty names at these places."""
+        self.count = min(self.count, count)
+        self.empty.update(empty)
 
 
 @dataclass

@@ -316,14 +316,17 @@ class _Scan:
     def _node(self, found: Fields) -> None:
         called = self._domain(found, 7), self._text(found, 4)
         self.calls.append(called)
-        inputs = self._names(found, 1)
-        for names, what in ((inputs, "an input"), (self._names(found, 2), "an output")):
-            if any(not name and needs(called, at, output=what == "an output") for at, name in enumerate(names)):
+        inputs = found.get(1, ())
+        empty = _empty(inputs)
+        for places, what in ((empty, "an input"), (_empty(found.get(2, ())), "an output")):
+            if any(needs(called, at, output=what == "an output") for at in places):
                 raise OnnxFileError(f"a {called[1]} of it leaves {what} without a name, which ends ONNX Runtime")
         if self.function is not None:
-            self.function.nodes.append((called, inputs))
+            self.function.nodes.append((called, self._names(found, 1)))
+        elif called in self.gaps:
+            self.gaps[called].add(len(inputs), empty)
         else:
-            self.gaps.setdefault(called, Gaps(len(inputs), set())).add(inputs)
+            self.gaps[called] = Gaps(len(inputs), set(empty))
 
     def _names(self, found: Fields, number: int) -> list[str]:
         return [self._decoded(start, end) for start, end in found.get(number, ())]
@@ -436,6 +439,11 @@ def _add(values: list[Any], more: Sequence[int] | _Many, *, keep: bool) -> None:
         return
     count = int(more) if isinstance(more, _Many) else len(more)
     values[:] = [_Many(sum(values) + count)]
+
+
+def _empty(names: Sequence[tuple[int, int]]) -> list[int]:
+    """Places of empty names."""
+    return [at for at, (start, end) in enumerate(names) if start == end]
 
 
 def _ends(data: memoryview) -> int:
