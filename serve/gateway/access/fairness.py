@@ -193,6 +193,9 @@ class Work:
         self.over = False
 
 
+Answered = tuple[Account, int, float, float, float]
+
+
 class Sharer(Protocol):
     """Places of a model, or of what its keys share with it."""
 
@@ -242,6 +245,7 @@ class Fairness:
             fewest; and how many are asked, one of which may be at work on what another has done.
         any_number: whether an instance may work on any number of requests at the same time.
         most_together: requests that an instance answers at a time at most; 0 where nobody knows.
+        waits_s: for how long an instance that is free waits for more of a batch, at most.
         heavy: requests of heavy keys that are with the server.
         silence: what its servers hide by being silent.
         sharers: those who are to look at who waits with them, if anybody does, when an answer has come.
@@ -252,6 +256,7 @@ class Fairness:
         self.works: Mapping[str, tuple[int, int]] = {}
         self.any_number = False
         self.most_together = 0
+        self.waits_s = 0.0
         self.heavy = 0
         self.silence: Silence = NoSilence()
         self.sharers: list[Sharer] = []
@@ -259,12 +264,12 @@ class Fairness:
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._least = 0.0  # used by whom was served last
         self._answered_at = self._before = -math.inf  # the last answer; the last of the batch before
-        # The last: each with its size, and what it was charged beyond its cost until that settles.
-        self._batch: list[tuple[Account, int, float]] = []
+        # The last: each with its size, what it was charged beyond its cost until that settles, since when an instance
+        # was at work on it, or on the batch that it is of, and for how many seconds of all instances' time.
+        self._batch: list[Answered] = []
         self._at_once: list[Account] = []  # whose requests were answered in much less time than one takes
         self._at_once_until = -math.inf
         self._held = 0  # requests with the server as the first of them was answered
-        self._batch_s = 0.0
         self._looked_at = -math.inf
         self._keys = 1  # that are beside each other
         self._share = 1.0  # of the time, for each heavy key
@@ -503,12 +508,21 @@ class Fairness:
 
     def _since(self, work: Work, now: float) -> float:
         """When an instance began with a request that is answered now, or with the batch that it is of."""
-        answered = max(work.begun, self._before)
-        if work.at == math.inf:  # others of its batch came after it
-            return answered
-        since = work.before if now - work.at <= BATCH_S and work.before < work.at else work.at
-        # Of several servers, it may have been with one whose instances are all at heavy ones.
-        return max(since, answered) if work.beside_heavy and self.servers > 1 else since
+        if self.servers > 1:  # of which nobody knows which had it
+            answered = max(work.begun, self._before)
+            if work.at == math.inf:
+                return answered
+            since = work.before if now - work.at <= BATCH_S and work.before < work.at else work.at
+            # It may have been with one whose instances are all at heavy ones.
+            return max(since, answered) if work.beside_heavy else since
+        since, most = work.at, work.begun - BATCH_S - self.waits_s  # a batch that began before that did so without it
+        if since == math.inf:  # it is read before what was answered first
+            since = now
+            if self.most_together != 1:
+                since = next((first.at for first in self._at_work if first.at >= most), now)
+        elif self.most_together != 1 and now - since <= BATCH_S and most <= work.before < since:
+            since = work.before
+        return since
 
     def end(self, work: Work, size: int, now: float) -> None:
         """The server is through with a request, however it ended."""
@@ -525,10 +539,8 @@ class Fairness:
         self._answered_at = now
         since = self._since(work, now)
         seconds = (now - since) / self.instances
-        if seconds > self._batch_s:
-            self._batch_s = seconds
         more = max(0.0, seconds - account.cost)
-        self._batch.append((account, size or 1, more))
+        self._batch.append((account, size or 1, more, since, seconds))
         account.used += more  # until it is known what else was of its batch: whose turn is next is asked now
         account.took.append(now - begun)
         if account.answers < FEWEST:
@@ -582,23 +594,44 @@ class Fairness:
         work.guards = ()
 
     def _settle(self) -> None:
-        """Charge what was answered together: each for what it is known to take, and by its size."""
-        seconds = self._batch_s
-        if len({account for account, _, _ in self._batch}) == 1:
-            account = self._batch[0][0]
-            account.saw(seconds, self._answered_at)
-            if self.instances == 1 and len(self._batch) == 1:
+        """Charge what was answered in one moment, each batch by itself."""
+        answered = self._batch
+        if len(answered) == 1:
+            self._charge(answered)
+            if self.instances == 1:
+                account, seconds = answered[0][0], answered[0][4]
                 account.alone_s = min(account.alone_s, seconds)
-        shares = [size * max(each.cost if each.answers else seconds, LEAST_S) for each, size, _ in self._batch]
-        whole = sum(shares)
-        for (account, _, more), share in zip(self._batch, shares, strict=True):
+        elif answered:
+            batches: defaultdict[float, list[Answered]] = defaultdict(list)
+            for number, each in enumerate(answered):
+                # Of several servers nobody knows what was one; and of one without batches, nothing was.
+                batches[0.0 if self.servers > 1 else number if self.most_together == 1 else each[3]].append(each)
+            for batch in batches.values():
+                self._charge(batch)
+        answered.clear()
+
+    def _charge(self, batch: list[Answered]) -> None:
+        """Each for what it is known to take, and by its size."""
+        if len(batch) == 1:
+            account, _, more, _, seconds = batch[0]
             account.used -= more
-            account.charge(seconds * share / whole)
-            # From here on it may have more than one there, if it is not heavy.
-            if account.answers == FEWEST and self._takes_s(account) > account.target_s:
-                self._looked_at = -math.inf
-        self._batch.clear()
-        self._batch_s = 0.0
+            account.saw(seconds, self._answered_at)
+            self._pay(account, seconds)
+            return
+        seconds = max(each[4] for each in batch)
+        if len({each[0] for each in batch}) == 1:
+            batch[0][0].saw(seconds, self._answered_at)
+        shares = [size * max(each.cost if each.answers else seconds, LEAST_S) for each, size, *_ in batch]
+        whole = sum(shares)
+        for (account, _, more, *_), share in zip(batch, shares, strict=True):
+            account.used -= more
+            self._pay(account, seconds * share / whole)
+
+    def _pay(self, account: Account, seconds: float) -> None:
+        account.charge(seconds)
+        # From here on it may have more than one there, if it is not heavy.
+        if account.answers == FEWEST and self._takes_s(account) > account.target_s:
+            self._looked_at = -math.inf
 
     def _count_at_once(self) -> None:
         """How many requests of a key, or of such as take as long, were answered together."""
