@@ -283,7 +283,8 @@ class Fairness:
         works: by name, of the models that share it, as far as is known.
         any_number: whether an instance may work on any number of requests at the same time.
         most_together: requests that an instance answers at a time at most; 0 where nobody knows.
-        waits_s: for how long an instance that is free waits for more of a batch, at most.
+        waits_s: for how long an instance that is free waits for more of a batch, at most; infinite where it does not
+            work on requests in the order in which they came, or nobody knows.
         heavy: requests of heavy keys that are with the server.
         silence: what its servers hide by being silent.
         sharers: those who are to look at who waits with them, if anybody does, when an answer has come.
@@ -294,7 +295,7 @@ class Fairness:
         self.works: Mapping[str, Works] = {}
         self.any_number = False
         self.most_together = 0
-        self.waits_s = 0.0
+        self.waits_s = math.inf
         self.heavy = 0
         self.silence: Silence = NoSilence()
         self.sharers: list[Sharer] = []
@@ -326,6 +327,7 @@ class Fairness:
         self._there_of: Counter[str] = Counter()  # requests with the server, by the model that was asked
         self._depths: dict[str, int] = {}  # as of the last look
         self._instances_of = _Instances(self)  # in the same way
+        self._is_in_order = False  # whether it is known in which they are worked on
         self._batches = 1.0  # the most that an instance was seen to answer together, of those that are here
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
         self._guarding: deque[Work] = deque()  # they, and some that are over
@@ -570,7 +572,7 @@ class Fairness:
 
     def _since(self, work: Work, now: float) -> float:
         """When an instance began with a request that is answered now, or with the batch that it is of."""
-        if self.servers > 1:  # of which nobody knows which had it
+        if not self._is_in_order:
             answered = max(work.begun, self._before)
             if work.at == math.inf:
                 return answered
@@ -673,8 +675,8 @@ class Fairness:
         elif answered:
             batches: dict[float, list[Answered]] = {}
             for number, each in enumerate(answered):
-                # Of several servers nobody knows what was one; and of one without batches, nothing was.
-                batch = 0.0 if self.servers > 1 else number if self.most_together == 1 else each[3]
+                # Where nobody knows the order, nobody knows what was one; and of a model without batches, nothing was.
+                batch = 0.0 if not self._is_in_order else number if self.most_together == 1 else each[3]
                 if batch in batches:
                     batches[batch].append(each)
                 else:
@@ -770,6 +772,7 @@ class Fairness:
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
         self._batches_heavy = max((self._together(each) for each in beside if each.heavy), default=1.0)
         self._batches = max((self._together(each) for each in beside), default=1.0)
+        self._is_in_order = self.servers == 1 and self.waits_s < math.inf  # of several nobody knows which had it
         self._depths.clear()
         self._instances_of.clear()
 

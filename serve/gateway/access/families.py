@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,11 +41,11 @@ class Families:
         asks: Sequence[str] = (),
         servers: int = 1,
         together: int = 0,
-        waits_s: float = 0.0,
+        waits_s: float = math.inf,
     ) -> None:
         """So many instances of a model work at the same time, on so many servers; it asks others.
 
-        Each works on so many requests, and waits for them for so long.
+        Each works on so many requests, and waits for them for so long; see `Fairness`.
         """
         self._told[model] = _Told(instances, together, waits_s)
         self._servers = servers
@@ -81,11 +82,16 @@ class Families:
             fairness.instances = max(1, min((each.instances for each in told.values()), default=1))
             together = [each.together for each in told.values()]
             fairness.most_together = 0 if 0 in together else max(together, default=0)
-            fairness.waits_s = max((each.waits_s for each in told.values()), default=0.0)
+            # Of several, a request is with one after the other, or with one of them.
+            fairness.waits_s = told[family[0]].waits_s if told and len(family) == 1 else math.inf
             fairness.servers = self._servers
             fairness.works = {
-                model: Works(each.instances // self._servers, self._steps(model), len(self._asked(model)))
-                for model, each in told.items()
+                model: Works(
+                    told[model].instances // self._servers if model in told else 0,
+                    self._steps(model),
+                    len(self._asked(model)),
+                )
+                for model in family
             }
             fairness.any_number = 0 in together
             fairness.silence = self._silence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -187,7 +188,7 @@ class Contracts:
                 asks.append(model)
         together = [each for _, each, _ in counts]
         most = 0 if 0 in together else max(together, default=0)
-        waits_s = max((each for *_, each in counts), default=0.0)
+        waits_s = max((each for *_, each in counts), default=math.inf)
         return min((instances for instances, *_ in counts), default=1), most, waits_s
 
     async def last_request(self, target: Target, sequence: int | str) -> bytes | None:

@@ -101,6 +101,7 @@ class World:
             self.places.fairness.instances = self.instances
             self.places.fairness.most_together = self.largest
             self.places.fairness.servers = self.servers
+            self.places.fairness.waits_s = 0.0
         self.chance = random.Random(0)
 
     async def client(
@@ -1049,3 +1050,13 @@ def test_heavy_requests_of_an_ensemble_count_at_each_of_its_steps() -> None:
         count += 1
     assert count == 5
     assert not fairness.may(fairness.of("heavy", 5, 40.0), 100.0, 40.0, "before")
+
+
+def test_a_model_of_which_nothing_is_told_counts_with_those_that_it_answers_for() -> None:
+    gate = Gate(Settings())
+    gate.known("next")
+    gate.works("base", 2, together=1)
+    gate.answer_for({frozenset(("base", "next"))})
+    fairness = gate.places("next").fairness
+    assert heavy_ones(gate, "next", kept_back=False) == 2
+    assert not fairness.may(fairness.of("heavy", 5, 40.0), 100.0, 40.0, "base")
