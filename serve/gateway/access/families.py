@@ -83,7 +83,8 @@ class Families:
             together = [each.together for each in told.values()]
             fairness.most_together = 0 if 0 in together else max(together, default=0)
             # Of several, a request is with one after the other, or with one of them.
-            fairness.waits_s = told[family[0]].waits_s if told and len(family) == 1 else math.inf
+            is_one = len(told) == len(family) == len(self._steps(family[0])) == 1
+            fairness.waits_s = told[family[0]].waits_s if is_one else math.inf
             fairness.servers = self._servers
             fairness.works = {
                 model: Works(

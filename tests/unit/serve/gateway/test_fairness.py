@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import random
 import sys
 import time
@@ -1060,3 +1061,18 @@ def test_a_model_of_which_nothing_is_told_counts_with_those_that_it_answers_for(
     fairness = gate.places("next").fairness
     assert heavy_ones(gate, "next", kept_back=False) == 2
     assert not fairness.may(fairness.of("heavy", 5, 40.0), 100.0, 40.0, "base")
+
+
+@pytest.mark.parametrize(("models", "released", "waits_s"), [
+    (["m"], [], 0.02), (["m"], ["m", "next"], math.inf), (["m", "ens"], [], math.inf),
+])  # fmt: skip
+def test_in_which_order_requests_are_worked_on_is_known_of_a_model_alone(
+    models: list[str], released: list[str], waits_s: float
+) -> None:
+    """A release may send a request to the other, of which nothing is known yet."""
+    gate = Gate(Settings())
+    gate.works("m", 1, together=8, waits_s=0.02)
+    if "ens" in models:
+        gate.works("ens", 1, ["m"], together=8, waits_s=0.02)
+    gate.answer_for({frozenset(released)})
+    assert gate.places("m").fairness.waits_s == waits_s
