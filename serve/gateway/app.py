@@ -133,9 +133,9 @@ def create_app(
         validate=settings.validate,
     )
 
-    def works(model: str, instances: int, asks: Sequence[str], together: int) -> None:
+    def works(model: str, instances: int, asks: Sequence[str], together: int, waits_s: float) -> None:
         servers = max(1, len(upstream.balancer.nodes))
-        gate.works(model, instances * servers, asks, servers=servers, together=together)
+        gate.works(model, instances * servers, asks, servers=servers, together=together, waits_s=waits_s)
 
     contracts.works = works
     releases.bound = gate.answer_for

@@ -21,11 +21,11 @@ import bisect
 import itertools
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["Account", "Fairness", "NoSilence", "Silence", "Work"]
+__all__ = ["Account", "Fairness", "NoSilence", "Silence", "Work", "Works"]
 
 BESIDE_S = 5.0  # after its last request, a key counts as one that is beside others
 STANDARD_S = (
@@ -153,10 +153,10 @@ class Work:
         account: of its key.
         begun: when it was sent.
         model: that was asked, of those which share the account.
-        at_once: whether an instance was free as it was sent.
         beside_heavy: whether heavy requests of others were there.
 
     Attributes:
+        steps: models whose instances it may be with.
         at: since when an instance may be at work on it; infinite while all are on others.
         before: since when that instance was at work on the one before it, of whose batch it may be.
         guards: what counts it, as heavy ones are kept back while it is with the server, up to GUARDS_S.
@@ -167,7 +167,6 @@ class Work:
     __slots__ = (
         "account",
         "at",
-        "at_once",
         "before",
         "begun",
         "beside_heavy",
@@ -176,21 +175,32 @@ class Work:
         "model",
         "over",
         "priority",
+        "steps",
     )
 
     def __init__(
-        self, fairness: Fairness, account: Account, begun: float, model: str, *, at_once: bool, beside_heavy: bool
+        self,
+        fairness: Fairness,
+        account: Account,
+        begun: float,
+        model: str,
+        steps: Collection[str],
+        *,
+        beside_heavy: bool,
     ) -> None:
         self.fairness = fairness
         self.account = account
         self.begun = begun
         self.model = model
-        self.at_once = at_once
+        self.steps = steps
         self.beside_heavy = beside_heavy
         self.at = self.before = math.inf
         self.guards: tuple[Counter[int], ...] = ()
         self.priority = 0
         self.over = False
+
+
+Answered = tuple[Account, int, float, float, float]
 
 
 class Sharer(Protocol):
@@ -221,12 +231,44 @@ class Silence(Protocol):
 
 
 @dataclass(frozen=True)
+class Works:
+    """How a model works.
+
+    Attributes:
+        instances: that work at the same time on one server, of several models of that which has fewest; 0 where nobody
+            knows.
+        steps: models that it is, or asks, or that answer for it.
+        models: that work on a request of it, one after the other.
+    """
+
+    instances: int = 0
+    steps: frozenset[str] = frozenset(("",))
+    models: int = 1
+
+
+@dataclass(frozen=True)
 class NoSilence:
     """Of servers of which nobody tells."""
 
     over_at: float = -math.inf
     astray: int = 0
     servers: int = 0
+
+
+UNKNOWN = Works()
+
+
+class _Instances(dict[str, int]):
+    """By model, on all servers; of one of which nothing is known, as many as that has which has fewest."""
+
+    def __init__(self, fairness: Fairness) -> None:
+        super().__init__()
+        self._fairness = fairness
+
+    def __missing__(self, model: str) -> int:
+        fairness = self._fairness
+        self[model] = found = fairness.works.get(model, UNKNOWN).instances * fairness.servers or fairness.instances
+        return found
 
 
 class Fairness:
@@ -238,10 +280,11 @@ class Fairness:
     Attributes:
         instances: of the model, that work at the same time; of several, of that which has fewest.
         servers: that have them, each with a queue of its own; those that are ready, as far as is known.
-        works: by name, of the models that share it: instances on one server, of several that it asks of that which has
-            fewest; and how many are asked, one of which may be at work on what another has done.
+        works: by name, of the models that share it, as far as is known.
         any_number: whether an instance may work on any number of requests at the same time.
         most_together: requests that an instance answers at a time at most; 0 where nobody knows.
+        waits_s: for how long an instance that is free waits for more of a batch, at most; infinite where it does not
+            work on requests in the order in which they came, or nobody knows.
         heavy: requests of heavy keys that are with the server.
         silence: what its servers hide by being silent.
         sharers: those who are to look at who waits with them, if anybody does, when an answer has come.
@@ -249,9 +292,10 @@ class Fairness:
 
     def __init__(self, target_s: float | None = None) -> None:
         self.instances = self.servers = 1
-        self.works: Mapping[str, tuple[int, int]] = {}
+        self.works: Mapping[str, Works] = {}
         self.any_number = False
         self.most_together = 0
+        self.waits_s = math.inf
         self.heavy = 0
         self.silence: Silence = NoSilence()
         self.sharers: list[Sharer] = []
@@ -259,26 +303,31 @@ class Fairness:
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._least = 0.0  # used by whom was served last
         self._answered_at = self._before = -math.inf  # the last answer; the last of the batch before
-        # The last: each with its size, and what it was charged beyond its cost until that settles.
-        self._batch: list[tuple[Account, int, float]] = []
+        # The last: each with its size, what it was charged beyond its cost until that settles, since when an instance
+        # was at work on it, or on the batch that it is of, and for how many seconds of all instances' time.
+        self._batch: list[Answered] = []
         self._at_once: list[Account] = []  # whose requests were answered in much less time than one takes
         self._at_once_until = -math.inf
         self._held = 0  # requests with the server as the first of them was answered
-        self._batch_s = 0.0
         self._looked_at = -math.inf
         self._keys = 1  # that are beside each other
         self._share = 1.0  # of the time, for each heavy key
         self._met_s = 0.0  # what a heavy request takes that was with the server lately
         self._in_flight = self._there = 0  # requests with the server, and keys that have any there
-        self._next: dict[Work, None] = {}  # with the server, and not yet begun with, as they came
+        # With the server, and not yet begun with, as they came, by model.
+        self._next: defaultdict[str, dict[Work, None]] = defaultdict(dict)
         self._at_work: dict[Work, None] = {}  # that are, the longest ago first
+        self._at_work_of: Counter[str] = Counter()  # they, by the models whose instances they may be with
+        self._heavy_of: Counter[str] = Counter()  # heavy ones that are with the server, in the same way
         self._new: dict[Work, None] = {}  # of keys of which nothing is known, the oldest first
         self._doubted_at = -math.inf  # when one of them was last answered that took long
         self._is_usual_known = False
         self._is_any_unknown = False  # of several keys of which little is known, and that had no answer yet
-        self._most_heavy = 1  # heavy requests that may be with the server where none is kept back
+        self._batches_heavy = 1.0  # heavy requests that an instance answers together, at most
         self._there_of: Counter[str] = Counter()  # requests with the server, by the model that was asked
         self._depths: dict[str, int] = {}  # as of the last look
+        self._instances_of = _Instances(self)  # in the same way
+        self._is_in_order = False  # whether it is known in which they are worked on
         self._batches = 1.0  # the most that an instance was seen to answer together, of those that are here
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
         self._guarding: deque[Work] = deque()  # they, and some that are over
@@ -312,11 +361,7 @@ class Fairness:
         if self._is_full(held, model):
             return False
         if account.heavy:
-            if self._kept_until(account, now) <= now:
-                return self.heavy < (self._most_of(account) if account.in_flight else self._most_heavy)
-            if self.instances > 1:
-                return self.heavy < max(1.0, min(self.instances, limit) - 1)
-            return not self.heavy and now >= account.not_before
+            return self._may_be_heavy(account, limit, now, model)
         if not held:
             return not (account.is_new and self._is_usual_known) or self._may_be_new(now)
         if account.answers < FEWEST and (account.is_new or self._is_any_unknown):
@@ -326,6 +371,25 @@ class Fairness:
         if held + 1 > max(1.0, limit - 1.0):  # never the last place
             return False
         return account.answers > 0 and account.met_s <= account.target_s >= (held + 1) * account.cost
+
+    def _may_be_heavy(self, account: Account, limit: float, now: float, model: str) -> bool:
+        """Whether one more heavy request may be: of those of each model whose instances it may be with."""
+        together = self._together(account) if account.in_flight else self._batches_heavy
+        is_kept = self._kept_until(account, now) > now
+        for step in self._works_of(model).steps:
+            instances = self._instances_of[step]
+            if not is_kept:
+                most = float(_filling(instances, together))
+            elif instances > 1:
+                most = max(1.0, min(instances, limit) - 1)
+            else:
+                most = float(now >= account.not_before)
+            if self._heavy_of[step] >= most:
+                return False
+        return True
+
+    def _works_of(self, model: str) -> Works:
+        return self.works.get(model, UNKNOWN)
 
     def _is_full(self, held: int, model: str) -> bool:
         """Whether the server has all that keeps a model at work, for a key that has so many requests there."""
@@ -343,10 +407,9 @@ class Fairness:
 
         More where an instance answers several together, or where another model goes on with what this one has done.
         """
-        each, models = self.works.get(model, (0, 1))
-        instances = each * self.servers or self.instances
+        instances = self._instances_of[model]
         filling = int(GROWS * (instances + 1) * self._batches) if self._batches >= BATCHED else 0
-        return max(3, (models + 1) * instances, filling)
+        return max(3, (self._works_of(model).models + 1) * instances, filling)
 
     def _may_be_new(self, now: float) -> bool:
         """Whether one more request of a key of which nothing is known may be with the server.
@@ -363,8 +426,7 @@ class Fairness:
 
     def _most_of(self, account: Account) -> int:
         """Heavy requests that keep all instances at work, such as a key's: one each, or batches and one that waits."""
-        together = self._together(account)
-        return self.instances if together < BATCHED else int((self.instances + 1) * together)
+        return _filling(self.instances, self._together(account))
 
     def _together(self, account: Account) -> float:
         """How many of a key's requests an instance answers at a time: as seen, or as the model may, if that is less."""
@@ -460,16 +522,17 @@ class Fairness:
         if account.used > self._least:
             self._least = account.used
         account.used = self._least + account.cost
-        at_once = self._in_flight < self.instances
-        work = Work(self, account, now, model, at_once=at_once, beside_heavy=self.heavy > 0 and not account.heavy)
+        steps = self.works[model].steps if model in self.works else UNKNOWN.steps
+        work = Work(self, account, now, model, steps, beside_heavy=self.heavy > 0 and not account.heavy)
         self._in_flight += 1
         self._there_of[model] += 1
-        self._next[work] = None
-        self._take_up(now)
+        self._next[model][work] = None
+        self._take_up(model, now)
         if account.answers < FEWEST and account.is_new:
             self._new[work] = None
         if account.heavy:
             self.heavy += 1
+            self._heavy_of.update(work.steps)
             self._met_s = max(self._met_s, account.met_s)
             return work
         if account.large or account.target_s == math.inf:  # there are no others whom it would keep back
@@ -493,22 +556,38 @@ class Fairness:
         account.used -= account.cost
         self._over(work)
 
-    def _take_up(self, now: float, before: float = math.inf) -> None:
-        """Instances that are free begin with what has waited for longest."""
-        while self._next and len(self._at_work) < self.instances:
-            work = next(iter(self._next))
-            del self._next[work]
+    def _take_up(self, model: str, now: float, before: float = math.inf) -> None:
+        """Instances that are free begin with what of a model has waited for longest."""
+        waiting, there = self._next[model], self._at_work_of
+        while waiting:
+            work = next(iter(waiting))
+            for step in work.steps:
+                if there[step] >= self._instances_of[step]:
+                    return
+            del waiting[work]
             work.at, work.before = now, before
             self._at_work[work] = None
+            for step in work.steps:
+                there[step] += 1
 
     def _since(self, work: Work, now: float) -> float:
         """When an instance began with a request that is answered now, or with the batch that it is of."""
-        answered = max(work.begun, self._before)
-        if work.at == math.inf:  # others of its batch came after it
-            return answered
-        since = work.before if now - work.at <= BATCH_S and work.before < work.at else work.at
-        # Of several servers, it may have been with one whose instances are all at heavy ones.
-        return max(since, answered) if work.beside_heavy and self.servers > 1 else since
+        if not self._is_in_order:
+            answered = max(work.begun, self._before)
+            if work.at == math.inf:
+                return answered
+            since = work.before if now - work.at <= BATCH_S and work.before < work.at else work.at
+            # It may have been with one whose instances are all at heavy ones.
+            return max(since, answered) if work.beside_heavy else since
+        since, most = work.at, work.begun - BATCH_S - self.waits_s  # a batch that began before that did so without it
+        if since == math.inf:  # it is read before what was answered first
+            since = now
+            if self.most_together != 1:
+                ours = (first for first in self._at_work if first.model == work.model)
+                since = next((first.at for first in ours if first.at >= most), now)
+        elif self.most_together != 1 and now - since <= BATCH_S and most <= work.before < since:
+            since = work.before
+        return since
 
     def end(self, work: Work, size: int, now: float) -> None:
         """The server is through with a request, however it ended."""
@@ -524,16 +603,15 @@ class Fairness:
             self._before = self._answered_at
         self._answered_at = now
         since = self._since(work, now)
-        seconds = (now - since) / self.instances
-        if seconds > self._batch_s:
-            self._batch_s = seconds
+        instances = self._instances_of[work.model]
+        seconds = (now - since) / instances
         more = max(0.0, seconds - account.cost)
-        self._batch.append((account, size or 1, more))
+        self._batch.append((account, size or 1, more, since, seconds))
         account.used += more  # until it is known what else was of its batch: whose turn is next is asked now
         account.took.append(now - begun)
         if account.answers < FEWEST:
-            alone_s = (now - begun) / self.instances if self.instances > 1 else seconds
-            self._saw_first(account, alone_s, at_once=work.at_once)
+            alone_s = (now - begun) / instances if self.instances > 1 else seconds
+            self._saw_first(account, alone_s, at_once=work.at == begun)
         if now > self._at_once_until:
             self._count_at_once()
             self._at_once_until = now + max(BATCH_S, min(account.cost * self.instances / 2, min(account.took) / 10))
@@ -559,13 +637,19 @@ class Fairness:
             self._new.pop(work, None)
         if work.at < math.inf:
             del self._at_work[work]
-            self._take_up(max(now, self._answered_at), since)
+            for step in work.steps:
+                self._at_work_of[step] -= 1
+            for model, waiting in self._next.items():
+                if waiting:
+                    self._take_up(model, max(now, self._answered_at), since if model == work.model else math.inf)
         else:
-            del self._next[work]
+            del self._next[work.model][work]
         self._in_flight -= 1
         self._there_of[work.model] -= 1
         self._there -= not work.account.in_flight
-        self.heavy -= work.account.heavy
+        if work.account.heavy:
+            self.heavy -= 1
+            self._heavy_of.subtract(work.steps)
         if work.guards:
             self._unguard(work)
 
@@ -582,23 +666,47 @@ class Fairness:
         work.guards = ()
 
     def _settle(self) -> None:
-        """Charge what was answered together: each for what it is known to take, and by its size."""
-        seconds = self._batch_s
-        if len({account for account, _, _ in self._batch}) == 1:
-            account = self._batch[0][0]
-            account.saw(seconds, self._answered_at)
-            if self.instances == 1 and len(self._batch) == 1:
-                account.alone_s = min(account.alone_s, seconds)
-        shares = [size * max(each.cost if each.answers else seconds, LEAST_S) for each, size, _ in self._batch]
-        whole = sum(shares)
-        for (account, _, more), share in zip(self._batch, shares, strict=True):
+        """Charge what was answered in one moment, each batch by itself."""
+        answered = self._batch
+        if len(answered) == 1:
+            if self.instances == 1 and answered[0][4] < answered[0][0].alone_s:
+                answered[0][0].alone_s = answered[0][4]
+            self._charge(answered)
+        elif answered:
+            batches: dict[float, list[Answered]] = {}
+            for number, each in enumerate(answered):
+                # Where nobody knows the order, nobody knows what was one; and of a model without batches, nothing was.
+                batch = 0.0 if not self._is_in_order else number if self.most_together == 1 else each[3]
+                if batch in batches:
+                    batches[batch].append(each)
+                else:
+                    batches[batch] = [each]
+            for together in batches.values():
+                self._charge(together)
+        answered.clear()
+
+    def _charge(self, batch: list[Answered]) -> None:
+        """Each for what it is known to take, and by its size."""
+        account, _, more, _, seconds = batch[0]
+        if batch[0] is batch[-1]:
             account.used -= more
-            account.charge(seconds * share / whole)
-            # From here on it may have more than one there, if it is not heavy.
-            if account.answers == FEWEST and self._takes_s(account) > account.target_s:
-                self._looked_at = -math.inf
-        self._batch.clear()
-        self._batch_s = 0.0
+            account.saw(seconds, self._answered_at)
+            self._pay(account, seconds)
+            return
+        seconds = max(each[4] for each in batch)
+        if len({each[0] for each in batch}) == 1:
+            account.saw(seconds, self._answered_at)
+        shares = [size * max(each.cost if each.answers else seconds, LEAST_S) for each, size, *_ in batch]
+        whole = sum(shares)
+        for (account, _, more, *_), share in zip(batch, shares, strict=True):
+            account.used -= more
+            self._pay(account, seconds * share / whole)
+
+    def _pay(self, account: Account, seconds: float) -> None:
+        account.charge(seconds)
+        # From here on it may have more than one there, if it is not heavy.
+        if account.answers == FEWEST and self._takes_s(account) > account.target_s:
+            self._looked_at = -math.inf
 
     def _count_at_once(self) -> None:
         """How many requests of a key, or of such as take as long, were answered together."""
@@ -641,7 +749,7 @@ class Fairness:
         self._is_any_unknown = 0 in few and len(few) > 2
         priorities = [each.priority for each in beside]
         heavies = 0
-        kept_now = False
+        kept_now = turned = False
         for target_s, each in self._targets(there):
             takes_s = self._takes_s(each) if each.answers >= FEWEST else self._first_s(each)
             was, was_kept, each.heavy = each.heavy, each.heavy or each.large, takes_s > target_s
@@ -650,20 +758,30 @@ class Fairness:
             each.target_s = target_s
             each.large = takes_s * (self.instances + 1) > target_s >= takes_s
             kept_now |= not was_kept and (each.heavy or each.large)
-            if was is not each.heavy:
-                self.heavy += each.in_flight if each.heavy else -each.in_flight
+            turned |= was is not each.heavy
             heavies += each.heavy and (each.in_flight > 0 or now - each.seen < BESIDE_S)
             if takes_s * self.instances > LONGEST_TRY_S and not each.batches:
                 each.together, each.tried = 1.0, now
             elif each.together < BATCHED and now - each.tried > TRIES_AGAIN_S:
                 each.together, each.tried = TRIES, now
+        if turned:
+            self._count_heavy()
         if kept_now:
             self._keep_back_no_more(now)
         self._keys = keys = len(beside)
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
-        self._most_heavy = max((self._most_of(each) for each in beside if each.heavy), default=self.instances)
+        self._batches_heavy = max((self._together(each) for each in beside if each.heavy), default=1.0)
         self._batches = max((self._together(each) for each in beside), default=1.0)
+        self._is_in_order = self.servers == 1 and self.waits_s < math.inf  # of several nobody knows which had it
         self._depths.clear()
+        self._instances_of.clear()
+
+    def _count_heavy(self) -> None:
+        """Who is heavy has changed, with what is there."""
+        waiting = itertools.chain.from_iterable(self._next.values())
+        heavy = [work for work in itertools.chain(self._at_work, waiting) if work.account.heavy]
+        self.heavy = len(heavy)
+        self._heavy_of = Counter(itertools.chain.from_iterable(work.steps for work in heavy))
 
     def _targets(self, accounts: list[Account]) -> Iterator[tuple[float, Account]]:
         """Each with what an answer to the others may take: to most of those of its priority, and of better ones."""
@@ -682,6 +800,11 @@ class Fairness:
                     SHORTEST_TARGET_S, FACTOR * (account.cost if usual is None else usual)
                 )
                 yield (target_s if count > 1 else math.inf), account
+
+
+def _filling(instances: int, together: float) -> int:
+    """Requests that keep so many at work: one each, or so large batches and one that waits."""
+    return instances if together < BATCHED else int((instances + 1) * together)
 
 
 def _lower_median(ascending: list[float], without: float | None) -> float | None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from serve.gateway.access.admission import Admission
-from serve.gateway.access.fairness import Fairness, Silence
+from serve.gateway.access.fairness import Fairness, Silence, Works
 
 __all__ = ["Families"]
+
+
+@dataclass(frozen=True)
+class _Told:
+    instances: int
+    together: int
+    waits_s: float
 
 
 class Families:
@@ -19,18 +28,26 @@ class Families:
 
     def __init__(self, silence: Silence) -> None:
         self._silence = silence
-        self._instances: dict[str, int] = {}
-        self._together: dict[str, int] = {}
+        self._told: dict[str, _Told] = {}
         self._servers = 1
         self._asks: dict[str, frozenset[str]] = {}
         self._answer: frozenset[frozenset[str]] = frozenset()
-        self._settled: dict[str, tuple[Admission, int, int]] = {}
+        self._settled: dict[str, tuple[Admission, _Told | None]] = {}
 
-    def works(self, model: str, instances: int, asks: Sequence[str] = (), servers: int = 1, together: int = 0) -> None:
-        """So many instances of a model work at the same time, on so many servers, each on so many requests; it asks
-        others."""
-        self._instances[model] = instances
-        self._together[model] = together
+    def works(
+        self,
+        model: str,
+        instances: int,
+        asks: Sequence[str] = (),
+        servers: int = 1,
+        together: int = 0,
+        waits_s: float = math.inf,
+    ) -> None:
+        """So many instances of a model work at the same time, on so many servers; it asks others.
+
+        Each works on so many requests, and waits for them for so long; see `Fairness`.
+        """
+        self._told[model] = _Told(instances, together, waits_s)
         self._servers = servers
         if asks or model in self._asks:
             self._asks[model] = frozenset((model, *asks))
@@ -51,9 +68,7 @@ class Families:
         Those who came last to a family go on with what is known in it; what is with the server stays where it began.
         """
         taken: set[Fairness] = set()
-        known = {
-            model: (own, self._instances.get(model, 0), self._together.get(model, 0)) for model, own in places.items()
-        }
+        known = {model: (own, self._told.get(model)) for model, own in places.items()}
         if known == self._settled:
             return
         for family in self._families(places):
@@ -63,16 +78,21 @@ class Families:
             if fairness is None:
                 fairness = Fairness(own[0].bounds.target_s)
             taken.add(fairness)
-            fairness.instances = max(
-                1, min((self._instances[each] for each in family if each in self._instances), default=1)
-            )
-            together = [self._together[each] for each in family if each in self._together]
+            told = {each: self._told[each] for each in family if each in self._told}
+            fairness.instances = max(1, min((each.instances for each in told.values()), default=1))
+            together = [each.together for each in told.values()]
             fairness.most_together = 0 if 0 in together else max(together, default=0)
+            # Of several, a request is with one after the other, or with one of them.
+            is_one = len(told) == len(family) == len(self._steps(family[0])) == 1
+            fairness.waits_s = told[family[0]].waits_s if is_one else math.inf
             fairness.servers = self._servers
             fairness.works = {
-                each: (self._instances[each] // self._servers, len(self._asks.get(each, (each,))))
-                for each in family
-                if each in self._instances
+                model: Works(
+                    told[model].instances // self._servers if model in told else 0,
+                    self._steps(model),
+                    len(self._asked(model)),
+                )
+                for model in family
             }
             fairness.any_number = 0 in together
             fairness.silence = self._silence
@@ -80,6 +100,14 @@ class Families:
                 for kind in each.kinds:
                     kind.join(fairness)
         self._settled = known
+
+    def _asked(self, model: str) -> frozenset[str]:
+        return self._asks.get(model, frozenset((model,)))
+
+    def _steps(self, model: str) -> frozenset[str]:
+        """Models whose instances may be at work on what asks one."""
+        group = next((each for each in self._answer if model in each), frozenset((model,)))
+        return frozenset().union(*map(self._asked, group))
 
     def _families(self, models: Collection[str]) -> Iterator[list[str]]:
         """The models, each with those that it is bound to in one way or another."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Collection, Iterator, Sequence
 
@@ -159,18 +160,26 @@ class Gate:
             self._add(model)
 
     def works(
-        self, model: str, instances: int, asks: Sequence[str] = (), *, servers: int = 1, together: int = 0
+        self,
+        model: str,
+        instances: int,
+        asks: Sequence[str] = (),
+        *,
+        servers: int = 1,
+        together: int = 0,
+        waits_s: float = math.inf,
     ) -> None:
         """So many instances of a model work at the same time, on all servers.
 
         Args:
             servers: how many there are.
             together: requests that an instance answers at a time at most; 0 where nobody knows.
+            waits_s: for how long one that is free waits for more of a batch, at most; see `Fairness`.
             asks: other models that answer for it; what keys have used of the one, they have used of the others.
         """
         for each in (*asks, model):
             self.known(each)
-        self._families.works(model, instances, asks, servers, together)
+        self._families.works(model, instances, asks, servers, together, waits_s)
         self._families.settle(self._places)
 
     def answer_for(self, groups: Collection[frozenset[str]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -94,7 +95,7 @@ class Contracts:
         self._loop_time = loop_time or LoopTime()
         self.apart = Apart(apart_bytes)
         self._checks = Checks()
-        self.works: Callable[[str, int, Sequence[str], int], None] = _nothing
+        self.works: Callable[[str, int, Sequence[str], int, float], None] = _nothing
 
     async def of(self, target: Target) -> Contract:
         """The contract of a model, or of one version of it.
@@ -143,8 +144,8 @@ class Contracts:
             made = metadata, contract
             self._made.put(target.path, made)
             asks: list[str] = []
-            instances, together = await self._instances(metadata, asks)
-            self.works(target.model, instances, asks, together)
+            instances, together, waits_s = await self._instances(metadata, asks)
+            self.works(target.model, instances, asks, together, waits_s)
         if len(self._holding) >= MODELS:
             self._holding.clear()
         self._holding[target.model, target.version] = time.monotonic() + HOLDS_S, made[1]
@@ -173,20 +174,22 @@ class Contracts:
                     return found
         return None
 
-    async def _instances(self, metadata: ModelMetadata, asks: list[str], depth: int = 0) -> tuple[int, int]:
+    async def _instances(self, metadata: ModelMetadata, asks: list[str], depth: int = 0) -> tuple[int, int, float]:
         """That work at the same time: of the model, or of that among those that it `asks` which has fewest.
 
-        And how many requests one of any of these answers together at most; 0 where that is not known.
+        And how many requests one of any of these answers together at most, 0 where that is not known, and how many
+        seconds it waits for them.
         """
-        counts = [(metadata.instances, metadata.together)] if metadata.instances else []
+        counts = [(metadata.instances, metadata.together, metadata.waits_s)] if metadata.instances else []
         asked = metadata.steps if not metadata.network else (*metadata.steps, (metadata.network, None))
         with contextlib.suppress(GatewayError):  # a step that is not known
             for model, version in asked if depth <= DEEPEST else ():
                 counts.append(await self._instances(await self._source.metadata(model, version), asks, depth + 1))
                 asks.append(model)
-        together = [each for _, each in counts]
+        together = [each for _, each, _ in counts]
         most = 0 if 0 in together else max(together, default=0)
-        return min((instances for instances, _ in counts), default=1), most
+        waits_s = max((each for *_, each in counts), default=math.inf)
+        return min((instances for instances, *_ in counts), default=1), most, waits_s
 
     async def last_request(self, target: Target, sequence: int | str) -> bytes | None:
         """A request of zeros and empty texts that ends a sequence; None where it would be too large.
@@ -445,5 +448,5 @@ def _made_in_child(read: Callable[..., T], came: bytes | Packed, most_bytes: int
     return read(loaded(text), *arguments)
 
 
-def _nothing(_model: str, _instances: int, _asks: Sequence[str], _together: int) -> None:
+def _nothing(_model: str, _instances: int, _asks: Sequence[str], _together: int, _waits_s: float) -> None:
     """Nobody is to be told."""

@@ -59,6 +59,8 @@ class ModelMetadata:
         heeds_cancellation: whether it says that it ends soon once a request is cancelled, as packed hooks do.
         instances: of it, that work at the same time; 0 for those of others that it asks, or where nothing is known.
         together: requests that one of these may answer at a time, for whose batches it waits; 0 where nothing is known.
+        waits_s: for how long one that is free waits for more of a batch, at most; infinite where they don't work on
+            requests in the order in which these came, or nothing is known.
         batcher: of its sequences; None where it has none, or nothing is known.
     """
 
@@ -81,6 +83,7 @@ class ModelMetadata:
     dimensions: tuple[int, ...] = ()
     heeds_cancellation: bool = False
     together: int = 0
+    waits_s: float = math.inf
 
     @property
     def answer_bytes(self) -> float:
@@ -134,7 +137,7 @@ class ModelMetadata:
             return cls(
                 data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
                 decoupled, _batcher(known, data["name"], chosen), network, task, _instances(known), sizes, heeds,
-                _together(known, decoupled),
+                _together(known, decoupled), _waits_s(known, decoupled),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err
@@ -200,6 +203,13 @@ def _together(config: Mapping[str, Any], decoupled: bool | None) -> int:
         return 0
     batches = "dynamic_batching" in config or "sequence_batching" in config
     return max(1, int(config.get("max_batch_size", 0))) if batches else 1
+
+
+def _waits_s(config: Mapping[str, Any], decoupled: bool | None) -> float:
+    batching = config.get("dynamic_batching", {})
+    if decoupled is None or decoupled or "sequence_batching" in config or int(batching.get("priority_levels", 0)):
+        return math.inf
+    return int(batching.get("max_queue_delay_microseconds", 0)) / 1e6
 
 
 def _batcher(config: Mapping[str, Any], name: str, version: str) -> Batcher | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import random
 import sys
 import time
@@ -101,6 +102,7 @@ class World:
             self.places.fairness.instances = self.instances
             self.places.fairness.most_together = self.largest
             self.places.fairness.servers = self.servers
+            self.places.fairness.waits_s = 0.0
         self.chance = random.Random(0)
 
     async def client(
@@ -167,6 +169,27 @@ class World:
             answered = asyncio.ensure_future(self.answer(cost_s))
             await asyncio.wait([answered], timeout=patience_s)
             self.places.abandon(time.monotonic() - sent, who, [answered])
+
+
+class InAnyOrder(World):
+    """A gateway that is busy: it reads the answers of a moment together, in an order of its own."""
+
+    read: list[asyncio.Future[None]] | None = None
+
+    async def answer(self, seconds: float) -> None:
+        await super().answer(seconds)
+        loop = asyncio.get_running_loop()
+        if self.read is None:
+            self.read = []
+            loop.call_later(0.0006 * self.chance.random(), self._read)
+        self.read.append(loop.create_future())
+        await self.read[-1]
+
+    def _read(self) -> None:
+        answers, self.read = self.read or [], None
+        self.chance.shuffle(answers)
+        for each in answers:
+            each.set_result(None)
 
 
 def lights(world: World, until: float, count: int = 10) -> list[Coroutine[Any, Any, None]]:
@@ -726,7 +749,7 @@ def test_light_requests_buy_no_place_for_a_burst_of_heavy_ones(instances: int, k
         ],
     )
     took, refused = of_lights(world)
-    assert max(took) < 1.1 * heavy_s * (1 + keys / instances)  # it was 18 to 63 s for one
+    assert max(took) < 1.1 * heavy_s * (1 + max(1, keys / instances))  # it was 18 to 63 s for one
     assert keys > 1 or refused < 0.02 * len(took)
 
 
@@ -878,15 +901,8 @@ def allowed(places: Admission) -> int:
 
 
 def test_a_model_has_what_keeps_its_own_instances_at_work_whatever_asks_it_too() -> None:
-    def gate() -> Gate:
-        found = Gate(Settings())
-        found.works("network", 6, together=1)
-        found.works("before", 1, together=1)
-        found.works("ens", 1, ["before", "network"], together=1)
-        return found
-
-    assert allowed(gate().places("network")) == 12  # it was as few as of the other
-    assert allowed(gate().places("ens")) == 4
+    assert allowed(ensemble_and_network().places("network")) == 12  # it was as few as of the other
+    assert allowed(ensemble_and_network().places("ens")) == 4
 
 
 def test_servers_that_are_gone_work_on_nothing() -> None:
@@ -896,18 +912,10 @@ def test_servers_that_are_gone_work_on_nothing() -> None:
     assert gate.places("m").fairness.instances == 2
 
 
-@pytest.mark.parametrize("largest", [1, 8])
-@pytest.mark.parametrize("instances", [1, 2])
-def test_long_requests_that_end_together_are_not_washed_away_by_many_light_ones(instances: int, largest: int) -> None:
-    """As many of 3 s as there are instances, then 120 that take nothing, again and again."""
+async def pulses(world: World, until: float) -> None:
+    """Two of 3 s, then 120 that take nothing, again and again."""
 
-    async def pulses(world: World) -> None:
-        while time.monotonic() < 40.0:
-            await asyncio.gather(*(one(world, 3.0) for _ in range(2)))
-            for _ in range(60):
-                await asyncio.gather(one(world, 0.001), one(world, 0.001))
-
-    async def one(world: World, seconds: float) -> None:
+    async def one(seconds: float) -> None:
         try:
             await world.places.enter(5, PATIENCE_S, "pulses")
         except OverloadedError:
@@ -917,10 +925,154 @@ def test_long_requests_that_end_together_are_not_washed_away_by_many_light_ones(
         await world.answer(seconds)
         world.places.leave(time.monotonic() - sent, 100, "pulses")
 
+    while time.monotonic() < until:
+        await asyncio.gather(*(one(3.0) for _ in range(2)))
+        for _ in range(60):
+            await asyncio.gather(one(0.001), one(0.001))
+
+
+@pytest.mark.parametrize("light_s", [0.0003, 0.002])
+@pytest.mark.parametrize(("instances", "largest"), [(1, 1), (2, 1), (2, 8)])
+def test_long_requests_that_end_with_others_are_not_washed_away_by_many_light_ones(
+    instances: int, largest: int, light_s: float
+) -> None:
     world = run(
-        lambda: World(instances, largest),
-        lambda w: [pulses(w), *[w.client(f"light{n % 5}", lambda: 0.002, 0.03, 40.0) for n in range(15)]],
+        lambda: InAnyOrder(instances, largest),
+        lambda w: [pulses(w, 40.0), *[w.client(f"light{n % 5}", lambda: light_s, 0.03, 40.0) for n in range(15)]],
     )
-    took, _ = of_lights(world)
+    took, refused = of_lights(world)
     stopped_s = sum(seconds for seconds in took if seconds > 1.0) / 15
-    assert stopped_s < (0.4 * 34.0 if instances == 1 else 1.0)  # all the time, on a real one with two
+    assert stopped_s < (0.4 if instances == 1 else 0.1) * 34.0  # nearly all the time, with two
+    assert refused < 0.02 * len(took)
+
+
+@pytest.mark.parametrize(("instances", "largest"), [(1, 1), (1, 8), (2, 1)])
+def test_light_requests_that_are_read_before_the_heavy_one_ahead_of_them_stay_light(
+    instances: int, largest: int
+) -> None:
+    for seed in range(2):
+
+        def world(seed: int = seed) -> World:
+            made = InAnyOrder(instances, largest)
+            made.chance = random.Random(seed)
+            return made
+
+        found = run(
+            world,
+            lambda w: [
+                *[w.client(f"light{n % 5}", lambda: 0.0003, 0.03, TIME_S) for n in range(15)],
+                *many(w, "heavy", 8, lambda: HEAVY_S, TIME_S),
+            ],
+        )
+        took, refused = of_lights(found)
+        assert not refused  # it was 3,017
+        assert np.percentile(took, 95) < 0.01  # it was 2 s
+
+
+def answered(fairness: Fairness, who: str, sent: float, until: float, model: str = "m") -> Callable[[], None]:
+    """Sends a request; calls to be made as it is answered."""
+    work = fairness.begin(fairness.of(who, 5, sent), sent, model)
+    return lambda: fairness.end(work, 1, until)
+
+
+@pytest.mark.parametrize(("waits_s", "share"), [(0.0, 0.0), (0.05, 0.5)])
+def test_what_came_after_a_batch_had_begun_has_no_part_in_what_it_took(waits_s: float, share: float) -> None:
+    """An instance that is free waits for more of a batch for as long as its configuration says."""
+    fairness = Fairness()
+    fairness.most_together, fairness.waits_s = 8, waits_s
+    long = answered(fairness, "long", 0.0, 3.0)
+    light = answered(fairness, "light", 0.03, 3.0)
+    light()
+    long()
+    answered(fairness, "other", 4.0, 4.01)()
+    assert fairness.of("light", 5, 5.0).cost == pytest.approx(3.0 * share, abs=0.001)
+    assert fairness.of("long", 5, 5.0).cost == pytest.approx(3.0 * (1 - share), abs=0.001)
+
+
+def ensemble_and_network() -> Gate:
+    """An ensemble, with a step that has one instance, and its network, which has six."""
+    found = Gate(Settings())
+    found.works("network", 6, together=1)
+    found.works("before", 1, together=1)
+    found.works("ens", 1, ["before", "network"], together=1)
+    return found
+
+
+def test_what_a_request_takes_is_of_the_instances_of_the_model_that_was_asked() -> None:
+    """The shortest of several that one instance each works on is answered first."""
+    gate = ensemble_and_network()
+    fairness = gate.places("network").fairness
+    ends = [answered(fairness, "a", 0.001 * n, 6.0 - n, "network") for n in range(6)]
+    for each in reversed(ends):
+        each()
+    answered(fairness, "b", 7.0, 7.1, "before")()
+    answered(fairness, "b", 8.0, 8.1, "before")()
+    assert 3.0 < fairness.of("a", 5, 9.0).cost * 6 < 4.5  # 3.5 s on the mean, and what rises is believed sooner
+    assert fairness.of("b", 5, 9.0).cost == pytest.approx(0.1)
+
+
+def heavy_ones(gate: Gate, model: str, kept_back: bool) -> int:
+    """How many heavy requests for a model may be with it, beside a light key that asks another of its family."""
+    places = gate.places(model)
+    fairness, now = places.fairness, 0.0
+    for _ in range(FEWEST + 1):
+        for who, seconds, asked in (("light", 0.005, "ens"), ("light2", 0.005, "ens"), ("heavy", 6.0, model)):
+            answered(fairness, who, now, now + seconds, asked)()
+            now += seconds + 0.01
+    now += LOOK_S
+    if kept_back:
+        fairness.begin(fairness.of("light", 5, now), now, "ens")
+    else:
+        now += 3.0
+    count = 0
+    while count < 50 and fairness.may(account := fairness.of("heavy", 5, now), 100.0, now, model):
+        assert account.heavy
+        fairness.begin(account, now, model)
+        count += 1
+    assert fairness.heavy == count
+    return count
+
+
+@pytest.mark.parametrize(("model", "kept_back", "count"), [
+    ("network", False, 6), ("network", True, 5), ("ens", False, 1), ("before", False, 1), ("ens", True, 0),
+])  # fmt: skip
+def test_heavy_requests_have_the_instances_of_the_model_that_they_ask(model: str, kept_back: bool, count: int) -> None:
+    """Whatever asks it too: they were as few as those of the step with fewest."""
+    assert heavy_ones(ensemble_and_network(), model, kept_back) == count
+
+
+def test_heavy_requests_of_an_ensemble_count_at_each_of_its_steps() -> None:
+    gate = ensemble_and_network()
+    fairness = gate.places("ens").fairness
+    assert heavy_ones(gate, "ens", kept_back=False) == 1
+    count = 0
+    while fairness.may(account := fairness.of("heavy", 5, 40.0), 100.0, 40.0, "network"):
+        fairness.begin(account, 40.0, "network")
+        count += 1
+    assert count == 5
+    assert not fairness.may(fairness.of("heavy", 5, 40.0), 100.0, 40.0, "before")
+
+
+def test_a_model_of_which_nothing_is_told_counts_with_those_that_it_answers_for() -> None:
+    gate = Gate(Settings())
+    gate.known("next")
+    gate.works("base", 2, together=1)
+    gate.answer_for({frozenset(("base", "next"))})
+    fairness = gate.places("next").fairness
+    assert heavy_ones(gate, "next", kept_back=False) == 2
+    assert not fairness.may(fairness.of("heavy", 5, 40.0), 100.0, 40.0, "base")
+
+
+@pytest.mark.parametrize(("models", "released", "waits_s"), [
+    (["m"], [], 0.02), (["m"], ["m", "next"], math.inf), (["m", "ens"], [], math.inf),
+])  # fmt: skip
+def test_in_which_order_requests_are_worked_on_is_known_of_a_model_alone(
+    models: list[str], released: list[str], waits_s: float
+) -> None:
+    """A release may send a request to the other, of which nothing is known yet."""
+    gate = Gate(Settings())
+    gate.works("m", 1, together=8, waits_s=0.02)
+    if "ens" in models:
+        gate.works("ens", 1, ["m"], together=8, waits_s=0.02)
+    gate.answer_for({frozenset(released)})
+    assert gate.places("m").fairness.waits_s == waits_s
