@@ -137,7 +137,7 @@ class ModelMetadata:
             return cls(
                 data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
                 decoupled, _batcher(known, data["name"], chosen), network, task, _instances(known), sizes, heeds,
-                _together(known, decoupled), _waits_s(known, decoupled),
+                _together(known, decoupled), _waits_s(known, decoupled, versions),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err
@@ -205,7 +205,9 @@ def _together(config: Mapping[str, Any], decoupled: bool | None) -> int:
     return max(1, int(config.get("max_batch_size", 0))) if batches else 1
 
 
-def _waits_s(config: Mapping[str, Any], decoupled: bool | None) -> float:
+def _waits_s(config: Mapping[str, Any], decoupled: bool | None, versions: Sequence[str]) -> float:
+    if len(versions) > 1:  # each has instances of its own
+        return math.inf
     batching = config.get("dynamic_batching", {})
     if decoupled is None or decoupled or "sequence_batching" in config or int(batching.get("priority_levels", 0)):
         return math.inf

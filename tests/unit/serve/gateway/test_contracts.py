@@ -179,6 +179,24 @@ def config(batching: object = None, versions: Sequence[str] = ("1",), **more: An
 
 
 @pytest.mark.parametrize(
+    ("metadata", "waits_s"),
+    [
+        (config(), 0.0),
+        (config(dynamic_batching={}), 0.0),
+        (config(dynamic_batching={"max_queue_delay_microseconds": "2500"}), 0.0025),
+        (config(versions=("1", "2")), math.inf),  # each has instances of its own
+        (config(dynamic_batching={"priority_levels": 2}), math.inf),
+        (config({"oldest": {}}), math.inf),
+        (config(model_transaction_policy={"decoupled": True}), math.inf),
+    ],
+)
+def test_how_long_batches_are_waited_for_is_known_where_requests_are_worked_on_in_their_order(
+    metadata: ModelMetadata, waits_s: float
+) -> None:
+    assert metadata.waits_s == waits_s
+
+
+@pytest.mark.parametrize(
     ("metadata", "batcher"),
     [
         (config(), None),
