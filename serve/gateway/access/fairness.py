@@ -200,7 +200,7 @@ class Work:
         self.over = False
 
 
-Answered = tuple[Account, int, float, float, float]
+Answered = tuple[Account, int, float, float, float, float]
 
 
 class Sharer(Protocol):
@@ -304,8 +304,10 @@ class Fairness:
         self._least = 0.0  # used by whom was served last
         self._answered_at = self._before = -math.inf  # the last answer; the last of the batch before
         # The last: each with its size, what it was charged beyond its cost until that settles, since when an instance
-        # was at work on it, or on the batch that it is of, and for how many seconds of all instances' time.
+        # was at work on it, or on the batch that it is of, for how many seconds of all instances' time, and, for one
+        # that is taken to have been read early, for how many if it was not.
         self._batch: list[Answered] = []
+        self._is_any_due = False  # whether one of them was the next to be answered
         self._at_once: list[Account] = []  # whose requests were answered in much less time than one takes
         self._at_once_until = -math.inf
         self._held = 0  # requests with the server as the first of them was answered
@@ -606,7 +608,10 @@ class Fairness:
         instances = self._instances_of[work.model]
         seconds = (now - since) / instances
         more = max(0.0, seconds - account.cost)
-        self._batch.append((account, size or 1, more, since, seconds))
+        is_due = work.at < math.inf
+        self._is_any_due |= is_due
+        late_s = 0.0 if is_due or since < now else (now - max(begun, self._before)) / instances
+        self._batch.append((account, size or 1, more, since, seconds, late_s))
         account.used += more  # until it is known what else was of its batch: whose turn is next is asked now
         account.took.append(now - begun)
         if account.answers < FEWEST:
@@ -668,6 +673,9 @@ class Fairness:
     def _settle(self) -> None:
         """Charge what was answered in one moment, each batch by itself."""
         answered = self._batch
+        if not self._is_any_due:  # what was sent before is at work yet: the order is another
+            answered = [(*each[:4], max(each[4:]), 0.0) for each in answered]
+        self._is_any_due = False
         if len(answered) == 1:
             if self.instances == 1 and answered[0][4] < answered[0][0].alone_s:
                 answered[0][0].alone_s = answered[0][4]
@@ -683,11 +691,11 @@ class Fairness:
                     batches[batch] = [each]
             for together in batches.values():
                 self._charge(together)
-        answered.clear()
+        self._batch.clear()
 
     def _charge(self, batch: list[Answered]) -> None:
         """Each for what it is known to take, and by its size."""
-        account, _, more, _, seconds = batch[0]
+        account, _, more, _, seconds, _ = batch[0]
         if batch[0] is batch[-1]:
             account.used -= more
             account.saw(seconds, self._answered_at)

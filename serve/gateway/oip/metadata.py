@@ -197,6 +197,9 @@ def _instances(config: Mapping[str, Any]) -> int:
     return sum(int(group.get("count", 1)) * (len(group.get("gpus", ())) or 1) for group in groups)
 
 
+_IN_ORDER = ("preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering")
+
+
 def _together(config: Mapping[str, Any], decoupled: bool | None) -> int:
     """One that gives its answers when it likes may work on any number."""
     if decoupled is None or decoupled:
@@ -206,11 +209,10 @@ def _together(config: Mapping[str, Any], decoupled: bool | None) -> int:
 
 
 def _waits_s(config: Mapping[str, Any], decoupled: bool | None, versions: Sequence[str]) -> float:
-    if len(versions) > 1:  # each has instances of its own
-        return math.inf
     batching = config.get("dynamic_batching", {})
-    if decoupled is None or decoupled or "sequence_batching" in config or int(batching.get("priority_levels", 0)):
-        return math.inf
+    plain = all(name in _IN_ORDER or not value for name, value in batching.items())  # no priorities, nothing put off
+    if decoupled is None or decoupled or len(versions) > 1 or "sequence_batching" in config or not plain:
+        return math.inf  # versions have instances of their own
     return int(batching.get("max_queue_delay_microseconds", 0)) / 1e6
 
 

@@ -185,7 +185,9 @@ def config(batching: object = None, versions: Sequence[str] = ("1",), **more: An
         (config(dynamic_batching={}), 0.0),
         (config(dynamic_batching={"max_queue_delay_microseconds": "2500"}), 0.0025),
         (config(versions=("1", "2")), math.inf),  # each has instances of its own
+        (config(dynamic_batching={"preferred_batch_size": [4], "priority_levels": 0}), 0.0),
         (config(dynamic_batching={"priority_levels": 2}), math.inf),
+        (config(dynamic_batching={"default_queue_policy": {"timeout_action": "DELAY"}}), math.inf),
         (config({"oldest": {}}), math.inf),
         (config(model_transaction_policy={"decoupled": True}), math.inf),
     ],

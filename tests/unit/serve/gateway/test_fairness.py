@@ -989,6 +989,19 @@ def test_what_came_after_a_batch_had_begun_has_no_part_in_what_it_took(waits_s: 
     assert fairness.of("long", 5, 5.0).cost == pytest.approx(3.0 * (1 - share), abs=0.001)
 
 
+@pytest.mark.parametrize("together", [1, 8])
+def test_what_ends_while_one_that_was_sent_before_goes_on_took_the_time_that_it_took(together: int) -> None:
+    """Whatever the model's order is thought to be: one request that hangs hides none of the others'."""
+    fairness = Fairness()
+    fairness.most_together, fairness.waits_s = together, 0.0
+    fairness.begin(fairness.of("hangs", 5, 0.0), 0.0, "m")
+    for n in range(8):
+        answered(fairness, "long", 1.0 + 3 * n, 4.0 + 3 * n)()
+        answered(fairness, "light", 4.0 + 3 * n, 4.01 + 3 * n)()
+    assert fairness.of("long", 5, 30.0).cost > 2.0
+    assert fairness.of("light", 5, 30.0).cost < 0.02
+
+
 def ensemble_and_network() -> Gate:
     """An ensemble, with a step that has one instance, and its network, which has six."""
     found = Gate(Settings())
