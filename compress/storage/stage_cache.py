@@ -186,7 +186,7 @@ class StageCache:
     def can_keep(self) -> bool:
         """Whether something new may be kept: the folder, or what it would be made in, can be written."""
         there = next(place for place in (self.folder, *self.folder.absolute().parents) if place.exists())
-        return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+        return there.is_dir() and os.access(there, os.W_OK | os.X_OK, effective_ids=True)
 
     def _ours(self) -> bool:
         """Whether the folder is there, itself and no link to one, and nobody else may write into it.
