@@ -263,15 +263,19 @@ def run_recipe(recipe: Path, *flags: Annotated[str, Parameter(allow_leading_hyph
 
 
 def _cache(wanted: bool) -> StageCache | None:
-    """None where others have a say in the folder: a run goes on without, and says why."""
+    """None where there is no place for it, or others have a say there: a run goes on without, and says why."""
     if not wanted:
         return None
-    cache = StageCache.of()
     try:
+        cache = StageCache.of()
         cache.check()
     except ResourceError as err:
         warnings.warn(f"{err.what}: {err.why}; to mend it: {err.mend}", AssumedWarning, stacklevel=2)
         return None
+    if cache.most_bytes and not cache.can_keep:
+        told = f"stages are not kept for later runs: {cache.folder} can't be written"
+        mend = "name a folder of yours in XDG_CACHE_HOME, or do without by --no-cache"
+        warnings.warn(f"{told}; to mend it: {mend}", AssumedWarning, stacklevel=2)
     return cache
 
 

@@ -315,6 +315,9 @@ def _read(place: str, source: str, signature: Signature) -> _Found:
         mend = "take it away, or put the file itself in its place"
         raise DatasetError(f"can't read the data {source}", why=str(err), mend=mend) from err
     except (ValueError, OSError) as err:
+        if isinstance(err, OSError) and err.errno:
+            told = err.strerror or str(err)
+            raise DatasetError(f"can't read the data {source}", why=told, mend=f"let it be read, or {_MEND}") from err
         why = f"it is not a whole .npz or .npy file ({err})"
         raise DatasetError(f"can't read the data {source}", why=why, mend=_MEND) from err
 

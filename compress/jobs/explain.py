@@ -7,6 +7,7 @@ import json
 import shlex
 import tempfile
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import onnx
 from onnx import ModelProto
 
 from compress.artifact import Artifact
+from compress.console.wording import AssumedWarning
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
 from compress.evaluate.halves import halves
@@ -40,6 +42,8 @@ from compress.quantize.beside import Range, Tensor, beside
 from compress.quantize.int8_onnx import plain
 from compress.quantize.shield import shield, unshield
 from compress.runtime.backends import open_model
+from compress.runtime.backends.bfloat16 import emulated
+from compress.runtime.backends.onnxrt import is_emulated
 from compress.runtime.measure import cores, onnx_layer_bytes
 
 __all__ = ["Explanation", "Layer", "explain", "explained_within"]
@@ -132,6 +136,7 @@ def explain(first: Path, second: Path, options: ExplainOptions, watcher: Watcher
         )
     data = spread(Dataset.open(data_at(options.data, first, model), model.signature), options.samples)
     with tempfile.TemporaryDirectory() as folder:
+        other = _in_float(other, second, Path(folder))
         after = onnx.load(other.path)
         name_nodes(after)
         before = _comparable(model, after, Path(folder), watcher)
@@ -143,6 +148,17 @@ def explain(first: Path, second: Path, options: ExplainOptions, watcher: Watcher
                 f"{Path(second).name}.work/…-fold_onnx-…/model.onnx",
             )
         return _beside(model, before, after, other, data, Path(folder), watcher)
+
+
+def _in_float(model: OnnxModel, named: Path, folder: Path) -> OnnxModel:
+    """A file in BF16 as its emulation, whose tensors are float32 and have its names; others as they are."""
+    if not is_emulated(model.path):
+        return model
+    told = f"{named} is in BF16, for which ONNX Runtime has no kernels on a CPU: it is explained as FP32 emulates it"
+    warnings.warn(told, AssumedWarning, stacklevel=3)
+    path = folder / "emulated.onnx"
+    save(emulated(onnx.load(model.path)), path)
+    return OnnxModel(path, model.signature)
 
 
 def _lost_blocks(path: Path) -> bool:

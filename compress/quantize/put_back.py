@@ -6,10 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto
+from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
 from compress.formats.onnx.scope import captured, drop_dead, fresh, names_in, sort
 
 __all__ = ["Mixed", "UnmatchedError"]
+
+
+ROUNDED = frozenset({*QDQRegistry, *QLinearOpsRegistry})  # kinds of nodes that have Q/DQ nodes of their own on the CPU
 
 
 class UnmatchedError(Exception):
@@ -57,6 +61,9 @@ class Mixed:
         self._sources = {given: name for name, pair in self._pairs.items() for given in pair.restored}
         self._owners = self._find_owners()
         self._makers = {name: node.name for node in plain.graph.node for name in node.output}
+        self._rounding = {
+            name for node in plain.graph.node if node.op_type in ROUNDED for name in (*node.input, *node.output)
+        }
         self.units = [node.name for node in plain.graph.node if self._in_int8(node)]
 
     def model(self, back: Collection[str]) -> ModelProto:
@@ -191,7 +198,15 @@ class Mixed:
         takes = any(given in self._sources for _, given in pairs)
         drawn = {name for other, owner in self._owners.items() if owner == node.name for name in self._gives(other)}
         gives = any(name in self._pairs for name in {*node.output, *drawn})
-        return takes and (gives or not self._rounds_outputs)
+        return takes and (not self._rounds_outputs or (gives and not self._between(node)))
+
+    def _between(self, node: NodeProto) -> bool:
+        """Whether it stands between Q/DQ nodes that are all its neighbours': a Tanh after a product, before another.
+
+        It goes back with them, as the quantizer leaves it once they are excluded.
+        """
+        tensors = {name for name in (*node.input, *node.output) if name in self._pairs}
+        return node.op_type not in ROUNDED and tensors <= self._rounding
 
     def _gives(self, name: str) -> list[str]:
         return [out for node in self._plain.graph.node if node.name == name for out in node.output]

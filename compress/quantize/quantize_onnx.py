@@ -21,6 +21,7 @@ from compress.errors import RecipeError, StageError
 from compress.formats.onnx.outline import outline
 from compress.model import Model, OnnxModel
 from compress.quantize.calibrate import calibrate, trained_ranges
+from compress.quantize.half.index_arithmetic import kept_from_int8
 from compress.quantize.histogram import Method
 from compress.quantize.int8_onnx import Ranges, dynamic, finish, plain, static_for_cpu
 from compress.quantize.place_qdq import place
@@ -193,20 +194,21 @@ def quantized(options: QuantizeOnnx, original: ModelProto, ranges: Ranges | None
             why="the exported graph has no node of that name",
             mend="take the names that `compress explain` tells of the model exported alike",
         )
+    exclude = sorted({*options.exclude, *kept_from_int8(original)})
     if options.mode == "dynamic":
-        return dynamic(original, options.exclude, reduce_range=options.reduce_range)
+        return dynamic(original, exclude, reduce_range=options.reduce_range)
     if options.mode == "static" and options.target == "cpu":
         assert ranges is not None  # noqa: S101  a static model has them
-        return static_for_cpu(original, ranges, options.exclude, reduce_range=options.reduce_range)
+        return static_for_cpu(original, ranges, exclude, reduce_range=options.reduce_range)
     model = original
     if not own:
         model = ModelProto()
         model.CopyFrom(original)
     if options.mode == "weights":
-        quantize_weights(model, options.exclude)
+        quantize_weights(model, exclude)
     else:
         assert ranges is not None  # noqa: S101  a static model has them
-        place(model, ranges, options.exclude)
+        place(model, ranges, exclude)
         if options.target != "tensorrt":
-            quantize_weights(model, options.exclude, RECURRENT)
+            quantize_weights(model, exclude, RECURRENT)
     return model

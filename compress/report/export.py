@@ -26,6 +26,7 @@ from compress.report.roofline import roofline_plot
 from compress.report.training_plots import settings_of, training_plots, trial_rows
 from compress.runtime.grid import Cell
 from compress.runtime.roofline import Roofline
+from compress.storage.files import let_run
 
 if TYPE_CHECKING:
     from compress.jobs.explain import Explanation
@@ -189,7 +190,7 @@ class Report:
             (folder / "recipe.toml").write_bytes(os.fsencode(self.recipe))
         if self.script:
             (folder / "reproduce.sh").write_bytes(os.fsencode(self.script))
-            (folder / "reproduce.sh").chmod(0o755)
+            let_run(folder / "reproduce.sh")
 
 
 COLUMNS = (

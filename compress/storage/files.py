@@ -18,7 +18,7 @@ from compress.errors import ResourceError
 from compress.storage.shortages import cant_write
 from compress.vetting.replace import replacing_file
 
-__all__ = ["command_line", "locked", "write_files"]
+__all__ = ["command_line", "let_run", "locked", "write_files"]
 
 LOCK = ".lock"  # in a folder that is held
 HOLDER = re.compile(rb"process \d+: ")  # how what is written into a lock begins
@@ -43,12 +43,12 @@ def command_line() -> str:
     return shlex.join(["compress", *sys.argv[1:]]) if ours else ""
 
 
-def write_files(contents: Mapping[Path, str], *, mode: int | None = None) -> None:
+def write_files(contents: Mapping[Path, str], *, programs: bool = False) -> None:
     """Write files beside, then rename them all: none is half there, and older ones stay until all are written.
 
     Args:
         contents: text by path; folders are made.
-        mode: of the files; None for those of older ones, or what the process gives to new ones.
+        programs: whether who may read them may run them.
 
     Raises:
         ResourceError: one can't be written.
@@ -59,13 +59,21 @@ def write_files(contents: Mapping[Path, str], *, mode: int | None = None) -> Non
         with ExitStack() as all_written:
             for path, text in contents.items():
                 made = [*make_folder(path.parent), *made]
-                file = all_written.enter_context(replacing_file(path, mode=mode))
+                file = all_written.enter_context(replacing_file(path))
+                if programs:
+                    let_run(file.fileno())
                 file.write(text.encode("utf-8", "backslashreplace"))
                 file.flush()
     except OSError as err:
         raise cant_write(path, err) from err
     finally:
         remove_empty(made)
+
+
+def let_run(file: Path | int) -> None:
+    """Let whoever may read a file run it: nobody else, whom the umask keeps from it."""
+    mode = stat.S_IMODE(os.stat(file).st_mode)  # noqa: PTH116  a descriptor has no Path
+    os.chmod(file, mode | (mode & 0o444) >> 2)  # noqa: PTH101
 
 
 def make_folder(folder: Path) -> list[Path]:

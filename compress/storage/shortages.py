@@ -1,4 +1,4 @@
-"""A machine that has not enough: disk, memory, or a place that can't be written, told in three lines.
+"""A machine that has not enough: disk, memory, or a place that can't be written or read, told in three lines.
 
 What runs out does so anywhere: in Python, in torch's writer, in ONNX Runtime's allocator, in a process beside this one.
 So it is recognized in one place, around a whole run.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from compress.errors import CheckpointError, ResourceError, ToolkitError, first_line
 
-__all__ = ["cant_write", "lacks_memory", "raise_shortage", "reading", "shortages"]
+__all__ = ["cant_read", "cant_write", "lacks_memory", "raise_shortage", "reading", "shortages"]
 
 # Of these there is no doubt; the others mean that only where they are about one of our places.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -53,6 +53,17 @@ def cant_write(path: Path, error: OSError) -> ResourceError:
     if number in (errno.ENOSPC, errno.EDQUOT):
         why += f" ({_free(path) / 1e6:,.1f} MB are free)"
     return ResourceError(f"can't write {path}", why=why, mend=MENDS.get(number, MEND))
+
+
+def cant_read(path: Path, error: OSError) -> ResourceError:
+    """In three lines, why a file or folder of the user's can't be read."""
+    shut = next((str(each) for each in reversed(path.parents) if not _may(each, os.X_OK)), None)
+    why = error.strerror or str(error)
+    return ResourceError(
+        f"can't read {path}",
+        why=why if shut is None else f"{why}: this user may not enter {shut}",
+        mend="let this user read it (chmod, chown), or name another",
+    )
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -97,9 +108,10 @@ def shortages(*places: Path, need: int = 0) -> Iterator[None]:
             libraries write half a file without a word, and fail when they read it.
 
     Raises:
-        ResourceError: a place can't be written, a disk is full, memory has run out, or a process was ended for it.
+        ResourceError: a place can't be written, or a file read, a disk is full, memory has run out, or a process was
+            ended for it.
     """
-    everywhere = [*places, Path(tempfile.gettempdir())]
+    everywhere = [*places, _temporary()]
     try:
         yield
     except ResourceError:
@@ -131,6 +143,8 @@ def _nearly_full(err: Exception, places: list[Path], need: int) -> ResourceError
 
 def _told(err: BaseException, places: list[Path]) -> ResourceError | None:
     for each in _chain(err):
+        if isinstance(each, PermissionError) and _unreadable(each, places):
+            return cant_read(Path(os.fsdecode(each.filename)), each)
         if isinstance(each, OSError) and (each.errno in FULL or (each.errno in PLACE and _ours(each, places))):
             named = each.filename2 if isinstance(each.filename2, str | bytes) else each.filename
             path = Path(os.fsdecode(named)) if isinstance(named, str | bytes) else min(places, key=_free)
@@ -142,7 +156,7 @@ def _told(err: BaseException, places: list[Path]) -> ResourceError | None:
                 mend="give smaller --batches or fewer --workers, less calibration data at a time, or a larger machine",
             )
         if WRITER_FAILED.search(str(each)):  # they say it of files in the folder for temporary ones, too
-            place = min((*places, Path(tempfile.gettempdir())), key=_free)
+            place = min((*places, _temporary()), key=_free)
             return ResourceError(
                 f"can't write in {place}", why=f"{first_line(each)} ({_free(place) / 1e6:,.1f} MB are free)",
                 mend=MENDS[errno.ENOSPC],
@@ -178,6 +192,28 @@ def _ours(err: OSError, places: list[Path]) -> bool:
                 if path in place.parents or (tuple(above) == place.parts[:-1] and named):
                     return True
     return False
+
+
+def _unreadable(err: PermissionError, places: list[Path]) -> bool:
+    """Whether it is about something that this user may not read, and that no run writes.
+
+    The folder for temporary files is none of a run's places here: users' own files may be in it, too.
+    """
+    if not isinstance(err.filename, str | bytes) or _ours(err, [each for each in places if each != _temporary()]):
+        return False
+    path = Path(os.fsdecode(err.filename))
+    try:
+        return not _may(path, os.R_OK | (os.X_OK if path.is_dir() else 0))
+    except PermissionError:  # a folder above it can't be entered
+        return True
+
+
+def _may(path: Path, how: int) -> bool:
+    return os.access(path, how, effective_ids=True)
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir())
 
 
 def _free(path: Path) -> float:

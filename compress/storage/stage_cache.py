@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Self
 
 from compress.errors import RecipeError, ResourceError, ServerError
+from compress.host.cache_home import NO_HOME, cache_home
 from compress.storage.files import locked
 from compress.vetting.ours import check_ours
 from compress.vetting.texts import read_json
@@ -76,6 +77,7 @@ class StageCache:
 
         Raises:
             RecipeError: COMPRESS_CACHE_GB is no number of 0 or more.
+            ResourceError: the user has no home folder.
         """
         said = environ.get(SETTING, "").strip()
         try:
@@ -85,9 +87,10 @@ class StageCache:
         if not 0 <= gigabytes < 1e9:
             why = "it says how many gigabytes of stages are kept: a number of 0 or more"
             raise RecipeError(f"{SETTING} can't be {said!r}", why=why, mend="give 10, or 0 to keep none")
-        base = Path(environ.get("XDG_CACHE_HOME", ""))
-        if not base.is_absolute():  # the convention is to pass over such a one
-            base = Path(environ.get("HOME") or "~").expanduser() / ".cache"
+        base = cache_home(environ)
+        if base is None:
+            mend = "name a folder of yours in XDG_CACHE_HOME, or do without by --no-cache"
+            raise ResourceError("there is no place to keep stages in", why=NO_HOME, mend=mend)
         return cls(base / "compress-serve" / "stages", int(gigabytes * 1e9))
 
     def fetch(self, stage: str, key: str, target: Path) -> bool:
@@ -178,6 +181,12 @@ class StageCache:
             raise ResourceError(f"won't keep stages in {self.folder}", why=err.why, mend=mend) from err
         except OSError:  # it is not there yet, or nobody may look: who writes there says so
             return
+
+    @property
+    def can_keep(self) -> bool:
+        """Whether something new may be kept: the folder, or what it would be made in, can be written."""
+        there = next(place for place in (self.folder, *self.folder.absolute().parents) if place.exists())
+        return there.is_dir() and os.access(there, os.W_OK | os.X_OK, effective_ids=True)
 
     def _ours(self) -> bool:
         """Whether the folder is there, itself and no link to one, and nobody else may write into it.

@@ -55,7 +55,7 @@ def write_script(artifact: Path, options: EngineOptions, output: Path) -> None:
         )
     settings = dataclasses.asdict(build_options(found.signature, options))
     settings["timing_cache"] = None if options.timing_cache is None else str(options.timing_cache)
-    write_files({output: _text(settings, found.sha256)}, mode=0o755)
+    write_files({output: _text(settings, found.sha256)}, programs=True)
 
 
 def _text(settings: Mapping[str, Any], sha256: str) -> str:

@@ -123,8 +123,11 @@ def files_in(folder: Path, pattern: str) -> list[Path]:
         pattern: as `Path.glob` has it.
 
     Raises:
-        NoFileError, OSError: a name fits, and what it names is no file; or they are mostly holes.
+        NoFileError, OSError: a name fits, and what it names is no file; or they are mostly holes; or the folder can't
+            be read.
     """
+    if folder.is_dir():
+        os.scandir(folder).close()  # a glob finds nothing in what may not be read, and says nothing
     found = sorted(folder.glob(pattern))
     for path in found:
         refuse_no_file(path)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.errors import ServerError, first_line
+from compress.host.cache_home import NO_HOME, cache_home
 from compress.vetting.swap import put_back, staging
 
 __all__ = ["DOWNLOAD_MB", "TRITON", "Wheel", "check_built", "folder_of", "install", "private"]
@@ -57,15 +58,19 @@ class Wheel:
 
 
 def folder_of(environ: Mapping[str, str] = os.environ, version: tuple[int, ...] = sys.version_info[:2]) -> Path:
-    """Where it is kept, for a version of Python."""
-    cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".cache"
+    """Where it is kept, for a version of Python.
+
+    Raises:
+        ServerError: the user has no home folder.
+    """
+    if (cache := cache_home(environ)) is None:
+        raise ServerError(WHAT, why=f"there is no place to keep it in: {NO_HOME}", mend="name one in XDG_CACHE_HOME")
     return Path(cache, "compress-serve", f"triton-{TRITON}-numpy-{NUMPY}-python-{'.'.join(map(str, version))}")
 
 
 def private(environ: Mapping[str, str] = os.environ) -> Wheel | None:
     """The one that `install` made for the running Python; None where it has not."""
-    folder = folder_of(environ)
-    if not folder.is_dir():
+    if cache_home(environ) is None or not (folder := folder_of(environ)).is_dir():
         return None
     python = folder / "python" / "bin" / "python3"
     if python.is_symlink() or python.exists():  # a link whose interpreter has gone is told where it is run

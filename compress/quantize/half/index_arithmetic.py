@@ -1,6 +1,7 @@
-"""Float nodes that reckon with positions, counts and sizes: whole numbers, which half precision would round.
+"""Float nodes that reckon with positions, counts and sizes: whole numbers, which fewer bits would round.
 
-FP16 holds whole numbers up to 2,048, BF16 up to 256: position 257 would become 256.
+FP16 holds whole numbers up to 2,048, BF16 up to 256: position 257 would become 256. 8 bits of a range of 5,000 are
+steps of 20.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
-__all__ = ["IndexArithmetic", "index_arithmetic"]
+__all__ = ["IndexArithmetic", "index_arithmetic", "kept_from_int8"]
 
 # 8-bit numbers and bool are exact in every type: they are pixels, masks or weights.
 INTEGERS = (
@@ -29,9 +30,12 @@ MOVING = (
     "Transpose", "Unsqueeze",
 )  # fmt: skip
 COUNTING = ("CumSum", "Range", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
+PRODUCTS = ("Einsum", "Gemm", "MatMul")
+PHASES = ("Cos", "Sin")  # of a large argument they give what its last digits say
 COMPARING = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 KINDS = (*ONE_BY_ONE, *PERIODIC, *MOVING, *COUNTING, *COMPARING)
 LARGE = 1e4
+INT8_WHOLE = 256  # levels of 8 bits
 
 
 @dataclass(frozen=True)
@@ -51,14 +55,15 @@ def index_arithmetic(model: onnx.ModelProto, largest_whole: int) -> IndexArithme
     """Find the nodes between a source of whole numbers and the first that mixes them with data.
 
     Sources: a Cast from integers of 16 bits and more, a Range, and stored whole numbers or halves (a folded arange, a
-    grid of anchors) beyond what the type holds exactly. On the way: arithmetic one by one, moves, sums, comparisons
-    and products of one column with one row. Also what leads from data to a Cast to integers.
+    grid of anchors) beyond what the type holds exactly. On the way: arithmetic one by one, moves, sums, comparisons,
+    products of one column with one row, and products that a sine or cosine is taken of. Also what leads from data to a
+    Cast to integers.
 
     Args:
         model: float32; node names are unique.
         largest_whole: up to which the type holds all whole numbers.
     """
-    inferred = onnx.shape_inference.infer_shapes(model).graph
+    inferred = _inferred(model)
     values = (*inferred.value_info, *inferred.input, *inferred.output)
     kinds = {value.name: value.type.tensor_type.elem_type for value in values}
     shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
@@ -68,20 +73,59 @@ def index_arithmetic(model: onnx.ModelProto, largest_whole: int) -> IndexArithme
     whole = {name for name, stored in constants.items() if _counts(stored, largest_whole)}
     found = IndexArithmetic()
     positions: set[str] = set()
+    periodic: set[str] = set()  # those of them that a sine or the like has made small
+    turning = _before_phases(model.graph)
     for node in model.graph.node:
         floats = [name for name in node.input if kinds.get(name) == TensorProto.FLOAT]
         taken = [name for name in floats if name not in constants]
         source = _makes_whole(node, kinds) or bool(whole & set(floats) and node.op_type in KINDS)
-        goes_on = bool(taken) and set(taken) <= positions and (node.op_type in KINDS or _outer(node, shapes))
+        angles = node.op_type in PRODUCTS and not periodic & set(taken) and turning.issuperset(node.output)
+        kind = node.op_type in KINDS or angles or _outer(node, shapes)
+        goes_on = bool(taken) and set(taken) <= positions and kind
         if not source and not goes_on:
             continue
         found.nodes.add(node.name)
+        if node.op_type in PERIODIC or periodic & set(taken):
+            periodic.update(node.output)
         positions |= {name for name in node.output if kinds.get(name) == TensorProto.FLOAT}
         if node.op_type not in PERIODIC and (
             found.large & set(taken) or any(_reach(constants[name]) > LARGE for name in floats if name in constants)
         ):
             found.large.update(node.output)
     found.nodes.update(_before_integers(model.graph, kinds))
+    return found
+
+
+def kept_from_int8(model: onnx.ModelProto) -> set[str]:
+    """Names of the nodes that 8 bits must not round: what reckons with positions, and a sine's or cosine's argument.
+
+    An argument is kept wherever it comes from: its range says nothing of how exact it has to be.
+
+    Args:
+        model: float32; node names are unique.
+    """
+    turning = _before_phases(model.graph)
+    arguments = {
+        node.name for node in model.graph.node if node.op_type in ONE_BY_ONE and turning.intersection(node.output)
+    }
+    return index_arithmetic(model, INT8_WHOLE).nodes | arguments
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.GraphProto:
+    """The graph with its shapes; itself where they are there, as a copy holds all weights again."""
+    graph = model.graph
+    known = {value.name for value in (*graph.value_info, *graph.output)}
+    if all(name in known for node in graph.node for name in node.output if name):
+        return graph
+    return onnx.shape_inference.infer_shapes(model).graph
+
+
+def _before_phases(graph: onnx.GraphProto) -> set[str]:
+    """Tensors that a sine or cosine is taken of, as they are or after arithmetic one by one."""
+    found: set[str] = set()
+    for node in reversed(graph.node):
+        if node.op_type in PHASES or (node.op_type in (*ONE_BY_ONE, *MOVING) and found.intersection(node.output)):
+            found.update(node.input)
     return found
 
 

@@ -56,7 +56,7 @@ def _cast_to(node: onnx.NodeProto) -> int:
 
 
 def _cast(given: str, made: str, to: int) -> onnx.NodeProto:
-    return helper.make_node("Cast", [given], [made], name=f"{made}_rounding", to=to)
+    return helper.make_node("Cast", [given], [made], to=to)  # without a name: none can be there already
 
 
 def _widen(tensor: onnx.TensorProto) -> None:

@@ -25,12 +25,15 @@ WRONG_IN_HALF = ("WeightBiasQuantization",)
 
 
 def session(path: Path, threads: int) -> ort.InferenceSession:
-    """An ONNX Runtime session on the CPU.
+    """An ONNX Runtime session on the CPU; BF16, for which it has no kernels, emulated.
 
     Raises:
         StageError: ONNX Runtime refuses the file.
     """
     options = ort.SessionOptions()
+    if is_emulated(path):
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # others may drop the rounding
+        return _opened(path, emulated(onnx.load(path)).SerializeToString(), options, threads)
     half = is_half(path)
     if half:  # the layout optimizations of ONNX Runtime 1.31 crash on some of these, on the CPU
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
@@ -75,18 +78,12 @@ def is_emulated(path: Path) -> bool:
     return is_half(path, onnx.TensorProto.BFLOAT16)
 
 
-def _emulation(path: Path, threads: int) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # others may drop the rounding
-    return _opened(path, emulated(onnx.load(path)).SerializeToString(), options, threads)
-
-
 class OnnxBackend:
     """ONNX Runtime on the CPU with a fixed number of intra-op threads; BF16, for which it has no kernels, emulated."""
 
     def __init__(self, model: OnnxModel, threads: int) -> None:
         self._emulated = is_emulated(model.path)
-        self._session = (_emulation if self._emulated else session)(model.path, threads)
+        self._session = session(model.path, threads)
         self._watched = Watched(model.path)
         self._names = [output.name for output in self._session.get_outputs()]
         self._signature = model.signature

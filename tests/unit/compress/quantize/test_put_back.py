@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,36 @@ def test_what_is_put_back_is_in_float_and_nothing_else(target: Target, tmp_path:
     for layer in layers:
         mixing.error([layer])
         assert mixing.float_layers() == {layer}
+
+
+class Saturated(nn.Module):
+    """Products on both sides of a function that ONNX Runtime's quantizer does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 4)
+        self.before, self.after = nn.Buffer(torch.rand(32) + 1), nn.Buffer(torch.rand(32) + 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.tanh(self.a(x) * self.before) * self.after)  # type: ignore[no-any-return]
+
+
+def test_what_is_put_back_alone_is_the_file_that_excludes_it(tmp_path: Path) -> None:
+    """So that what `compress explain` measures is what --keep-float makes."""
+    torch.manual_seed(0)
+    model = exported(Saturated().eval(), ("x:float32[batch,16]",), tmp_path)
+    data = random_data(model, 32)
+    mixing = Mixing(model, data, "cpu", tmp_path)
+    products = [node.name for node in mixing.plain.graph.node if node.op_type == "Mul"]
+    assert set(products) < set(mixing.mixed.units)
+    for name in products:
+        mixing.error((name,))
+        quantize(replace(mixing.options, exclude=(name,)), model.path, tmp_path / "kept.onnx", mixing.ranges)
+        mine, kept = (
+            OnnxBackend(OnnxModel(tmp_path / file, model.signature), 1).infer(data.inputs)
+            for file in ("mixed.onnx", "kept.onnx")
+        )
+        assert error_of(kept, mine) < 1e-6, name
 
 
 def test_additions_and_normalizations_can_be_put_back(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import stat
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -304,6 +306,41 @@ def call(*words: str) -> int:
     with pytest.raises(SystemExit) as ended:
         main(list(words))
     return int(ended.value.code or 0)
+
+
+def test_a_user_without_a_home_folder_goes_on_without_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container that is run by a number."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
+    with pytest.warns(AssumedWarning, match=r"there is no place to keep stages in: .*; to mend it: .*XDG_CACHE_HOME"):
+        assert _cache(True) is None
+    assert _cache(False) is None
+    for word in ("list", "clear"):
+        assert call("cache", word) == 2
+        assert "why:  neither XDG_CACHE_HOME nor HOME" in capsys.readouterr().err
+
+
+def test_a_home_folder_that_the_environment_does_not_tell_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert StageCache.of({"HOME": ""}).folder == Path(pwd.getpwuid(0).pw_dir, ".cache/compress-serve/stages")
+
+
+@pytest.mark.parametrize(("gigabytes", "told"), [("1", True), ("0", False)])
+def test_a_cache_that_can_t_be_written_is_told(
+    gigabytes: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COMPRESS_CACHE_GB", gigabytes)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        assert _cache(True) is not None, "what is there may be read"
+    words = [str(each.message) for each in found]
+    assert [word for word in words if "are not kept for later runs" in word and "to mend it: " in word] == words
+    assert bool(words) == told
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,14 @@ def test_it_stands_in_the_cache_with_the_version_of_the_python_in_its_name(told:
     folders = {folder_of(told, version) for version in ((3, 11), (3, 12))}
     assert {folder.name[-5:] for folder in folders} == {"-3.11", "-3.12"}
     assert {str(folder.parent) for folder in folders} == {f"{cache}/compress-serve"}
+
+
+def test_a_user_without_a_home_folder_has_none_and_is_told_where_to_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
+    assert private({}) is None
+    with pytest.raises(ServerError, match="can't fetch Triton") as caught:
+        install({})
+    assert "XDG_CACHE_HOME" in caught.value.mend
 
 
 def test_it_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
