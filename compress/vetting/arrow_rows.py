@@ -14,7 +14,7 @@ import numpy as np
 from compress.errors import DatasetError, first_line
 from compress.vetting.csv_rows import MOST_OTHERS
 from compress.vetting.files import NoFileError, open_file
-from compress.vetting.parquet_pages import most_values
+from compress.vetting.parquet_batches import TooLargeError, planned
 from compress.vetting.paths import stands_inside
 from compress.vetting.texts import read_json
 
@@ -42,14 +42,12 @@ def parquet_rows(path: Path, wanted: Collection[str] | None, lists: Collection[s
         with open_file(path) as file:
             _refuse_footer(file)
             whole = parquet.ParquetFile(file)
-            schema = whole.schema_arrow
-            read, others = _chosen(schema, wanted, lists)
-            _refuse_long_lists(file, whole.metadata, {each.name for each in schema if _is_list(each.type)} & {*read})
-            # A text that is there once, and meant by many rows, stays one until it is known how long they all are.
-            table = parquet.ParquetFile(file, read_dictionary=[each.name for each in schema if _is_text(each.type)])
-            batches = table.iter_batches(max(1, min(1024, MOST_CELLS // (len(read) or 1))), columns=read)
-            yield from _bounded(batches, others, path.stat().st_size)
-    except MemoryError:
+            read, others = _chosen(whole.schema_arrow, wanted, lists)
+            size = path.stat().st_size
+            plan = planned(file, whole.metadata, read, _room(size) // ROW)
+            table = parquet.ParquetFile(file, read_dictionary=sorted(plan.packed))
+            yield from _bounded(_in_groups(table, plan.rows, read), others, size)
+    except (MemoryError, TooLargeError):
         raise
     except Exception as err:  # of all kinds, for what it does not know
         raise ValueError(first_line(err)) from err
@@ -179,17 +177,16 @@ def _room(size: int) -> int:
     return UNPACKED[0] + UNPACKED[1] * size
 
 
-def _refuse_long_lists(file: BinaryIO, metadata: Any, names: Collection[str]) -> None:
-    """Refuse lists of more values than a file of its size holds: those of a row are unpacked together."""
-    left = _room(file.seek(0, os.SEEK_END)) // ROW
-    for group in range(metadata.num_row_groups if names else 0):
-        for at in range(metadata.num_columns):
-            column = metadata.row_group(group).column(at)
-            if column.path_in_schema.partition(".")[0] in names:
-                left -= most_values(file, column, str(metadata.created_by))
-                if left < 0:
-                    raise ValueError(f"it unpacks to over {UNPACKED[1]:,} times of its size")
-    file.seek(0)
+def _in_groups(table: Any, rows: list[int], read: list[str]) -> Iterator[Any]:
+    """Batches, none of two row groups, of whose dictionaries Arrow can't make lists of one kind."""
+    most = max(1, MOST_CELLS // (len(read) or 1))
+    for group, few in enumerate(rows):
+        left = told = table.metadata.row_group(group).num_rows
+        for batch in table.iter_batches(min(few, most), row_groups=[group], columns=read):
+            left -= batch.num_rows
+            yield batch
+        if left:  # Arrow ends where the pages of a list do
+            raise ValueError(f"its row group {group} has {told - left:,} rows, and {told:,} by the file's metadata")
 
 
 def _refuse_footer(file: BinaryIO) -> None:

@@ -14,6 +14,7 @@ from compress.errors import DatasetError, first_line
 from compress.vetting.arrow_rows import Row, is_saved, parquet_rows, saved_rows
 from compress.vetting.csv_rows import MOST_OTHERS, TableError, csv_rows
 from compress.vetting.files import open_file
+from compress.vetting.parquet_batches import TooLargeError
 from compress.vetting.texts import parse_json
 
 __all__ = ["SUFFIXES", "Row", "check_file", "rows_of"]
@@ -41,7 +42,11 @@ def rows_of(path: Path, wanted: Collection[str] | None = None, lists: Collection
     try:
         yield from (saved_rows if path.is_dir() else read)(path, wanted, lists)
     except (OSError, ValueError) as err:
-        mend = err.mend if isinstance(err, TableError) else "write it again, in UTF-8, a row for each sample"
+        mend = (
+            err.mend
+            if isinstance(err, TableError | TooLargeError)
+            else "write it again, in UTF-8, a row for each sample"
+        )
         raise DatasetError(f"can't read the data {path}", why=first_line(err)[:300], mend=mend) from err
 
 
