@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from compress.console.wording import counted
+from compress.data.brought_names import BroughtNames
 from compress.data.class_names import number_of
 from compress.errors import DatasetError
 from compress.processor import Columns, Processor
@@ -66,9 +67,20 @@ def words_of(rows: Sequence[Row], number: int, source: Path, columns: Columns) -
 
 
 def tags_of(
-    rows: Sequence[Row], number: int, source: Path, processor: Processor, columns: Columns
+    rows: Sequence[Row],
+    number: int,
+    source: Path,
+    processor: Processor,
+    columns: Columns,
+    brought: BroughtNames | None = None,
 ) -> list[list[int]] | None:
     """A class for each word of some rows; None where no column has them.
+
+    Args:
+        rows: of the source.
+        number: how many stand before.
+        source, processor, columns: see `split_columns`.
+        brought: names that the data itself has for its numbers.
 
     Raises:
         DatasetError: there are more or fewer than words, or one is no class of the model.
@@ -82,6 +94,8 @@ def tags_of(
             held = f"{counted(len(tags), 'labels')}" if isinstance(tags, list) else "no list of labels"
             why = f"it has {counted(len(words), 'words')}, and {held} in {columns.label!r}"
             raise DatasetError(f"row {at} of {source} has no label for each word", why=why, mend=_MEND)
+        if brought is not None:
+            tags = [brought.number(tag, at) if type(tag) is int and tag != IGNORED else tag for tag in tags]
         found.append([_class(tag, f"row {at} of {source}", processor.labels) for tag in tags])
     return found
 

@@ -11,13 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import DatasetError, first_line
-from compress.vetting.arrow_rows import Row, is_saved, parquet_rows, saved_rows
+from compress.vetting.arrow_rows import (
+    Row,
+    is_saved,
+    kind_not_read,
+    parquet_rows,
+    parquet_schema,
+    saved_rows,
+    saved_schema,
+)
 from compress.vetting.csv_rows import MOST_OTHERS, TableError, csv_rows
 from compress.vetting.files import open_file
 from compress.vetting.parquet_batches import TooLargeError
 from compress.vetting.texts import parse_json
 
-__all__ = ["SUFFIXES", "Row", "check_file", "rows_of"]
+__all__ = ["SUFFIXES", "Row", "check_file", "rows_of", "unread_kind"]
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".parquet")
 LONGEST_LINE = 16 << 20
@@ -62,6 +70,19 @@ def check_file(path: Path) -> None:
             why="it is no file that could be read twice" if path.exists() else "there is no such file",
             mend=f"name a file of {', '.join(SUFFIXES)}",
         )
+
+
+def unread_kind(path: Path, column: str) -> str | None:
+    """The kind of a column of Arrow's that is not read, for it holds neither texts nor numbers nor lists of these.
+
+    Returns:
+        As pyarrow calls it, as "date32[day]"; None of other columns and files.
+    """
+    try:
+        schema = saved_schema(path) if is_saved(path) else parquet_schema(path) if path.suffix == ".parquet" else None
+    except (OSError, ValueError):
+        return None
+    return None if schema is None else kind_not_read(schema, column)
 
 
 def _json_lines(path: Path, wanted: Collection[str] | None, lists: Collection[str]) -> Iterator[Row]:
