@@ -22,8 +22,8 @@ from compress.data.text_labels import USUAL, TextLabels
 from compress.errors import DatasetError
 from compress.processor import Processor
 from compress.tokenizer.open import open_tokenizer
-from compress.vetting.csv_rows import MOST_OTHERS
-from compress.vetting.tables import Row, rows_of
+from compress.vetting.csv_rows import MOST_OTHERS, SEPARATE, other_separator
+from compress.vetting.tables import Row, rows_of, unread_kind
 
 __all__ = ["write_tokens"]
 
@@ -157,16 +157,7 @@ def _texts(rows: Sequence[Row], number: int, source: Path, processor: Processor)
     for at, row in enumerate(rows, number + 1):
         for column, flag in zip(columns, ("--text-column", "--text-pair-column"), strict=False):
             if not isinstance(row.get(column), str):
-                held = (
-                    f"its {column!r} is no text"
-                    if column in row
-                    else f"it holds {', '.join(map(repr, row)) or 'nothing'}"
-                )
-                raise DatasetError(
-                    f"row {at} of {source} has no text in a column {column!r}",
-                    why=held[:200],
-                    mend=f"name the column of texts with {flag}",
-                )
+                raise _no_text(source, at, row, column, flag)
             if not _whole(row[column]):
                 raise DatasetError(
                     f"row {at} of {source} can't be written in UTF-8",
@@ -176,6 +167,19 @@ def _texts(rows: Sequence[Row], number: int, source: Path, processor: Processor)
         texts = tuple(row[column] for column in columns)
         found += texts if processor.apart or len(texts) == 1 else [texts]
     return found
+
+
+def _no_text(source: Path, at: int, row: Row, column: str, flag: str) -> DatasetError:
+    """Of a row that has none; says what is there."""
+    held, mend = f"it holds {', '.join(map(repr, row)) or 'nothing'}", f"name the column of texts with {flag}"
+    kind = unread_kind(source, column) if column in row else None
+    if kind is not None:
+        held, mend = f"its {column!r} is of the kind {kind}, which is not read", f"write {column!r} as texts (string)"
+    elif column in row:
+        held = f"its {column!r} is {'null' if row[column] is None else 'no text'}"
+    elif source.suffix == ".csv" and len(row) == 1 and (other := other_separator(*row)):
+        held, mend = f"{held[:150]}: its columns are separated by {other}, not by commas", SEPARATE
+    return DatasetError(f"row {at} of {source} has no text in a column {column!r}", why=held[:200], mend=mend)
 
 
 def _whole(text: str) -> bool:

@@ -65,7 +65,7 @@ class SourceOptions:
     """Of a Hugging Face folder that says no pooling itself: how its tokens become one embedding of each text."""
 
     text_column: Annotated[str, Parameter(group=DATA)] = "text"
-    """In data of texts (.jsonl, .csv, .tsv, .parquet, a saved dataset), the column that holds them."""
+    """In data of texts (.jsonl, .json, .csv, .tsv, .parquet, a saved dataset), the column that holds them."""
 
     text_pair_column: Annotated[str | None, Parameter(group=DATA)] = None
     """The column of a second text, for models that judge two; the network of a Hugging Face folder then takes

@@ -12,9 +12,10 @@ from typing import Any
 
 from compress.errors import DatasetError, first_line
 from compress.vetting.arrow_rows import INFO, is_saved, parquet_schema, saved_schema
+from compress.vetting.shards import is_sharded, shards_of
 from compress.vetting.texts import parse_json, read_json
 
-__all__ = ["class_names"]
+__all__ = ["class_names", "schema_of"]
 
 KEY = b"huggingface"  # of a schema's metadata
 DEEPEST = 8
@@ -31,11 +32,13 @@ def class_names(path: Path) -> dict[str, tuple[str, ...]]:
         DatasetError: it can't be read, or what it says of its columns is damaged.
     """
     saved = is_saved(path)
+    if not saved and is_sharded(path):
+        return _alike(path, [(file.name, class_names(file)) for file in shards_of(path)])
     if not saved and path.suffix != ".parquet":
         return {}
     try:
         info: Any = read_json(path / INFO) if saved and (path / INFO).is_file() else {}
-        features = info.get("features") or _in_schema(path, saved=saved) or {}
+        features = info.get("features") or _in_schema(path) or {}
         found = {str(name): _names(feature) for name, feature in dict(features).items()}
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as err:
         raise DatasetError(
@@ -46,10 +49,37 @@ def class_names(path: Path) -> dict[str, tuple[str, ...]]:
     return {name: names for name, names in found.items() if names is not None}
 
 
-def _in_schema(path: Path, *, saved: bool) -> Any:
+def _alike(path: Path, found: list[tuple[str, dict[str, tuple[str, ...]]]]) -> dict[str, tuple[str, ...]]:
+    """The names that all files of a folder have.
+
+    Raises:
+        DatasetError: one has others.
+    """
+    first, names = found[0]
+    other = next((file for file, others in found if others != names), None)
+    if other is not None:
+        why = f"{first} and {other} have other names for the numbers of their classes"
+        raise DatasetError(f"can't read the data {path}", why=why, mend="name one file, or write them again alike")
+    return names
+
+
+def schema_of(path: Path) -> Any:
+    """The schema of a Parquet file, of the first of a folder, or of a saved folder, of pyarrow's kind; else None.
+
+    Raises:
+        DatasetError: pyarrow is not installed.
+        OSError, ValueError: it can't be read.
+    """
+    if is_saved(path):
+        return saved_schema(path)
+    file = next(iter(shards_of(path)), path) if is_sharded(path) else path
+    return parquet_schema(file) if file.suffix == ".parquet" else None
+
+
+def _in_schema(path: Path) -> Any:
     """The features that stand in the schema's metadata; None where there are none."""
     try:
-        schema = saved_schema(path) if saved else parquet_schema(path)
+        schema = schema_of(path)
     except (OSError, ValueError) as err:
         mend = "write it again, a row for each sample"
         raise DatasetError(f"can't read the data {path}", why=first_line(err)[:300], mend=mend) from err
