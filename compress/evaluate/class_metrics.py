@@ -3,8 +3,8 @@
 Each sample is given the figure and its influence on it, so that the scores' mean is the figure, and intervals of a mean
 are its intervals, as `compress.evaluate.tag_metrics` has it.
 
-Source: scikit-learn, `f1_score(average="macro", zero_division=0)` and `matthews_corrcoef`; the latter of several classes
-is Gorodkin's, Comparing two K-category assignments by a K-category correlation coefficient, 2004.
+Source: scikit-learn, `f1_score(average="macro", zero_division=0)` and `matthews_corrcoef`; the latter of more than two
+classes is Gorodkin's, Comparing two K-category assignments by a K-category correlation coefficient, 2004.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class Metric:
     """A task metric; one of `per_sample`, `over_all` and `accumulated` is given.
 
     Attributes:
-        name: "top1", "top5", "f1_macro", "mcc", "binary_accuracy", "f1_samples", "pixel_accuracy", "miou", "f1_entities",
-            "f1_tokens", "r2", "spearman", "agreement", "cosine", "mse", or `package.module:name`.
+        name: "top1", "top5", "f1_macro", "mcc", "binary_accuracy", "f1_samples", "pixel_accuracy", "miou",
+            "f1_entities", "f1_tokens", "r2", "spearman", "agreement", "cosine", "mse", or `package.module:name`.
         per_sample: scores [n] from a batch's outputs, the original model's outputs, and the labels (or None).
         over_all: from all outputs and all labels at once: scores [n], or one figure [] where the metric is no mean of
             scores (mAP).
