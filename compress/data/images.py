@@ -28,6 +28,7 @@ __all__ = ["INDEX", "SUFFIXES", "Images", "images_in", "is_image_folder", "write
 INDEX = "images.json"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 OTHERS = (".gif", ".tif", ".tiff", ".jfif", ".jp2", ".avif", ".heic", ".heif", ".ppm", ".pgm", ".pnm")
+NOTES = "._"  # begins the names of a Mac's
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # others are told by their content, and some by programs of their own
 LARGEST = 1 << 26  # pixels of an image, as its header has them: a small file may have any number of one colour
 LARGEST_FILE = LARGEST * 8 + (1 << 20)  # of four channels of 16 bits, not packed
@@ -50,8 +51,10 @@ def images_in(path: Path) -> list[Path]:
     return [file for file in sorted(_found(path)) if not file.is_dir()]
 
 
-def _found(path: Path) -> Any:
-    return (file for each in ("*", "*/*") for file in path.glob(each) if file.suffix.lower() in SUFFIXES)
+def _found(path: Path) -> Iterator[Path]:
+    """A Mac's notes on 1.png, which are in ._1.png beside it on other disks, are none."""
+    files = (file for each in ("*", "*/*") for file in path.glob(each) if file.suffix.lower() in SUFFIXES)
+    return (file for file in files if not file.name.startswith(NOTES))
 
 
 def _left_out(path: Path) -> str:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from compress.data.dataset import MADE_OF, SCRATCH
+from compress.data.folders import refuse_folder
 from compress.data.images import images_in, is_image_folder, write_index
 from compress.data.texts import write_tokens
 from compress.errors import DatasetError
@@ -18,6 +19,7 @@ from compress.storage.steady import seen
 from compress.vetting.arrow_rows import is_saved, saved_files
 from compress.vetting.heard import listener, unheard
 from compress.vetting.scratch import scratch, sweep
+from compress.vetting.shards import is_sharded, shards_of
 from compress.vetting.tables import SUFFIXES, check_file
 
 __all__ = ["arrays_of"]
@@ -30,17 +32,19 @@ def arrays_of(source: str, processor: Processor | None) -> str:
 
     Args:
         source: a file of texts (`compress.vetting.tables.SUFFIXES`), a folder of them that `datasets` saved, one of
-            images, or any other source.
+            Parquet files, one of images, or any other source.
         processor: of the model.
 
     Raises:
-        DatasetError: there is no processor for it, or it can't be read.
+        DatasetError: there is no processor for it, it can't be read, or is a folder of none of these.
     """
     path = Path(source)
     saved = is_saved(path)
-    text = saved or (path.suffix in SUFFIXES and not path.is_dir())
+    sharded = not saved and is_sharded(path) and not is_image_folder(path)
+    text = saved or sharded or (path.suffix in SUFFIXES and not path.is_dir())
     kind = "text" if text else "image" if is_image_folder(path) else None
     if kind is None:
+        refuse_folder(path)
         return source
     if text:
         check_file(path)
@@ -51,7 +55,8 @@ def arrays_of(source: str, processor: Processor | None) -> str:
             why=f"it holds {kind}s, and the model {takes}",
             mend="name a Hugging Face folder with its tokenizer or processor as the model; or give arrays in an .npz",
         )
-    files = saved_files(path) if saved else [path] if text else images_in(path)
+    rows = saved_files(path) if saved else shards_of(path) if sharded else [path]
+    files = rows if text else images_in(path)
     told = [(str(file), found.st_mtime_ns, found.st_size) for file in files if (found := _stat(file)) is not None]
     key = json.dumps([
         str(path.resolve()), str(processor.folder), processor.to_dict(), dataclasses.astuple(processor.columns), told,

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from compress.console.wording import counted
+from compress.data.brought_names import BroughtNames
 from compress.data.class_names import number_of
 from compress.errors import DatasetError
 from compress.processor import Columns, Processor
 from compress.tokenizer.open import Tokens
-from compress.vetting.tables import Row, rows_of
+from compress.vetting.tables import Row, rows_of, unread_kind
 
 __all__ = ["IGNORED", "place_tags", "refuse_glued", "split_columns", "tags_of", "words_of"]
 
@@ -35,7 +36,11 @@ def split_columns(source: Path, processor: Processor) -> Columns | None:
     rows = rows_of(source, wanted, wanted)
     first = next(rows, {})
     text = WORDS if asked.text == Columns().text and asked.text not in first and WORDS in first else asked.text
-    if not isinstance(first.get(text), list):
+    held = first.get(text)
+    if held is None and text in first:  # of a row without words, the others say what the column is
+        others = (row.get(text) for row in rows_of(source, [text], [text]))
+        held = next((words for words in others if words is not None), [] if text == WORDS else None)
+    if not isinstance(held, list):
         return None
     if asked.label:
         return Columns(text, None, asked.label)
@@ -55,6 +60,10 @@ def words_of(rows: Sequence[Row], number: int, source: Path, columns: Columns) -
         words = row.get(columns.text)
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             why = f"its {columns.text!r} is no list of texts" if columns.text in row else f"it has no {columns.text!r}"
+            if words is None and columns.text in row:
+                kind = unread_kind(source, columns.text)
+                is_what = "null" if kind is None else f"of the kind {kind}, which is not read"
+                why = f"its {columns.text!r} is {is_what}"
             raise DatasetError(f"row {at} of {source} has no words", why=why, mend=_MEND)
         try:
             "".join(words).encode()
@@ -66,9 +75,20 @@ def words_of(rows: Sequence[Row], number: int, source: Path, columns: Columns) -
 
 
 def tags_of(
-    rows: Sequence[Row], number: int, source: Path, processor: Processor, columns: Columns
+    rows: Sequence[Row],
+    number: int,
+    source: Path,
+    processor: Processor,
+    columns: Columns,
+    brought: BroughtNames | None = None,
 ) -> list[list[int]] | None:
     """A class for each word of some rows; None where no column has them.
+
+    Args:
+        rows: of the source.
+        number: how many stand before.
+        source, processor, columns: see `split_columns`.
+        brought: names that the data itself has for its numbers.
 
     Raises:
         DatasetError: there are more or fewer than words, or one is no class of the model.
@@ -82,6 +102,8 @@ def tags_of(
             held = f"{counted(len(tags), 'labels')}" if isinstance(tags, list) else "no list of labels"
             why = f"it has {counted(len(words), 'words')}, and {held} in {columns.label!r}"
             raise DatasetError(f"row {at} of {source} has no label for each word", why=why, mend=_MEND)
+        if brought is not None:
+            tags = [brought.number(tag, at) if type(tag) is int and tag != IGNORED else tag for tag in tags]
         found.append([_class(tag, f"row {at} of {source}", processor.labels) for tag in tags])
     return found
 

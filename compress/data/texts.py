@@ -15,21 +15,22 @@ import numpy as np
 
 from compress.console.durations import bytes_text
 from compress.console.wording import AssumedWarning, counted
-from compress.data.class_names import are_numbers, number_of
+from compress.data.brought_names import brought_names
 from compress.data.dataset import PAIRS
 from compress.data.tags import IGNORED, place_tags, refuse_glued, split_columns, tags_of, words_of
+from compress.data.text_labels import USUAL, TextLabels
 from compress.errors import DatasetError
 from compress.processor import Processor
 from compress.tokenizer.open import open_tokenizer
-from compress.vetting.csv_rows import MOST_OTHERS
-from compress.vetting.tables import Row, rows_of
+from compress.vetting.csv_rows import MOST_OTHERS, SEPARATE, other_separator
+from compress.vetting.tables import Row, rows_of, unread_kind
 
 __all__ = ["write_tokens"]
 
 ROOM = 0.9  # of what is free on the disk, for tokens
 CHUNK, LETTERS = 1024, 16_000_000  # rows that are held at a time, and letters, by which they end before
+HOLDS = 64  # letters, that a list or a table, and each value in it, counts for
 MULTIPLE = 8  # of the length that all are padded to
-_LABELS = ("label", "labels")
 
 
 def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
@@ -54,11 +55,13 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
         warnings.warn(note, AssumedWarning, stacklevel=2)
     split = split_columns(source, processor)
     named = dataclasses.astuple(processor.columns if split is None else split)
-    wanted = [name for name in (*named, *_LABELS) if name]
-    lists = () if split is None else wanted
+    labels = TextLabels(source, processor) if split is None else None
+    wanted = [name for name in (*named, *USUAL) if name]
+    lists = wanted if labels is None else labels.columns
     if split is not None:
         refuse_glued(tokenizer, source)
     tagged = split is not None and split.label is not None
+    brought = brought_names(source, split.label, processor.labels) if split is not None else None
 
     def encoded(rows: Sequence[Row], number: int) -> Iterator[Any]:
         if split is None:
@@ -66,15 +69,12 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
         return tokenizer.encoded(words_of(rows, number, source, split), split=True)
 
     lengths: list[int] = []
-    labels: list[int | float | None] = []
-    written: set[bool] = set()  # whether labels are
     columns: dict[str, None] = {}
     each = 2 if processor.apart else 1
     for number, rows in _chunks(rows_of(source, wanted, lists)):
         lengths += [len(found.ids) for found in encoded(rows, number)]
-        given = _labels_of(rows, number, source, processor) if split is None else [None] * len(rows)
-        labels += _numbers(given, source, processor, number)
-        written |= {isinstance(label, str) for label in given if label is not None}
+        if labels is not None:
+            labels.add(rows, number)
         if len(columns) < MOST_OTHERS:  # each row may have others
             columns |= dict.fromkeys(itertools.chain.from_iterable(rows))
     if not lengths:
@@ -90,7 +90,7 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
         arrays["label"] = np.lib.format.open_memmap(folder / "label.npy", "w+", np.int64, (len(lengths), width))
         arrays["label"][:] = IGNORED
     for number, rows in _chunks(rows_of(source, wanted, lists)):
-        tags = None if split is None else tags_of(rows, number, source, processor, split)
+        tags = None if split is None else tags_of(rows, number, source, processor, split, brought)
         for at, found in enumerate(encoded(rows, number), each * number):
             if len(found.ids) != lengths[at]:
                 raise DatasetError(
@@ -107,18 +107,11 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
         array.flush()
     if processor.apart:
         (folder / PAIRS).touch()
-    _refuse_exponents(labels, source)
-    if written and are_numbers(processor.labels):
-        taken = "the model's names of classes" if True in written else "numbers of classes from 0"
-        shown = ", ".join(f"{number} is {label!r}" for number, label in enumerate(processor.labels[:3]))
-        told = f"the labels of {source.name} are taken as {taken}; its names are numbers, too: the class {shown}"
-        warnings.warn(told, AssumedWarning, stacklevel=2)
     if tagged:
         return
-    if _all_labelled(labels, source):
-        found = _array(labels)
-        np.save(folder / "label.npy", np.repeat(found.astype(np.float32), 2) if processor.apart else found)
-    elif processor.apart:
+    if labels is not None and labels.write(folder / "label.npy"):
+        return
+    if processor.apart:
         _warn_apart(source, [name for name in columns if name not in (processor.columns.text, processor.columns.pair)])
     elif split is not None or processor.task == "sequence-classification":
         text = processor.columns.text if split is None else split.text
@@ -151,7 +144,11 @@ def _chunks(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
 
 
 def _letters(value: Any) -> int:
-    return sum(map(_letters, value)) if isinstance(value, list) else len(value) if isinstance(value, str) else 1
+    """Of a value; what holds others, and each of them, counts for `HOLDS` beside its own."""
+    if isinstance(value, list | dict):
+        inner = value.values() if isinstance(value, dict) else value
+        return HOLDS + HOLDS * len(value) + sum(map(_letters, inner))
+    return len(value) if isinstance(value, str) else 1
 
 
 def _texts(rows: Sequence[Row], number: int, source: Path, processor: Processor) -> list[Any]:
@@ -160,16 +157,7 @@ def _texts(rows: Sequence[Row], number: int, source: Path, processor: Processor)
     for at, row in enumerate(rows, number + 1):
         for column, flag in zip(columns, ("--text-column", "--text-pair-column"), strict=False):
             if not isinstance(row.get(column), str):
-                held = (
-                    f"its {column!r} is no text"
-                    if column in row
-                    else f"it holds {', '.join(map(repr, row)) or 'nothing'}"
-                )
-                raise DatasetError(
-                    f"row {at} of {source} has no text in a column {column!r}",
-                    why=held[:200],
-                    mend=f"name the column of texts with {flag}",
-                )
+                raise _no_text(source, at, row, column, flag)
             if not _whole(row[column]):
                 raise DatasetError(
                     f"row {at} of {source} can't be written in UTF-8",
@@ -181,42 +169,22 @@ def _texts(rows: Sequence[Row], number: int, source: Path, processor: Processor)
     return found
 
 
+def _no_text(source: Path, at: int, row: Row, column: str, flag: str) -> DatasetError:
+    """Of a row that has none; says what is there."""
+    held, mend = f"it holds {', '.join(map(repr, row)) or 'nothing'}", f"name the column of texts with {flag}"
+    kind = unread_kind(source, column) if column in row else None
+    if kind is not None:
+        held, mend = f"its {column!r} is of the kind {kind}, which is not read", f"write {column!r} as texts (string)"
+    elif column in row:
+        held = f"its {column!r} is {'null' if row[column] is None else 'no text'}"
+    elif source.suffix == ".csv" and len(row) == 1 and (other := other_separator(*row)):
+        held, mend = f"{held[:150]}: its columns are separated by {other}, not by commas", SEPARATE
+    return DatasetError(f"row {at} of {source} has no text in a column {column!r}", why=held[:200], mend=mend)
+
+
 def _whole(text: str) -> bool:
     """Whether there are no halves of letters, as JSON may hold them."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def _labels_of(rows: Sequence[Row], number: int, source: Path, processor: Processor) -> list[Any]:
-    """Values of the column that is named; of a classifier's texts else of one of the usual name.
-
-    A row without such a column has the label None.
-    """
-    usual = _LABELS if processor.task == "sequence-classification" else ()
-    named = processor.columns.label
-    found = []
-    for at, row in enumerate(rows, number + 1):
-        column = named or next((name for name in usual if name in row), None)
-        label = None if column is None else row.get(column)
-        if column is not None and label is None:
-            raise DatasetError(
-                f"row {at} of {source} has no label",
-                why=f"it holds {', '.join(map(repr, row))[:200]}, and no {column!r}",
-                mend="name the column of labels with --label-column, and give every row one",
-            )
-        found.append(label)
-    return found
-
-
-def _all_labelled(labels: Sequence[Any], source: Path) -> bool:
-    """Whether rows have labels: all of them or none."""
-    bare = [at for at, label in enumerate(labels, 1) if label is None]
-    if bare and len(bare) < len(labels):
-        raise DatasetError(
-            f"row {bare[0]} of {source} has no label",
-            why=f"{len(labels) - len(bare):,} of {counted(len(labels), 'rows')} have one",
-            mend="give every row one, or none",
-        )
-    return not bare
 
 
 def _warn(source: Path, others: Sequence[str]) -> None:
@@ -237,75 +205,3 @@ def _warn_apart(source: Path, others: Sequence[str]) -> None:
             "judges each embedding by its cosine to the original's; --label-column names the scores"
         )
         warnings.warn(told, AssumedWarning, stacklevel=3)
-
-
-def _numbers(labels: Sequence[Any], source: Path, processor: Processor, first: int = 0) -> list[int | float | None]:
-    """Labels: numbers as they are, words by the model's names for its classes, None where there is none.
-
-    Args:
-        labels, source, processor: of some rows.
-        first: how many rows there are before.
-    """
-    found: list[int | float | None] = []
-    ambiguous = are_numbers(processor.labels)
-    for at, label in enumerate(labels, first + 1):
-        number = label
-        if label is None:
-            found.append(None)
-            continue
-        if isinstance(label, str):
-            named = number_of(label, processor.labels, f"row {at} of {source}")
-            number = _read(label) if named is None else named
-            if named is None and ambiguous:
-                raise DatasetError(
-                    f"row {at} of {source} has the label {label[:60]!r}",
-                    why=f"the model's classes are {', '.join(processor.labels[:8])}: a number may be a name of them",
-                    mend="write every label as the model names its classes; or numbers from 0 as such, in JSON Lines",
-                )
-        if not isinstance(number, int | float) or not abs(number) < 1 << 63:  # NaN, too
-            known = ", ".join(processor.labels[:8]) or "none by name"
-            raise DatasetError(
-                f"row {at} of {source} has the label {str(label)[:60]!r}",
-                why=f"it is no number of a class, and the model's classes are {known}",
-                mend="write labels as the model names its classes, or as their numbers from 0",
-            )
-        found.append(number)
-    return found
-
-
-class _Exponent(float):
-    """A number that a text has written so: 1e3."""
-
-
-def _refuse_exponents(labels: Sequence[int | float | None], source: Path) -> None:
-    """Refuse 1e3 among whole numbers, which are classes: all of them would be taken as values."""
-    known = [each for each in labels if each is not None]
-    odd = next((at for at, each in enumerate(labels, 1) if isinstance(each, _Exponent)), None)
-    if odd is not None and any(type(each) is int for each in known) and all(float(each).is_integer() for each in known):
-        raise DatasetError(
-            f"row {odd} of {source} has a label with an exponent, {labels[odd - 1]:g}",
-            why="the other labels are whole numbers, as classes are",
-            mend="write it as the others, or values that are to be hit with a point (1000.0)",
-        )
-
-
-def _array(labels: Sequence[int | float | None]) -> np.ndarray[Any, Any]:
-    """Of all rows [n]."""
-    if all(isinstance(each, int) for each in labels):
-        return np.asarray(labels, np.int64)
-    array = np.asarray(labels, np.float64)
-    small = array.astype(np.float32)
-    # A number of a class beside 2.0 stays the one that it is.
-    whole = [isinstance(each, int) and float(other) != each for each, other in zip(labels, small, strict=True)]
-    return array if any(whole) else small
-
-
-def _read(text: str) -> int | float | None:
-    if not text.isascii() or "_" in text:  # which Python reads as numbers, and no table means as such
-        return None
-    for kind in (int, _Exponent if "e" in text.lower() else float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return None

@@ -18,7 +18,7 @@ from compress.evaluate.judge import Budget, Judge
 from compress.evaluate.kinder import copies_told, made_with, overlap_told
 from compress.evaluate.labels_told import known_alone, labels_told, squeezed
 from compress.evaluate.metric_choice import by_shape, find_metric
-from compress.evaluate.metrics import BY_LABELS, METRICS, Metric
+from compress.evaluate.metrics import BY_LABELS, CLASSES, METRICS, Metric
 from compress.evaluate.output_kind import by_labels
 from compress.evaluate.probe import probe
 from compress.evaluate.samples_elsewhere import samples_elsewhere
@@ -198,7 +198,7 @@ def judged(
             data = replace(data, labels=read_labels(data))  # all are looked at, and made once
         data = squeezed(data, model.signature, output)
     scored = data.pairs and data.labels is not None
-    if name in (None, "top1", "top5") and not scored:
+    if name in (None, "top1", "top5", *CLASSES) and not scored:
         data, notes = with_class_ids(data)
     found = probe(open_model(model, threads=cores()).infer, model, data)
     sample, endings = found.outputs, found.endings

@@ -15,6 +15,7 @@ from compress.data.class_labels import read_labels
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError
 from compress.evaluate.chance import OfPlaces, OfShuffled
+from compress.evaluate.class_metrics import ClassFigure
 from compress.evaluate.endings import Ending
 from compress.evaluate.label_metrics import (
     IntersectionOverUnion,
@@ -25,7 +26,7 @@ from compress.evaluate.label_metrics import (
     spread_of,
 )
 from compress.evaluate.layout import lies_otherwise
-from compress.evaluate.metrics import BATCH, BY_LABELS, METRICS, PLACES, SETS, TAGS, Metric
+from compress.evaluate.metrics import BATCH, BY_LABELS, CLASSES, METRICS, PLACES, SETS, TAGS, Metric
 from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds, the_output
 from compress.evaluate.output_kind import SHARES, OutputForm, OutputKind, by_labels, no_classes
 from compress.evaluate.rank_correlation import similarity_scores
@@ -119,14 +120,16 @@ def find_metric(
     shape = specs[0].shape
     classifies = len(shape) == 2 and isinstance(shape[1], int) and shape[1] > 1 and OutputContent.ANSWERS not in kinds
     which = "first output" if specs[0] is signature.outputs[0] else "output"
-    if metric.counted and not classifies and (name != "agreement" or kinds != {OutputContent.ANSWERS}):
+    if metric.classifies and not classifies and (name != "agreement" or kinds != {OutputContent.ANSWERS}):
         raise RecipeError(
             f"can't judge by {name}",
             why=f"the model's {which} is {specs[0]}, not one logit for each class",
             mend="judge by --metric cosine or mse, or by a function of your own: package.module:function; of several "
             "outputs, name the one that is meant with --judge",
         )
-    return metric.of(specs[0].name if metric.counted else chosen)
+    if name in CLASSES:
+        return _of_classes(name, specs[0].name)
+    return metric.of(specs[0].name if metric.classifies else chosen)
 
 
 def by_shape(spec: TensorSpec, endings: Mapping[str, Ending | None]) -> bool:
@@ -254,6 +257,13 @@ def _of_numbers(data: Dataset, output: str) -> Metric | None:
         return None
     told = ",".join(f"{value:.9g}" for value in spread[:8])  # other labels give other scores
     return dataclasses.replace(METRICS["r2"], per_sample=r2_of(spread), output=output, code=told)
+
+
+def _of_classes(name: str, output: str) -> Metric:
+    def figure() -> ClassFigure:
+        return ClassFigure(name, output)
+
+    return dataclasses.replace(METRICS[name], accumulated=figure, chance=figure, output=output)
 
 
 def _of_places(name: str, form: OutputForm, output: str) -> Metric:

@@ -30,6 +30,7 @@ from compress.model.apart import without_fills
 __all__ = [
     "BATCH",
     "BY_LABELS",
+    "CLASSES",
     "METRICS",
     "PLACES",
     "SETS",
@@ -45,6 +46,7 @@ Array = np.ndarray[Any, Any]
 BATCH = 64
 ROUNDING = 1e-6  # of a mean over samples that is had in two ways
 SETS, PLACES, TAGS = ("binary_accuracy", "f1_samples"), ("pixel_accuracy", "miou"), ("f1_entities", "f1_tokens")
+CLASSES = ("f1_macro", "mcc")  # of one class to a sample, no mean of right and wrong
 BY_LABELS = (*SETS, *PLACES, *TAGS, "r2")
 
 
@@ -53,8 +55,8 @@ class Metric:
     """A task metric; one of `per_sample`, `over_all` and `accumulated` is given.
 
     Attributes:
-        name: "top1", "top5", "binary_accuracy", "f1_samples", "pixel_accuracy", "miou", "f1_entities", "f1_tokens",
-            "r2", "spearman", "agreement", "cosine", "mse", or `package.module:name`.
+        name: "top1", "top5", "f1_macro", "mcc", "binary_accuracy", "f1_samples", "pixel_accuracy", "miou",
+            "f1_entities", "f1_tokens", "r2", "spearman", "agreement", "cosine", "mse", or `package.module:name`.
         per_sample: scores [n] from a batch's outputs, the original model's outputs, and the labels (or None).
         over_all: from all outputs and all labels at once: scores [n], or one figure [] where the metric is no mean of
             scores (mAP).
@@ -104,12 +106,13 @@ class Metric:
     @property
     def counted(self) -> bool:
         """Whether a score is 0 or 1: an answer that is right or wrong."""
-        return self.classifies or (self.name == "binary_accuracy" and self.labels == 1)
+        right_or_wrong = self.classifies and self.name not in CLASSES
+        return right_or_wrong or (self.name == "binary_accuracy" and self.labels == 1)
 
     @property
     def classifies(self) -> bool:
         """Whether an answer is one of several classes."""
-        return self.name in ("top1", "top5", "agreement")
+        return self.name in ("top1", "top5", *CLASSES, "agreement")
 
     @property
     def worst(self) -> float:
@@ -217,6 +220,10 @@ METRICS = {
     for metric in (
         Metric("top1", _top(1), needs_labels=True, bounds=(0.0, 1.0)),
         Metric("top5", _top(5), needs_labels=True, bounds=(0.0, 1.0)),
+        *(
+            Metric(name, needs_labels=True, bounds=bounds)
+            for name, bounds in (("f1_macro", (0.0, 1.0)), ("mcc", (-1.0, 1.0)))
+        ),
         Metric(
             "binary_accuracy",
             binary_accuracy_of(0.0),

@@ -17,14 +17,20 @@ from compress.evaluate.vectors import cosine_similarity
 __all__ = ["rank_scores", "similarity_scores"]
 
 Array = np.ndarray[Any, Any]
+DECIMALS = 6  # of a cosine
 
 
 def similarity_scores(output: str) -> Callable[[dict[str, Array], Array | None], Array]:
-    """What judges an output [2 n, width], of which each two rows are a pair, by labels [2 n]: scores [n]."""
+    """What judges an output [2 n, width], of which each two rows are a pair, by labels [2 n]: scores [n].
+
+    Cosines count to the sixth decimal: those of equal texts are 1 but for float32's rounding, and others of one pair
+    that comes again are the same but for it, and which of them is above the other says nothing.
+    """
 
     def over_all(outputs: dict[str, Array], labels: Array | None) -> Array:
         vectors = outputs[output]
-        return rank_scores(cosine_similarity(vectors[::2], vectors[1::2]), np.asarray(labels)[::2])
+        cosines = np.round(cosine_similarity(vectors[::2], vectors[1::2]), DECIMALS)
+        return rank_scores(cosines, np.asarray(labels)[::2])
 
     return over_all
 

@@ -44,6 +44,8 @@ from compress.runtime.roofline import Roofline, same_roofs
 from compress.storage.files import command_line
 from compress.storage.hashing import loaded_code
 from compress.storage.steady import seen
+from compress.vetting.arrow_rows import is_saved, saved_files
+from compress.vetting.shards import SUFFIX, is_sharded, shards_of
 
 __all__ = ["exported_row", "missed_budgets", "named", "report_of", "rows_before", "script_of", "unique_names"]
 
@@ -243,8 +245,8 @@ def script_of(checkpoint: Path, options: CompressOptions, recipe: Path | None) -
         (each, ending): len(list(each.glob(f"*{ending}")))
         for each in files
         if each.is_dir()
-        for ending in (".npy", ".npz")
-        if ending == ".npy" or not any(each.glob("*.npy"))
+        for ending in (".npy", ".npz", *((SUFFIX,) if is_sharded(each) else ()))
+        if ending != ".npz" or not any(each.glob("*.npy"))
     }
     images = {each: len(images_in(each)) for each in files if is_image_folder(each)}
     unseen = [f"{source}: its code is compared, not what that reads" for source in code_of(options)]
@@ -263,7 +265,8 @@ def _held(path: Path) -> list[Path]:
     if is_onnx(path) or is_hub_folder(path):
         return read_of(path)
     if path.is_dir():
-        return sorted(path.glob("*.npy")) or sorted(path.glob("*.npz")) or images_in(path)
+        rows = saved_files(path) if is_saved(path) else shards_of(path) if is_sharded(path) else []
+        return sorted(path.glob("*.npy")) or sorted(path.glob("*.npz")) or images_in(path) or rows
     return [path] if path.is_file() else []
 
 

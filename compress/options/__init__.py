@@ -65,7 +65,7 @@ class SourceOptions:
     """Of a Hugging Face folder that says no pooling itself: how its tokens become one embedding of each text."""
 
     text_column: Annotated[str, Parameter(group=DATA)] = "text"
-    """In data of texts (.jsonl, .csv, .tsv, .parquet, a saved dataset), the column that holds them."""
+    """In data of texts (.jsonl, .json, .csv, .tsv, .parquet, a saved dataset), the column that holds them."""
 
     text_pair_column: Annotated[str | None, Parameter(group=DATA)] = None
     """The column of a second text, for models that judge two; the network of a Hugging Face folder then takes
@@ -134,8 +134,8 @@ class CompressOptions(TrainingOptions, SourceOptions):
     """Inputs and labels to choose among models by, apart from --eval; by default half of that, by seed."""
 
     metric: Annotated[str | None, Parameter(group=_PROOF)] = None
-    """top1, top5, binary_accuracy, f1_samples, pixel_accuracy, miou, f1_entities, f1_tokens, r2, spearman, agreement,
-    cosine, mse or package.module:function; by default what fits the data."""
+    """top1, top5, f1_macro, mcc, binary_accuracy, f1_samples, pixel_accuracy, miou, f1_entities, f1_tokens, r2,
+    spearman, agreement, cosine, mse or package.module:function; by default what fits the data."""
 
     judge: Annotated[str | None, Parameter(group=_PROOF)] = None
     """The output to judge, of a model that has several; labels teach it, too."""
@@ -332,8 +332,8 @@ class SensitivityOptions(ClusterOptions, SourceOptions):
     """Inputs, and labels where there are some; half of them judge each layer's pruning, the others are for proof."""
 
     metric: Annotated[str | None, Parameter(group=_PROOF)] = None
-    """top1, top5, binary_accuracy, f1_samples, pixel_accuracy, miou, f1_entities, f1_tokens, r2, spearman, agreement,
-    cosine, mse or package.module:function; by default what fits the data."""
+    """top1, top5, f1_macro, mcc, binary_accuracy, f1_samples, pixel_accuracy, miou, f1_entities, f1_tokens, r2,
+    spearman, agreement, cosine, mse or package.module:function; by default what fits the data."""
 
     judge: Annotated[str | None, Parameter(group=_PROOF)] = None
     """The output to judge, of a model that has several."""
@@ -369,8 +369,8 @@ class FinetuneOptions(TrainingOptions, SourceOptions):
     """Inputs and labels to judge the model by, before and after; apart from training and validation data."""
 
     metric: Annotated[str | None, Parameter(group=_PROOF)] = None
-    """top1, top5, binary_accuracy, f1_samples, pixel_accuracy, miou, f1_entities, f1_tokens, r2, spearman, agreement,
-    cosine, mse or package.module:function; by default what fits the data."""
+    """top1, top5, f1_macro, mcc, binary_accuracy, f1_samples, pixel_accuracy, miou, f1_entities, f1_tokens, r2,
+    spearman, agreement, cosine, mse or package.module:function; by default what fits the data."""
 
     judge: Annotated[str | None, Parameter(group=_PROOF)] = None
     """The output to judge, of a model that has several; labels teach it, too."""

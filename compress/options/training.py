@@ -13,7 +13,7 @@ DATA = Group(
     "Data",
     sort_key=2,
     help="An .npz, a .npy, a folder of .npy files or of .npz shards, or package.module:function; for a Hugging Face "
-    "folder also texts (.jsonl, .csv, .tsv, .txt, .parquet) or a folder of images.",
+    "folder also texts (.jsonl, .json, .csv, .tsv, .txt, .parquet) or a folder of images.",
 )
 TRAIN = Group("Recovery", sort_key=4)
 MACHINE = Group("Recovery: the machine", sort_key=4.5)

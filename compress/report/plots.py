@@ -175,7 +175,7 @@ def _channels(channels: Mapping[str, Sequence[int]]) -> str:
 
 
 MOST_LAYERS = 60
-SHARES = ("top1", "top5", "binary_accuracy", "f1_samples", "pixel_accuracy", "miou", "agreement")
+SHARES = ("top1", "top5", "f1_macro", "binary_accuracy", "f1_samples", "pixel_accuracy", "miou", "agreement")
 LEAST_SPAN = 0.01  # of the metric's axis, as a share of its largest value
 
 

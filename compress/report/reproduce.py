@@ -70,7 +70,7 @@ holds() {{
 }}
 pictures() {{
     case $2 in /*) path=$2 ;; *) path=./$2 ;; esac
-    found=$(find -L "$path" -mindepth 1 -maxdepth 2 {NAMED} ! -type d -exec printf . \\; | wc -c)
+    found=$(find -L "$path" -mindepth 1 -maxdepth 2 {NAMED} ! -name '._*' ! -type d -exec printf . \\; | wc -c)
     [ "$found" -eq "$1" ] && return
     printf '%s has not as many images as it had: %s, not %s\n' "$2" "$found" "$1" >&2
     exit 1

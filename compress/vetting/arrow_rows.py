@@ -14,11 +14,21 @@ import numpy as np
 from compress.errors import DatasetError, first_line
 from compress.vetting.csv_rows import MOST_OTHERS
 from compress.vetting.files import NoFileError, open_file
-from compress.vetting.parquet_pages import most_values
+from compress.vetting.parquet_batches import TooLargeError, planned
 from compress.vetting.paths import stands_inside
 from compress.vetting.texts import read_json
 
-__all__ = ["Row", "is_saved", "parquet_rows", "saved_files", "saved_rows"]
+__all__ = [
+    "INFO",
+    "Row",
+    "is_saved",
+    "kind_not_read",
+    "parquet_rows",
+    "parquet_schema",
+    "saved_files",
+    "saved_rows",
+    "saved_schema",
+]
 
 LONGEST_ROW = 16 << 20  # letters
 MOST_COLUMNS, LARGEST_FOOTER = 20_000, 32 << 20  # of a file; a Parquet file's metadata
@@ -26,6 +36,7 @@ MOST_CELLS = 1 << 20  # that are read at a time
 UNPACKED = 1 << 26, 10_000  # letters of one: so many, and so many times its size; usual are under 100 times
 ROW = 64  # letters that a row counts for, whatever it holds: a page of a few bytes may have any number
 STATE, SPLITS = "state.json", "dataset_dict.json"  # of a saved dataset; of several
+INFO = "dataset_info.json"  # what its columns are
 AGAIN = "save it again: dataset.save_to_disk(folder)"
 DICTIONARY, BATCH = 2, 3  # kinds of messages
 
@@ -42,13 +53,32 @@ def parquet_rows(path: Path, wanted: Collection[str] | None, lists: Collection[s
         with open_file(path) as file:
             _refuse_footer(file)
             whole = parquet.ParquetFile(file)
-            schema = whole.schema_arrow
-            read, others = _chosen(schema, wanted, lists)
-            _refuse_long_lists(file, whole.metadata, {each.name for each in schema if _is_list(each.type)} & {*read})
-            # A text that is there once, and meant by many rows, stays one until it is known how long they all are.
-            table = parquet.ParquetFile(file, read_dictionary=[each.name for each in schema if _is_text(each.type)])
-            batches = table.iter_batches(max(1, min(1024, MOST_CELLS // (len(read) or 1))), columns=read)
-            yield from _bounded(batches, others, path.stat().st_size)
+            read, others = _chosen(whole.schema_arrow, wanted, lists)
+            size = path.stat().st_size
+            plan = planned(file, whole.metadata, read, _room(size) // ROW)
+            table = parquet.ParquetFile(file, read_dictionary=sorted(plan.packed))
+            yield from _bounded(_in_groups(table, plan.rows, read), others, size)
+    except (MemoryError, TooLargeError):
+        raise
+    except Exception as err:  # of all kinds, for what it does not know
+        raise ValueError(first_line(err)) from err
+
+
+def parquet_schema(path: Path) -> Any:
+    """The schema of a Parquet file, of pyarrow's kind.
+
+    Raises:
+        DatasetError: pyarrow is not installed.
+        OSError, ValueError: it can't be read.
+    """
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as err:
+        raise _missing(path) from err
+    try:
+        with open_file(path) as file:
+            _refuse_footer(file)
+            return parquet.ParquetFile(file).schema_arrow
     except MemoryError:
         raise
     except Exception as err:  # of all kinds, for what it does not know
@@ -61,7 +91,7 @@ def is_saved(path: Path) -> bool:
 
 
 def saved_files(path: Path) -> list[Path]:
-    """Its files, those of rows in their order last.
+    """Its files: what they are, what its columns are where that is told, and those of rows in their order.
 
     Raises:
         DatasetError: it holds several splits, or is damaged.
@@ -81,7 +111,30 @@ def saved_files(path: Path) -> list[Path]:
     except (KeyError, TypeError, ValueError, OSError) as err:
         why = f"{STATE} or {SPLITS} is not as `datasets` writes it: {first_line(err)[:200]}"
         raise DatasetError(f"can't read the data {path}", why=why, mend=f"{AGAIN}; or write a .parquet") from err
-    return [path / STATE, *(path / name for name in names)]
+    told = [path / INFO] if (path / INFO).is_file() else []
+    return [path / STATE, *told, *(path / name for name in names)]
+
+
+def _parts(path: Path) -> list[Path]:
+    """Its files of rows."""
+    return [file for file in saved_files(path) if file.name not in (STATE, INFO)]
+
+
+def saved_schema(path: Path) -> Any:
+    """As `parquet_schema`, of a folder that `datasets` saved: of its first file; None where it has none."""
+    try:
+        from pyarrow import ipc
+    except ImportError as err:
+        raise _missing(path) from err
+    try:
+        for each in _parts(path):
+            with open_file(each) as file, ipc.open_stream(file) as table:
+                return table.schema
+    except (MemoryError, NoFileError, DatasetError):
+        raise
+    except Exception as err:  # of all kinds, for what it does not know
+        raise ValueError(first_line(err)) from err
+    return None
 
 
 def saved_rows(path: Path, wanted: Collection[str] | None, lists: Collection[str]) -> Iterator[Row]:
@@ -90,7 +143,7 @@ def saved_rows(path: Path, wanted: Collection[str] | None, lists: Collection[str
         from pyarrow import ipc
     except ImportError as err:
         raise _missing(path) from err
-    for each in saved_files(path)[1:]:
+    for each in _parts(path):
         try:
             with open_file(each) as file:
                 for message in ipc.MessageReader.open_stream(file):
@@ -164,6 +217,12 @@ def _chosen(schema: Any, wanted: Collection[str] | None, lists: Collection[str])
     return read, dict.fromkeys([name for name in schema.names if name not in held][:MOST_OTHERS])
 
 
+def kind_not_read(schema: Any, column: str) -> str | None:
+    """The kind of a column, in words, if it holds neither texts nor numbers nor lists of them."""
+    kinds = [each.type for each in schema if each.name == column]
+    return None if not kinds or _is_plain(kinds[0]) or _is_list(kinds[0]) else str(kinds[0])[:60]
+
+
 def _bounded(batches: Iterable[Any], others: Mapping[str, None], size: int) -> Iterator[Row]:
     """The rows of batches, of a file of that size."""
     room = _room(size)
@@ -179,17 +238,16 @@ def _room(size: int) -> int:
     return UNPACKED[0] + UNPACKED[1] * size
 
 
-def _refuse_long_lists(file: BinaryIO, metadata: Any, names: Collection[str]) -> None:
-    """Refuse lists of more values than a file of its size holds: those of a row are unpacked together."""
-    left = _room(file.seek(0, os.SEEK_END)) // ROW
-    for group in range(metadata.num_row_groups if names else 0):
-        for at in range(metadata.num_columns):
-            column = metadata.row_group(group).column(at)
-            if column.path_in_schema.partition(".")[0] in names:
-                left -= most_values(file, column, str(metadata.created_by))
-                if left < 0:
-                    raise ValueError(f"it unpacks to over {UNPACKED[1]:,} times of its size")
-    file.seek(0)
+def _in_groups(table: Any, rows: list[int], read: list[str]) -> Iterator[Any]:
+    """Batches, none of two row groups, of whose dictionaries Arrow can't make lists of one kind."""
+    most = max(1, MOST_CELLS // (len(read) or 1))
+    for group, few in enumerate(rows):
+        left = told = table.metadata.row_group(group).num_rows
+        for batch in table.iter_batches(min(few, most), row_groups=[group], columns=read):
+            left -= batch.num_rows
+            yield batch
+        if left:  # Arrow ends where the pages of a list do
+            raise ValueError(f"its row group {group} has {told - left:,} rows, and {told:,} by the file's metadata")
 
 
 def _refuse_footer(file: BinaryIO) -> None:

@@ -14,9 +14,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Protocol
 
-__all__ = ["MOST_OTHERS", "Lines", "TableError", "csv_rows"]
+__all__ = ["MOST_OTHERS", "SEPARATE", "Lines", "TableError", "csv_rows", "other_separator"]
 
 MEND = 'write a field with quotes in it in quotes, and each of them twice: "a 5"" disk",1; or write the rows as .jsonl'
+SEPARATE = "write it with commas, as pandas' to_csv does by default; or with tabs, as .tsv"
+OTHERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 MOST_OTHERS = 64  # columns that are looked at, or kept by name alone
 MOST_WORDS, LONGEST_WORD = 256, 64  # of a column of few values, such as labels; their letters
 MOST_DOUBTS, MOST_LINES = 100, 50
@@ -62,7 +64,10 @@ def csv_rows(lines: Lines, delimiter: str) -> Iterator[tuple[tuple[str, ...], li
             kinds, doubts = _Kinds(len(names)), list[_Doubt]()
             continue
         if len(fields) != len(names):
-            raise ValueError(f"line {line:,} has another number of columns than the first line")
+            other = other_separator(names[0]) if delimiter == "," and len(names) == 1 else None
+            told = f", whose columns are separated by {other}" if other else ""
+            why = f"line {line:,} has another number of columns than the first line{told}"
+            raise TableError(why, SEPARATE) if other else ValueError(why)
         kinds.add(fields)
         if len(lines.held) > 1 and len(names) > 1 and len(doubts) < MOST_DOUBTS:
             doubts += _doubt(line, lines.held, delimiter, len(names))
@@ -74,6 +79,11 @@ def csv_rows(lines: Lines, delimiter: str) -> Iterator[tuple[tuple[str, ...], li
                     f"lines {doubt.first:,} to {doubt.last:,} are one row by a quote on the first of them, and each of "
                     "them would be a row without it"
                 )
+
+
+def other_separator(name: str) -> str | None:
+    """What separates the columns of a first line that has no commas, in words, if anything does."""
+    return next((words for sign, words in OTHERS.items() if sign in name), None)
 
 
 def _records(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:

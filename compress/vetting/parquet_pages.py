@@ -1,23 +1,27 @@
-"""How many values the pages of a Parquet file hold by their headers: one of a few bytes may have billions.
+"""What the pages of a Parquet file hold by their headers: one of a few bytes may have billions of values, or gigabytes.
 
-The footer may tell of two. A row of lists is unpacked whole, whatever its length, so that is known before. Of pages
-nothing is read but headers.
+The footer may tell of two. Of pages nothing is read but headers.
 
-Source: Apache Parquet, parquet.thrift (PageHeader); Apache Thrift, "Thrift Compact protocol".
+Source: Apache Parquet, parquet.thrift (PageHeader, Encoding); Apache Thrift, "Thrift Compact protocol".
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any, BinaryIO
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
 
-__all__ = ["PageError", "most_values"]
+__all__ = ["DELTA_BYTE_ARRAY", "DICTIONARY", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "Page", "PageError", "pages_of"]
 
 LARGEST_HEADER = 16 << 20  # that Arrow takes
 FEW = 1 << 12  # bytes that are read for a header at first: statistics may make it longer
 DEEPEST = 32
 PAST = 100  # bytes by which old writers' chunks are longer than they say; Arrow reads on so far
-_COMPRESSED, _COUNTS = 3, (5, 7, 8)  # of a PageHeader: its size in the file; headers that begin with a number of values
+PLAIN_DICTIONARY, DELTA_BYTE_ARRAY, RLE_DICTIONARY = 2, 7, 8  # encodings
+DICTIONARY = -1  # in an encoding's place: the page is a dictionary, and holds no values of rows
+_UNPACKED, _COMPRESSED = 2, 3  # of a PageHeader: its page's size, and that in the file
+_HEADERS = {5: 2, 7: 2, 8: 4}  # headers that begin with a number of values, and where each has their encoding
+_OF_DICTIONARY = 7
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = 1, 2, 3, 7, 8, 9, 10, 11, 12, 13
 _WHOLE = (4, 5, 6)
 _FIXED = {_BYTE: 1, _DOUBLE: 8, _UUID: 16}
@@ -31,8 +35,22 @@ class _ShortError(Exception):
     """It goes on behind the bytes that were read."""
 
 
-def most_values(file: BinaryIO, column: Any, writer: str) -> int:
-    """The values of a column chunk by its pages' headers, those that are null and those of dictionaries among them.
+class Page(NamedTuple):
+    """Of a column chunk.
+
+    Attributes:
+        values: how many, those that are null among them.
+        size: bytes of it, unpacked.
+        encoding: of its values, or `DICTIONARY`; None where it holds none.
+    """
+
+    values: int
+    size: int
+    encoding: int | None
+
+
+def pages_of(file: BinaryIO, column: Any, writer: str) -> Iterator[Page]:
+    """The pages of a column chunk by their headers.
 
     Args:
         file: that it is in.
@@ -48,7 +66,6 @@ def most_values(file: BinaryIO, column: Any, writer: str) -> int:
     last = end + PAST if writer.lower().startswith("parquet-mr") else end
     if at < 0:
         raise PageError("its pages begin before it")
-    values = 0
     while at < last:
         try:
             header, length = _header(file, at)
@@ -61,10 +78,24 @@ def most_values(file: BinaryIO, column: Any, writer: str) -> int:
             if at >= end:
                 break
             raise PageError("a page of it has no size")
-        counts = [header[kind].get(1, 0) for kind in _COUNTS if type(header.get(kind)) is dict]
-        values += max((count for count in counts if type(count) is int), default=0)
+        yield _page(header)
         at += length + size
-    return values
+
+
+def _page(header: dict[int, Any]) -> Page:
+    """A header of two kinds of pages is taken as the one of more values."""
+    page = Page(0, max(_whole(header.get(_UNPACKED)), _whole(header.get(_COMPRESSED))), None)
+    for kind in _HEADERS:
+        if type(header.get(kind)) is dict:
+            values = _whole(header[kind].get(1))
+            encoding = DICTIONARY if kind == _OF_DICTIONARY else _whole(header[kind].get(_HEADERS[kind]))
+            if page.encoding is None or values > page.values:
+                page = page._replace(values=values, encoding=encoding)
+    return page
+
+
+def _whole(value: Any) -> int:
+    return max(0, value) if type(value) is int else 0
 
 
 def _header(file: BinaryIO, at: int) -> tuple[dict[int, Any], int]:

@@ -1,4 +1,4 @@
-"""Rows of texts as people have them: JSON lines, CSV, plain lines, Parquet, a folder that `datasets` saved.
+"""Rows of texts as people have them: JSON lines or a list, CSV, plain lines, Parquet, a folder that `datasets` saved.
 
 A line is bounded, a file is not.
 """
@@ -11,20 +11,33 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import DatasetError, first_line
-from compress.vetting.arrow_rows import Row, is_saved, parquet_rows, saved_rows
+from compress.vetting.arrow_rows import (
+    Row,
+    is_saved,
+    kind_not_read,
+    parquet_rows,
+    saved_rows,
+)
+from compress.vetting.class_features import schema_of
 from compress.vetting.csv_rows import MOST_OTHERS, TableError, csv_rows
 from compress.vetting.files import open_file
-from compress.vetting.texts import parse_json
+from compress.vetting.parquet_batches import TooLargeError
+from compress.vetting.shards import is_sharded, shards_of
+from compress.vetting.texts import parse_json, read_bytes
 
-__all__ = ["SUFFIXES", "Row", "check_file", "rows_of"]
+__all__ = ["SUFFIXES", "Row", "check_file", "rows_of", "unread_kind"]
 
-SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".parquet")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".parquet")
 LONGEST_LINE = 16 << 20
+FEW = 64  # bytes that tell a list
+BOM = b"\xef\xbb\xbf"
 LONGEST_NAME = 100  # of a column that nobody asked for
 
 
 def rows_of(path: Path, wanted: Collection[str] | None = None, lists: Collection[str] = ()) -> Iterator[Row]:
     """The rows one after the other, each a value by column; a line of a .txt is its column `text`.
+
+    A .json is a list of objects, or has a line for each. Parquet files of a folder are one table, in order of names.
 
     Args:
         path: of the file, or of the folder.
@@ -37,11 +50,21 @@ def rows_of(path: Path, wanted: Collection[str] | None = None, lists: Collection
         DatasetError: the file is missing, damaged or no text; or it is Parquet, and pyarrow is not installed.
     """
     check_file(path)
-    read = {".csv": _csv, ".tsv": _csv, ".txt": _lines, ".parquet": parquet_rows}.get(path.suffix, _json_lines)
+    kinds = {".csv": _csv, ".tsv": _csv, ".txt": _lines, ".parquet": parquet_rows, ".json": _json}
+    read = kinds.get(path.suffix, _json_lines)
     try:
-        yield from (saved_rows if path.is_dir() else read)(path, wanted, lists)
+        if is_saved(path):
+            yield from saved_rows(path, wanted, lists)
+        elif path.is_dir():
+            yield from _of_shards(path, wanted, lists)
+        else:
+            yield from read(path, wanted, lists)
     except (OSError, ValueError) as err:
-        mend = err.mend if isinstance(err, TableError) else "write it again, in UTF-8, a row for each sample"
+        mend = (
+            err.mend
+            if isinstance(err, TableError | TooLargeError)
+            else "write it again, in UTF-8, a row for each sample"
+        )
         raise DatasetError(f"can't read the data {path}", why=first_line(err)[:300], mend=mend) from err
 
 
@@ -51,12 +74,49 @@ def check_file(path: Path) -> None:
     Raises:
         DatasetError: it is missing, or a pipe.
     """
-    if not path.is_file() and not is_saved(path):
+    if not path.is_file() and not is_saved(path) and not is_sharded(path):
         raise DatasetError(
             f"can't read the data {path}",
             why="it is no file that could be read twice" if path.exists() else "there is no such file",
             mend=f"name a file of {', '.join(SUFFIXES)}",
         )
+
+
+def unread_kind(path: Path, column: str) -> str | None:
+    """The kind of a column of Arrow's that is not read, for it holds neither texts nor numbers nor lists of these.
+
+    Returns:
+        As pyarrow calls it, as "date32[day]"; None of other columns and files.
+    """
+    try:
+        schema = schema_of(path)
+    except (OSError, ValueError):
+        return None
+    return None if schema is None else kind_not_read(schema, column)
+
+
+def _of_shards(path: Path, wanted: Collection[str] | None, lists: Collection[str]) -> Iterator[Row]:
+    for file in shards_of(path):
+        yield from rows_of(file, wanted, lists)
+
+
+def _json(path: Path, wanted: Collection[str] | None, lists: Collection[str]) -> Iterator[Row]:
+    """A list of objects, as pandas' `to_json(orient="records")` writes it; of anything else a row in each line."""
+    with open_file(path) as file:
+        begin = file.read(FEW).removeprefix(BOM).lstrip()
+    if not begin.startswith(b"["):
+        yield from _json_lines(path, wanted, lists)
+        return
+    try:
+        rows = parse_json(read_bytes(path).removeprefix(BOM))
+    except ValueError as err:
+        raise TableError(
+            first_line(err), "write it as .jsonl, an object in each line: such a file may be of any size"
+        ) from err
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise ValueError(f'row {number} of its list is no JSON object such as {{"text": "…"}}')
+        yield row if wanted is None else _wanted(row.items(), wanted, lists)
 
 
 def _json_lines(path: Path, wanted: Collection[str] | None, lists: Collection[str]) -> Iterator[Row]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from compress.data.texts import _array, _numbers
+from compress.data.text_labels import _array, _number
 from compress.errors import DatasetError
 from compress.processor import Processor
 
@@ -24,10 +25,14 @@ NAMED = Processor("text", "sequence-classification", {}, ("no", "yes"), 8, Path(
 )  # fmt: skip
 def test_a_label_that_is_no_number_of_a_class_is_named_with_its_row(label: object) -> None:
     with pytest.raises(DatasetError, match=r"row 2 of .* has the label"):
-        _numbers([1, label], Path("data.jsonl"), NAMED)
+        _number(label, 2, Path("data.jsonl"), NAMED)
+
+
+def array_of(labels: list[object], name: str) -> np.ndarray[Any, Any]:
+    return _array([_number(label, at, Path(name), NAMED) for at, label in enumerate(labels, 1)])
 
 
 def test_numbers_and_names_are_labels() -> None:
-    assert _array(_numbers([0, "1", "yes", "no"], Path("data.csv"), NAMED)).tolist() == [0, 1, 1, 0]
-    assert _array(_numbers([0.5, "2e3", (1 << 53)], Path("data.csv"), NAMED)).dtype == np.float32
-    assert _array(_numbers([2.0, 16777217], Path("data.jsonl"), NAMED)).tolist() == [2, 16777217]
+    assert array_of([0, "1", "yes", "no"], "data.csv").tolist() == [0, 1, 1, 0]
+    assert array_of([0.5, "2e3", (1 << 53)], "data.csv").dtype == np.float32
+    assert array_of([2.0, 16777217], "data.jsonl").tolist() == [2, 16777217]

@@ -17,7 +17,7 @@ from compress.evaluate.halves import halves
 from compress.evaluate.intervals import difference_interval, mean_interval
 from compress.evaluate.judge import Judge, spread
 from compress.evaluate.metric_choice import find_metric
-from compress.evaluate.rank_correlation import rank_scores
+from compress.evaluate.rank_correlation import rank_scores, similarity_scores
 from compress.model import Arrays
 from compress.options import ExportOptions
 from compress.signature import Signature
@@ -59,6 +59,18 @@ def test_the_mean_of_the_scores_is_spearmans_correlation(ties: bool) -> None:
     assert rank_scores(x, y).mean() == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-12)
     assert rank_scores(x, x).tolist() == pytest.approx([1.0] * 90), "no pair has more influence than another"
     assert not rank_scores(x, np.ones(90)).any()
+
+
+def test_cosines_that_differ_by_rounding_alone_are_ties() -> None:
+    """Of equal texts, and of pairs that come again: their order would be another in each runtime."""
+    first, second = RNG.standard_normal((2, 60, 8))
+    second[:20] = first[:20]
+    second[40:], first[40:] = second[20:40], first[20:40]
+    labels = np.repeat(RNG.random(60), 2)
+    vectors = np.stack([first, second], axis=1).reshape(-1, 8)
+    noisy = vectors * (1 + 1e-8 * RNG.standard_normal(vectors.shape))
+    scores = [similarity_scores("y")({"y": each}, labels) for each in (vectors, noisy)]
+    assert scores[0].tolist() == scores[1].tolist()
 
 
 def test_intervals_of_the_correlation_and_of_a_difference_hold_it_as_often_as_they_say() -> None:

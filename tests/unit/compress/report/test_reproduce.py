@@ -227,7 +227,7 @@ def test_images_in_a_folder_are_all_looked_at(tmp_path: Path, monkeypatch: pytes
     for name in ("cat/1.png", "cat/a\nb.JPG", ".dog/2.webp", ".3.bmp", "..png"):
         (images / name).parent.mkdir(parents=True, exist_ok=True)
         (images / name).write_bytes(name.encode())
-    for name in (".png", "cat/readme.txt", "cat/deeper/4.png"):  # are none of them
+    for name in (".png", "cat/readme.txt", "cat/._1.png", "cat/deeper/4.png"):  # are none of them
         (images / name).parent.mkdir(parents=True, exist_ok=True)
         (images / name).touch()
     run = again(tmp_path, ExportOptions(output=Path("out"), eval=folder), monkeypatch)
@@ -243,6 +243,33 @@ def test_images_in_a_folder_are_all_looked_at(tmp_path: Path, monkeypatch: pytes
         (images / name).unlink()
     (images / "cat/1.png").unlink()
     assert not run()[0]
+
+
+@pytest.mark.parametrize(
+    ("files", "comes"),
+    [
+        ({"state.json": '{"_data_files": [{"filename": "a.arrow"}]}', "dataset_info.json": "{}", "a.arrow": ""}, None),
+        ({"a.parquet": "a", "b.parquet": "b"}, "c.parquet"),
+    ],
+    ids=["that datasets saved", "of Parquet files"],
+)
+def test_files_of_a_folder_of_texts_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], comes: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.pt").write_bytes(b"model")
+    Path("texts").mkdir()
+    for name, text in files.items():
+        Path("texts", name).write_text(text)
+    run = again(tmp_path, ExportOptions(output=Path("out"), eval="texts"), monkeypatch)
+    assert run() == (True, "")
+    for name, text in files.items():
+        Path("texts", name).write_text(text + " ")
+        assert not run()[0], name
+        Path("texts", name).write_text(text)
+    if comes is not None:
+        Path("texts", comes).touch()
+        assert not run()[0]
 
 
 def test_code_that_went_in_is_looked_at_and_what_it_reads_is_told_to_be_not(
