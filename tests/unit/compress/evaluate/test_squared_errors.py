@@ -38,7 +38,9 @@ def error(first: Backend, second: Backend) -> float:
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, np.bool_, np.str_])
 def test_classes_beside_scores_do_not_hide_what_the_scores_lose(dtype: type) -> None:
-    classes, others = CLASSES.astype(dtype), (CLASSES[::-1]).astype(dtype)
+    classes: np.ndarray[Any, Any]
+    others: np.ndarray[Any, Any]
+    classes, others = CLASSES.astype(dtype), CLASSES[::-1].astype(dtype)
     off = SCORES + np.float32(0.01) * RNG.standard_normal(SCORES.shape).astype(np.float32)
     alone = error(Backend(scores=SCORES), Backend(scores=off))
     beside = error(Backend(label=classes, scores=SCORES), Backend(label=others, scores=off))
