@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -353,6 +354,35 @@ def test_a_library_that_is_missing_names_its_extra(whole: Path, library: str, mo
         load(whole)
     assert library in caught.value.why
     assert ".[hf]" in caught.value.mend
+
+
+FAULTS = {
+    "an operator that torch has not": 'raise RuntimeError("operator torchvision::nms does not exist")',
+    "a library of another release": 'raise ImportError("undefined symbol: _ZN5torch")',
+    "a part that is not there": "import torchvision.gone",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_torchvision_that_does_not_fit_torch_is_told_in_three_parts(fault: str, whole: Path, tmp_path: Path) -> None:
+    """In a process of its own: transformers imports each class once, when it is asked for."""
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text(FAULTS[fault])
+    (tmp_path / "torchvision-0.1.dist-info").mkdir()
+    (tmp_path / "torchvision-0.1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1\n"
+    )
+    there = os.pathsep.join((str(tmp_path), str(Path.cwd())))
+    run = subprocess.run(
+        [sys.executable, "-m", "compress", "inspect", str(whole)],
+        env=os.environ | {"PYTHONPATH": there}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    what, why, mend = run.stderr.strip().splitlines()[-3:]
+    assert what == "error: can't import a part of transformers"
+    assert len(why) > len("  why: ")
+    assert "install the torchvision that was built for this torch" in mend
+    assert "Traceback" not in run.stderr
+    assert run.returncode == 2
 
 
 def test_safetensors_alone_are_a_state_dict(tmp_path: Path) -> None:
