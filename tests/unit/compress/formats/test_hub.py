@@ -23,7 +23,9 @@ from compress.formats.hub.config import config_of, offline
 from compress.formats.hub.folder import open_hub_folder
 from compress.formats.hub.pooling import MODES, Tail
 from compress.formats.hub.tensors import state_of
+from compress.jobs.source import load_source
 from compress.model import call
+from compress.options import SourceOptions
 from tests.hub_models import LABELS, SIZES, bert_folder, with_config
 
 MAMBA: dict[str, Any] = {
@@ -383,6 +385,30 @@ def test_a_torchvision_that_does_not_fit_torch_is_told_in_three_parts(fault: str
     assert "install the torchvision that was built for this torch" in mend
     assert "Traceback" not in run.stderr
     assert run.returncode == 2
+
+
+@pytest.mark.parametrize("whole_config", [True, False], ids=["with config.json", "without"])
+@pytest.mark.parametrize(
+    ("files", "why", "mend"),
+    [
+        (["onnx/model.onnx", "onnx/model_quantized.onnx"], "in ONNX: 'onnx/model.onnx', and 1 more", "onnx/model.onnx"),
+        (["net.onnx"], "in ONNX: 'net.onnx'", "net.onnx"),
+        (["model-q4.gguf"], "in GGUF ('model-q4.gguf')", "model.safetensors"),
+    ],
+    ids=["onnx/", "onnx", "gguf"],
+)
+def test_a_folder_whose_weights_are_in_another_form_says_what_to_name(
+    files: list[str], why: str, mend: str, whole_config: bool, tmp_path: Path
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"weights")
+    if whole_config:
+        (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    with pytest.raises(CheckpointError) as refused:
+        load_source(tmp_path, SourceOptions())
+    assert why in refused.value.why
+    assert mend in refused.value.mend
 
 
 def test_safetensors_alone_are_a_state_dict(tmp_path: Path) -> None:
