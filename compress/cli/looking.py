@@ -34,20 +34,18 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
     from compress.formats.file_kind import file_kind
     from compress.jobs.examine import examine, kind_of_file, next_of, told_of
     from compress.model import OnnxModel
-    from compress.runtime.measure import onnx_params, onnx_work, torch_macs, torch_params
+    from compress.runtime.measure import onnx_params, onnx_work, torch_params, torch_work
 
     source = source or SourceOptions()
     with quiet(verbose=source.verbose):
         found = examine(checkpoint, source, roofs=roofline, threads=threads)
-        weights = macs = kind = None
-        left = 0
+        weights = work = kind = None
         if isinstance(found.model, OnnxModel):
             kind, weights = kind_of_file(found.model), onnx_params(checkpoint)
             work = onnx_work(checkpoint, found.signature)
-            macs, left = work.macs, work.uncounted
         elif found.model is not None:
             kind, weights = file_kind(checkpoint).value, torch_params(found.model.module)
-            macs = torch_macs(found.model.module, found.signature)
+            work = torch_work(found.model.module, found.signature)
     if kind is not None:
         print(f"kind     {kind}")
     if found.artifact is not None:
@@ -58,12 +56,13 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
     sizes = found.signature.sizes_text
     if sizes:
         print(f"sizes    {sizes}")
-    if found.model is not None:
+    if work is not None:
         print(f"params   {weights:,}")
+        left = work.uncounted
         beside = f", without {counted(left, 'layers')} in loops, or of sizes or operators not known" if left else ""
         (call,) = batches_of(found.signature, ()) if not found.signature.batches else (1,)
         of = f" for the {call} samples of a call" if call > 1 else f" for a sample at {sizes}" if sizes else ""
-        print(f"MACs     {macs:,}{of}{beside}")
+        print(f"MACs     {work.macs:,}{of}{beside}")
     if found.artifact is not None:
         tell_next(next_of(found.artifact))
     if found.roofline is not None:

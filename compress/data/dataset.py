@@ -105,6 +105,12 @@ class Dataset:
         for spec in signature.inputs:
             if spec.name not in arrays:
                 have = ", ".join(arrays) or "no arrays"
+                if not given:
+                    raise DatasetError(
+                        f"{source} lacks the input {spec.name!r}",
+                        why=f"what is made of it is {have}, and the model takes more",
+                        mend=f"give arrays of all of its inputs: {_MEND}",
+                    )
                 raise DatasetError(f"{source} lacks the input {spec.name!r}", why=f"it holds {have}", mend=_MEND)
             any_number = replace(spec, shape=("samples", *spec.shape[1:])) if signature.singly else spec
             inputs[spec.name] = _fitting(arrays[spec.name], any_number, source)

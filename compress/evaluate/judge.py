@@ -21,6 +21,8 @@ from compress.runtime.backends import Backend
 
 __all__ = ["Budget", "Drop", "Judge", "spread"]
 
+Pair = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+
 KEPT_BYTES = 256 << 20  # of the original's outputs, beyond which it runs again for each model
 
 
@@ -195,7 +197,9 @@ class Judge:
     def squared_error(self, model: Backend) -> float:
         """Mean over samples of the squared difference to the original's outputs, each output in its own scale.
 
-        Values of an output that are far above the rest, as a mask's fills are, have a scale of their own, too.
+        Values of an output that are far above the rest, as a mask's fills are, have a scale of their own, too. Outputs
+        of integers, booleans and texts, such as numbers of classes, are left out where others are floats; where none
+        is, they count by the share of their values that differ, whatever these are.
         """
         return float(self.squared_errors(model).mean())
 
@@ -211,8 +215,9 @@ class Judge:
             outputs = self._for_each(model.infer(inputs), inputs)
             expected = self._reference(number, inputs, keep=True)
             refuse_other_shapes(expected, outputs, "the model", "the original")
-            for name, given in expected.items():
-                want, got = comparable(given, outputs[name])
+            floats = [name for name, given in expected.items() if given.dtype.kind in "fc"]
+            for name in floats or expected:
+                want, got = _in_numbers(expected[name], outputs[name])
                 with np.errstate(invalid="ignore"):
                     squares = np.where((want == got) | (np.isnan(want) & np.isnan(got)), 0.0, np.square(got - want))
                 finite = np.square(np.where(np.isfinite(want), want, 0.0))
@@ -224,6 +229,13 @@ class Judge:
         for errors, sizes in found.values():
             total += errors / (sum(sizes) / len(total) or 1.0)
         return total
+
+
+def _in_numbers(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> Pair:
+    """Both in float64, see `comparable`; of what is no float, 1 and whether it is the same."""
+    if expected.dtype.kind in "fc":
+        return comparable(expected, got)
+    return np.ones(np.shape(expected)), np.asarray(expected == got, np.float64)
 
 
 def _by_sample(values: np.ndarray[Any, Any], samples: int) -> np.ndarray[Any, Any]:

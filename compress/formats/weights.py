@@ -15,6 +15,7 @@ from compress.errors import CheckpointError
 from compress.formats.keys import State, best_of, by_other_names, fitted, misfit, words_of
 from compress.formats.native.layers import LayerError, layer_of, record_of
 from compress.formats.pickles.names import Instance
+from compress.formats.tied import with_tied
 from compress.options.user_code import user_code
 
 __all__ = ["module_of"]
@@ -79,7 +80,7 @@ def module_of(content: Any, path: Path, factory: str | None) -> tuple[nn.Module,
     module = _build(factory)
     own = module.state_dict()
     wanted = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
-    fit = fitted(sets, wanted, path, factory)
+    fit = fitted(sets, wanted, path, factory) or fitted(with_tied(sets, wanted), wanted, path, factory)
     state, assumed = fit if fit is not None else (by_other_names(sets, wanted), "")
     if state is None:
         raise misfit(sets, wanted, path, factory)

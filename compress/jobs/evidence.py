@@ -99,7 +99,7 @@ def report_of(
         stages=tuple(reports),
         findings=(
             *_call_told(model.signature),
-            *_uncounted_told(baseline),
+            *_uncounted_told(baseline, _last(rows)),
             *_runtime_told(choice),
             *findings(reports, options.confidence),
             *in_time,
@@ -136,16 +136,16 @@ def _call_told(signature: Signature) -> tuple[Note, ...]:
     return (Note(f"{told}: latency, memory and MACs are those of such a call, not of batch 1."),)
 
 
-def _uncounted_told(baseline: OnnxModel) -> tuple[Note, ...]:
-    left = onnx_work(baseline.path, baseline.signature).uncounted
-    if not left:
+def _uncounted_told(baseline: OnnxModel, last: OnnxModel) -> tuple[str, ...]:
+    """What the counts of two files that are held against each other leave out; a warning where that is not alike."""
+    left, beside = (onnx_work(each.path, each.signature).uncounted for each in (baseline, last))
+    if not left and not beside:
         return ()
-    return (
-        Note(
-            f"MACs are without {counted(left, 'layers')} of the original in loops, or of sizes or operators that "
-            "are not known."
-        ),
-    )
+    why = "in loops, or of sizes or operators that are not known"
+    if left == beside:
+        return (Note(f"MACs are without {counted(left, 'layers')} of the original {why}."),)
+    both = f"{counted(left, 'layers')} of the original and {counted(beside, 'layers')} of the result"
+    return (f"MACs are without {both} {why}: how many times fewer they are is not of the same layers.",)
 
 
 def _runtime_told(choice: Choice | None) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ def explain(first: Path, second: Path, options: ExplainOptions, watcher: Watcher
     """Hold a compressed ONNX file against its original, layer by layer.
 
     Args:
-        first: the original, of torch or ONNX.
+        first: the original, of torch or ONNX, or the folder of an artifact that the other was made of.
         second: an artifact's folder, or an ONNX file.
         options: of the data.
         watcher: is told how it goes on.
@@ -126,7 +126,7 @@ def explain(first: Path, second: Path, options: ExplainOptions, watcher: Watcher
     """
     if options.samples < 1 or options.rows < 1:
         raise RecipeError("can't explain on nothing", why="--samples and --rows are 1 at least", mend="leave them out")
-    model = original(first, options)
+    model = _second(first) if (first / "artifact.json").is_file() else original(first, options)
     other = _second(second)
     if _taken(model) != _taken(other) or _given(model) != _given(other):
         raise RecipeError(
@@ -174,7 +174,7 @@ def _second(path: Path) -> OnnxModel:
         artifact = Artifact.load(path)
         # The file that was held against artifact.json; an engine's own can't be looked into.
         path = artifact.model_path if artifact.format == "onnx" else artifact.folder / "model.onnx"
-        return OnnxModel(vetted_onnx(path), artifact.signature)
+        return OnnxModel(vetted_onnx(path), artifact.signature, processor=artifact.processor)
     if not is_onnx(path):
         raise RecipeError(f"can't look into {path}", why="it is no ONNX file", mend="give an artifact or an ONNX file")
     return OnnxModel(path, signature_of_onnx(path))

@@ -23,7 +23,7 @@ from compress.runtime.backends import Backend
 from compress.runtime.backends.in_turns import open_all
 from compress.runtime.footprint import Footprint, footprint
 from compress.runtime.latency import Turns, latency
-from compress.runtime.measure import cores, onnx_macs, onnx_params, torch_macs, torch_params
+from compress.runtime.measure import cores, onnx_macs, onnx_params, torch_params, torch_work
 from compress.runtime.memory import give_back
 
 __all__ = ["Found", "judged_fields", "loss_between", "measure", "rows_of"]
@@ -188,7 +188,7 @@ def rows_of(
 
 def _measured(name: str, model: Model, found: Found, size: int | None) -> Measured:
     if isinstance(model, TorchModel):
-        macs, params = torch_macs(model.module, model.signature), torch_params(model.module)
+        macs, params = torch_work(model.module, model.signature).macs, torch_params(model.module)
     else:
         graph = model.onnx if isinstance(model, EngineModel) else model
         macs, params = onnx_macs(graph.path, model.signature), onnx_params(graph.path)

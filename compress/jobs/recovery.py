@@ -37,7 +37,7 @@ from compress.pipeline import Outcome, Watcher, check, hashing_shown, run, with_
 from compress.report.training import write_page
 from compress.runtime.backends import Backend, TorchBackend
 from compress.runtime.machine import environment, versions
-from compress.runtime.measure import cores, torch_macs, torch_params
+from compress.runtime.measure import cores, torch_params, torch_work
 from compress.stage import Given
 from compress.storage.stage_cache import StageCache
 from compress.storage.steady import refuse_changed, steady
@@ -341,7 +341,7 @@ def _write(
         "did": given.did,
         "seconds": seconds,
         "params": torch_params(before.module),
-        "macs": torch_macs(before.module, before.signature),
+        "macs": torch_work(before.module, before.signature).macs,
         "metric": metric,
         "rows": [dataclasses.asdict(row) for row in rows],
         "options": dict(stage.options),

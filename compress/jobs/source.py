@@ -12,7 +12,7 @@ from compress.artifact import Artifact
 from compress.console.wording import AssumedWarning
 from compress.errors import CheckpointError, ToolkitError
 from compress.formats.checkpoint import load
-from compress.formats.hub.folder import is_hub_folder
+from compress.formats.hub.folder import is_hub_folder, weights_elsewhere
 from compress.formats.onnx.load import is_onnx, load_onnx
 from compress.model import TorchModel, in_float32
 from compress.onnx_export.torch_from_onnx import taken_back
@@ -74,6 +74,8 @@ def refuse_folder(path: Path) -> None:
             why=f"{ADAPTER} says so: it changes another model's weights, which are not in the folder",
             mend="load both with peft, write model.merge_and_unload().save_pretrained(folder), and name that folder",
         )
+    if elsewhere := weights_elsewhere(path):
+        raise CheckpointError(f"{path} is a folder, and no model by itself", why=elsewhere[0], mend=elsewhere[1])
     weights = sorted(each.name for each in path.glob("*") if each.suffix in (".safetensors", ".bin"))
     if weights:
         raise CheckpointError(

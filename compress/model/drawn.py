@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compress.model.inputs import Arrays, call, example_inputs, sample_inputs
+from compress.model.inputs import Arrays, call, example_inputs, in_order, sample_inputs
 from compress.signature import Signature
 
 __all__ = ["drawn_inputs", "indices_of"]
@@ -116,5 +116,5 @@ def drawn_inputs(signature: Signature, sizes: Mapping[str, int], indices: Mappin
             values = np.arange(shape[-1]) < lengths
         else:
             continue
-        arrays[spec.name] = values.astype(dtype)
+        arrays[spec.name] = in_order(spec.name, values.astype(dtype))
     return arrays

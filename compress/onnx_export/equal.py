@@ -23,11 +23,12 @@ from compress.runtime.backends import Backend
 from compress.stage import Progress
 from compress.storage.shortages import raise_shortage
 
-__all__ = ["BATCHES", "Wording", "equal_throughout", "sizes_assumed"]
+__all__ = ["BATCHES", "Wording", "changes", "equal_throughout", "sizes_assumed"]
 
 BATCHES = (1, 2, 5)
 MOVED_BATCH = 2  # where what else varies has another size than the representative one
 SAMPLES = 8  # of the data
+DRAWS = 16  # a mask of few values is drawn twice in a row now and then
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,18 @@ def equal_throughout(
             raise
         progress(done, total, f"{told}: off by {parity[key]['max_abs_error']:.2g}")
     return parity
+
+
+def changes(backend: Backend, inputs: Arrays) -> bool:
+    """Whether a model gives other answers when it is given the same inputs again."""
+    first = backend.infer(inputs)
+    return any(_differs(first, backend.infer(inputs)) for _ in range(DRAWS))
+
+
+def _differs(first: Arrays, second: Arrays) -> bool:
+    return not all(
+        np.array_equal(values, second[name], equal_nan=values.dtype.kind == "f") for name, values in first.items()
+    )
 
 
 def _comparisons(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 from onnx import ModelProto, TensorProto, helper, version_converter
 
 from compress.artifact import Signature
@@ -22,7 +21,7 @@ from compress.formats.onnx.outline import outline, take_in
 from compress.formats.onnx.read import read_onnx
 from compress.formats.onnx.scope import fill_gaps, inner_bodies, inner_nodes, name_nodes, opset_of
 from compress.model import Arrays, Model, OnnxModel
-from compress.onnx_export.equal import BATCHES, Wording, equal_throughout, sizes_assumed
+from compress.onnx_export.equal import BATCHES, Wording, changes, equal_throughout, sizes_assumed
 from compress.onnx_export.file import declare, save
 from compress.onnx_export.float32 import in_float32
 from compress.onnx_export.from_torch import IR_VERSION
@@ -42,7 +41,6 @@ QUANTIZED = (
     "MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized", "QMoE", "QOrderedMatMul",
 )  # fmt: skip
 RESIZED_OPSET = 11  # from here on a Resize says where it samples
-DRAWS = 16  # a mask of few values is drawn twice in a row now and then
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 FEW_BITS = ("BFLOAT16", "INT4", "UINT4", "INT2", "UINT2", "FLOAT4E2M1")
 
@@ -204,16 +202,9 @@ def _sampled_as_before(model: ModelProto) -> None:
             node.attribute.append(helper.make_attribute("nearest_mode", "floor"))
 
 
-def _differs(first: Arrays, second: Arrays) -> bool:
-    return not all(
-        np.array_equal(values, second[name], equal_nan=values.dtype.kind == "f") for name, values in first.items()
-    )
-
-
 def refuse_random(path: Path, backend: OnnxBackend, inputs: Arrays, err: StageError) -> None:
     """Raise StageError by the names of operators that draw random numbers, where the file's own answers differ."""
-    first = backend.infer(inputs)
-    if not any(_differs(first, backend.infer(inputs)) for _ in range(DRAWS)):
+    if not changes(backend, inputs):
         return
     model = outline(path)
     graphs = (model.graph, *inner_bodies(model.graph))

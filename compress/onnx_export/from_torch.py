@@ -18,14 +18,14 @@ from compress.data.dataset import Dataset
 from compress.errors import StageError
 from compress.formats.onnx.outline import LARGE
 from compress.formats.onnx.scope import made_by
-from compress.model import Model, OnnxModel, TorchModel, example_inputs
+from compress.model import Arrays, Model, OnnxModel, TorchModel, example_inputs
 from compress.model.infer import elsewhere, proven, runs_at
-from compress.onnx_export.equal import BATCHES, Wording, equal_throughout, sizes_assumed
+from compress.onnx_export.equal import BATCHES, Wording, changes, equal_throughout, sizes_assumed
 from compress.onnx_export.exporter import around
 from compress.onnx_export.file import save
 from compress.onnx_export.kept_parts import put_back
 from compress.onnx_export.recurrent import free_lengths
-from compress.runtime.backends import OnnxBackend, TorchBackend
+from compress.runtime.backends import Backend, OnnxBackend, TorchBackend
 from compress.runtime.memory import give_back
 from compress.stage import Given, Progress
 
@@ -73,7 +73,7 @@ class OnnxFromTorch:
         logistic = made_by("Sigmoid", onnx.load(path, load_external_data=False).graph)
         parity = equal_throughout(
             model.module, torches, onnxes, model.signature, self.data, progress, Wording(), steps=(1, 1),
-            logistic=logistic,
+            logistic=logistic, doubted=lambda inputs, err: _refuse_changing(torches, inputs, err),
         )  # fmt: skip
         progress(trials + 2, trials + 2, "equal to torch")
         worst = max(figures["max_abs_error"] for figures in parity.values())
@@ -107,6 +107,17 @@ def exported(model: TorchModel, path: Path) -> torch.export.ExportedProgram:
             mend="ask for --int8 static",
         )
     return program.exported_program
+
+
+def _refuse_changing(backend: Backend, inputs: Arrays, err: StageError) -> None:
+    """Raise StageError where the model's own answers are others each time."""
+    if changes(backend, inputs):
+        raise StageError(
+            "can't export a model whose answers are others each time",
+            why="in torch, in eval mode, it gives other answers to the same inputs when they are given again: its "
+            "forward draws random numbers, or writes into what it reads (a counter, a cache)",
+            mend="leave that out where self.training is False, or make it an input",
+        ) from err
 
 
 def _traced_at(signature: Signature, runs: Callable[[Mapping[str, int]], bool]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from compress.formats.native.onnx_part import OnnxPart
 from compress.formats.onnx.counted import counted_graph
 from compress.formats.onnx.scope import bodies, inner_bodies, inner_nodes
 from compress.host.cores import cores_here
-from compress.model import call, sample_inputs
+from compress.model import Arrays, call, sample_inputs
+from compress.runtime.branches import with_branches_taken
 from compress.runtime.latency import Latency, latency
 from compress.runtime.onnx_shapes import shapes_for
 from compress.runtime.products import countable, multiplies, product_macs, weights_in
@@ -34,6 +36,7 @@ __all__ = [
     "onnx_work",
     "torch_macs",
     "torch_params",
+    "torch_work",
 ]
 
 
@@ -49,10 +52,41 @@ def torch_params(module: nn.Module) -> int:
 
 
 def torch_macs(module: nn.Module, signature: Signature) -> int:
-    """Multiply-accumulates for one sample of the signature's representative sizes.
+    """Multiply-accumulates for one sample of the signature's representative sizes, without those of parts in ONNX.
 
-    They are half of the FLOPs that torch counts for convolutions and matrix products.
+    They are half of the FLOPs that torch counts for convolutions and matrix products: of what can be pruned.
     """
+    return _torch_macs(module, signature)
+
+
+def torch_work(module: nn.Module, signature: Signature) -> Work:
+    """The same with those of parts in ONNX, counted as `onnx_work` does; of their Ifs, the branch that runs counts."""
+    found: list[Work] = []
+
+    def seen(part: nn.Module, given: tuple[Any, ...]) -> None:
+        assert isinstance(part, OnnxPart)  # noqa: S101  for mypy
+        found.append(_part_work(part, given))
+
+    handles = [each.register_forward_pre_hook(seen) for each in module.modules() if isinstance(each, OnnxPart)]
+    try:
+        macs = _torch_macs(module, signature)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Work(macs + sum(each.macs for each in found), sum(each.uncounted for each in found))
+
+
+def _part_work(part: OnnxPart, given: Sequence[torch.Tensor]) -> Work:
+    data = part.onnx()
+    names = [value.name for value in onnx.ModelProto.FromString(data).graph.input]
+    arrays = {name: each.detach().cpu().numpy() for name, each in zip(names, given, strict=True)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "part.onnx"
+        path.write_bytes(data)
+        return _file_work(path, arrays, every=True)
+
+
+def _torch_macs(module: nn.Module, signature: Signature) -> int:
     inputs = sample_inputs(signature, 1)
     fused = torch.backends.mha.get_fastpath_enabled()
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -226,7 +260,8 @@ class Work:
     """Multiply-accumulates of a file.
 
     Attributes:
-        macs: of convolutions and matrix products, those of an If's larger branch included.
+        macs: of convolutions and matrix products; of an If, those of the branch that runs where sizes decide, else of
+            the larger one.
         uncounted: convolutions and matrix products that run as often as the data has it (in a Loop or a Scan), or in
             sizes that nothing tells, and operators with weights of which nobody here knows how they multiply; they are
             not in `macs`.
@@ -253,12 +288,24 @@ def onnx_work(path: Path, signature: Signature) -> Work:
         path: an ONNX file.
         signature: of it, with its sizes. Where it fixes the batch, a call's samples are counted, not one.
     """
+    return _file_work(path, sample_inputs(signature, 1), every=False)
+
+
+def _file_work(path: Path, inputs: Arrays, *, every: bool) -> Work:
     model = counted_graph(path)
     weights = weights_in(model.graph)
-    every = (*model.graph.node, *inner_nodes(model.graph))
-    nodes = [node for node in every if node.op_type in _MULTIPLYING or countable(node)]
+    ifs = [node for node in (*model.graph.node, *inner_nodes(model.graph)) if node.op_type == "If"]
+    names = {node.output[0] for node in ifs if _has_products(node, weights)}
+    runs = with_branches_taken(path, inputs, names, every=every) if names else None
+    model = model if runs is None else runs
+    each = (*model.graph.node, *inner_nodes(model.graph))
+    nodes = [node for node in each if node.op_type in _MULTIPLYING or countable(node)]
     wanted = {name for node in nodes for name in (*node.input[:4], node.output[0]) if name}
-    return _work(model.graph, shapes_for(path, sample_inputs(signature, 1), wanted, model), weights)
+    return _work(model.graph, shapes_for(path, inputs, wanted, model, runs), weights)
+
+
+def _has_products(node: onnx.NodeProto, weights: Collection[str]) -> bool:
+    return any(_multiplies(each, weights) for each in inner_nodes(onnx.GraphProto(node=[node])))
 
 
 def _multiplies(node: onnx.NodeProto, weights: Collection[str]) -> bool:

@@ -25,7 +25,13 @@ Shapes = dict[str, tuple[int, ...]]
 LARGEST_LOOKED_INTO = 1024
 
 
-def shapes_for(path: Path, inputs: Arrays, names: Collection[str], model: onnx.ModelProto | None = None) -> Shapes:
+def shapes_for(
+    path: Path,
+    inputs: Arrays,
+    names: Collection[str],
+    model: onnx.ModelProto | None = None,
+    runs: onnx.ModelProto | None = None,
+) -> Shapes:
     """The shape of each of some tensors; of those in bodies, where inference tells.
 
     Args:
@@ -33,6 +39,7 @@ def shapes_for(path: Path, inputs: Arrays, names: Collection[str], model: onnx.M
         inputs: one batch; every size follows from theirs.
         names: of tensors, weights included; one that is not there has no shape.
         model: the file's outline in another form, with tensors of the same names (`counted_graph`).
+        runs: what is run to see shapes, in place of the file.
     """
     given, model = model, written_out(outline(path)) if model is None else _copy(model)
     weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
@@ -43,7 +50,7 @@ def shapes_for(path: Path, inputs: Arrays, names: Collection[str], model: onnx.M
     names = [name for name in names if name in there]
     shapes = _inferred(model, inputs) | weights
     if any(name not in shapes or 0 in shapes[name] for name in names):
-        shapes |= _seen(path, inputs, [name for name in names if name not in weights])
+        shapes |= _seen(path, inputs, [name for name in names if name not in weights], runs)
     return {name: shapes[name] for name in (*names, *within) if name in shapes}
 
 
@@ -58,8 +65,10 @@ def _inferred(model: onnx.ModelProto, inputs: Arrays) -> Shapes:
     graph = model.graph
     for value in graph.input:
         if value.name in inputs:
-            for dim, size in zip(value.type.tensor_type.shape.dim, inputs[value.name].shape, strict=True):
-                dim.dim_value = size
+            value.type.tensor_type.ClearField("shape")
+            value.type.tensor_type.shape.dim.extend(
+                onnx.TensorShapeProto.Dimension(dim_value=size) for size in inputs[value.name].shape
+            )
     for value in graph.output:  # what it says of other sizes
         value.type.tensor_type.ClearField("shape")
     del graph.value_info[:]
@@ -87,9 +96,9 @@ def _inferred(model: onnx.ModelProto, inputs: Arrays) -> Shapes:
     }
 
 
-def _seen(path: Path, inputs: Arrays, names: Collection[str]) -> Shapes:
+def _seen(path: Path, inputs: Arrays, names: Collection[str], runs: onnx.ModelProto | None) -> Shapes:
     """Shapes of computed tensors, from one run."""
-    model = written_out(onnx.load(path))
+    model = written_out(onnx.load(path)) if runs is None else _copy(runs)
     if is_half(path, onnx.TensorProto.BFLOAT16):
         model = emulated(model)
     del model.graph.output[:]  # what nothing asked for is not run

@@ -25,7 +25,7 @@ from compress.vetting.onnx_absent import Function, Gaps, absent_in, needs
 from compress.vetting.onnx_fields import BITS, BYTES, DIMENSIONS, MESSAGES, NAMES, STRING
 from compress.vetting.wire import FIXED, VARINT, runs
 
-__all__ = ["OnnxFileError", "check_size", "vet_onnx", "vet_onnx_bytes"]
+__all__ = ["ForeignOperatorError", "OnnxFileError", "check_size", "vet_onnx", "vet_onnx_bytes"]
 
 MAX_BYTES = (1 << 31) - 1
 """Of a file without its weights outside: Protobuf's own bound."""
@@ -61,6 +61,10 @@ class Calls(frozenset[tuple[str, str]]):
 
 class OnnxFileError(ValueError):
     """An ONNX file that is damaged, or reaches beyond itself; says what."""
+
+
+class ForeignOperatorError(OnnxFileError):
+    """It calls an operator that a library would have to bring."""
 
 
 def vet_onnx(path: Path, *, runs: bool = True) -> Calls:
@@ -238,7 +242,7 @@ class _Scan:
             if name in _LOADING:
                 raise OnnxFileError(f"it calls {name}, which loads what another program has compiled")
             if runs and domain not in _STANDARD and (domain, name) not in self.functions:
-                raise OnnxFileError(f"it calls {name!r} of {domain!r}, which a library would have to bring")
+                raise ForeignOperatorError(f"it calls {name!r} of {domain!r}, which a library would have to bring")
         return called
 
     def _inlined(self, name: tuple[str, str], sizes: dict[tuple[str, str], int], within: tuple[Any, ...]) -> int:

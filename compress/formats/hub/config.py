@@ -7,6 +7,7 @@ import importlib
 import math
 import os
 import re
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -40,6 +41,7 @@ def offline() -> Iterator[Any]:
 
     Raises:
         MissingExtraError: it is not installed.
+        CheckpointError: a part that is asked for meanwhile can't be imported.
     """
     known = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_VERBOSITY")}
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
@@ -56,6 +58,10 @@ def offline() -> Iterator[Any]:
         transformers.logging.disable_progress_bar()
         try:
             yield transformers
+        except (ImportError, RuntimeError) as err:
+            if (broken := _broken(err)) is not None:
+                raise broken from err
+            raise
         finally:
             hub.HF_HUB_OFFLINE = was
             transformers.logging.set_verbosity(level)
@@ -67,6 +73,37 @@ def offline() -> Iterator[Any]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _broken(err: BaseException) -> CheckpointError | None:
+    """What to say where transformers can't import a part of its own; None where something else has failed.
+
+    It imports a class when that is asked for, and with it what stands installed beside, such as torchvision.
+    """
+    words = re.match(r"Could not import module|Failed to import", str(err))
+    frames = [
+        frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(err.__traceback__)
+    ]
+    ours = next((at for at in reversed(range(len(frames))) if frames[at] == "compress"), 0)
+    if not (words or isinstance(err, ImportError)) or "transformers" not in frames[ours:]:
+        return None
+    causes: list[BaseException] = [err]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+        causes.append(cause)
+    at_fault = next((name for each in causes for name in ("torchvision", "torchaudio") if name in _told(each)), "")
+    mend = "pip install -c constraints.txt -e '.[hf]', in an environment of its own"
+    if at_fault:
+        mend = f"install the {at_fault} that was built for this torch, or take it away: pip uninstall {at_fault}"
+    return CheckpointError(
+        "can't import a part of transformers",
+        why=": ".join(dict.fromkeys(first_line(each).partition(". ")[0][:200] for each in (err, causes[-1]))),
+        mend=mend,
+    )
+
+
+def _told(err: BaseException) -> str:
+    """An error's words, and the files that it went through."""
+    return f"{err} {' '.join(frame.filename for frame in traceback.extract_tb(err.__traceback__))}"
 
 
 def config_of(transformers: Any, folder: HubFolder, state: Mapping[str, torch.Tensor]) -> Any:

@@ -24,6 +24,7 @@ __all__ = [
     "named_on_a_hub",
     "open_hub_folder",
     "perhaps_on_a_hub",
+    "weights_elsewhere",
 ]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -222,12 +223,29 @@ def _weights(path: Path, root: Path) -> tuple[tuple[Path, ...], bool]:
         return tuple(_there(path, name, root) for name in _numbered(path, parts)), False
     if len(others) == 1:
         return (_there(path, others[0], root),), False
+    if elsewhere := weights_elsewhere(path):
+        raise CheckpointError(f"{path} holds no weights that are read from it", why=elsewhere[0], mend=elsewhere[1])
     other = next((name for name in ("tf_model.h5", "flax_model.msgpack") if (path / name).exists()), None)
     raise CheckpointError(
         f"{path} holds no weights",
         why=f"there is no {SINGLE} in it, and no {INDEX}" + (f"; {other} is of another framework" if other else ""),
         mend="download the folder with its weights, or save it again: model.save_pretrained(folder)",
     )
+
+
+def weights_elsewhere(path: Path) -> tuple[str, str] | None:
+    """Why a folder without safetensors is no model by itself, and how to mend it, where it has ONNX or GGUF files."""
+    found = sorted(path.glob("*.onnx")) + sorted(path.glob("onnx/*.onnx"))
+    if found:
+        plain = next((each for each in found if each.name == "model.onnx"), found[0])
+        name = str(plain.relative_to(path))[:160]
+        told = f"its weights are in ONNX: {name!a}" + (f", and {len(found) - 1} more" if len(found) > 1 else "")
+        return told, f"name that file, {path / name}; or the folder with its {SINGLE}"
+    gguf = sorted(path.glob("*.gguf"))
+    if gguf:
+        told = f"its weights are in GGUF ({gguf[0].name[:80]!a}), the form of llama.cpp, which is not read here"
+        return told, f"take the folder of the model that it was made of, with its {SINGLE}"
+    return None
 
 
 def _numbered(path: Path, parts: dict[str, re.Match[str]]) -> list[str]:

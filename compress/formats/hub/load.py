@@ -21,6 +21,7 @@ from compress.formats.exported.layers import NoLayersError, layered
 from compress.formats.hub.config import config_of, labels_of, offline
 from compress.formats.hub.fit import refuse_made_up
 from compress.formats.hub.folder import WHOLE, HubFolder, open_hub_folder
+from compress.formats.hub.inputs import BOXES, OWN_MODULE, warn_of_left_out
 from compress.formats.hub.network import Built, build
 from compress.formats.hub.processor import processor_of
 from compress.formats.hub.tensors import state_of
@@ -76,6 +77,7 @@ def load_hub_folder(
             without_settings(folder, config)
         built = build(transformers, folder, config, state, part, pooling, pairs)
         program = _exported(built, folder)
+        warn_of_left_out(built.left_out, type(built.module.model).__name__, folder)
         refuse_made_up(program, built.module, built.missing, folder)
         module, has_layers = _layered(program, built, folder)
     signature = infer_signature(module, built.inputs, sizes=sizes)
@@ -115,14 +117,19 @@ def _warn_of_ids(processor: Processor, built: Built) -> None:
 
 
 def _inputs(specs: tuple[TensorSpec, ...], batch: int, length: int, config: Any) -> tuple[torch.Tensor, ...]:
-    """Tokens that every vocabulary has, half of them a second text's, the last sample padded by half; normal numbers
-    for images.
+    """Tokens that every vocabulary has, half of them a second text's, the last sample padded by half; boxes whose first
+    corner is first; normal numbers for images.
     """
     generator = torch.Generator().manual_seed(0)
     made = []
     for spec in specs:
         shape = spec.at({"batch": batch, "seq": length})
-        if spec.dtype != "int64":
+        if spec.name == BOXES:
+            tensor = torch.rand(shape, generator=generator).sort(-1).values
+            if spec.dtype == "int64":
+                most = min(1000, int(getattr(config, "max_2d_position_embeddings", 1001)) - 1)
+                tensor = (tensor * most).round().to(torch.int64)
+        elif spec.dtype != "int64":
             tensor = torch.randn(shape, generator=generator)
         elif spec.name == "attention_mask":
             tensor = torch.ones(shape, dtype=torch.int64)
@@ -149,9 +156,17 @@ def _exported(built: Built, folder: HubFolder) -> ExportedProgram:
     except ToolkitError:
         raise
     except Exception as err:  # the forward is transformers', on a configuration of anybody's
+        failed = f"{type(err).__name__}: {first_line(err)[:250]}"
+        if built.left_out:
+            kind, names = type(built.module.model).__name__, ", ".join(built.left_out[:4])
+            raise CheckpointError(
+                f"can't take the network of {folder.path}",
+                why=f"a {kind} takes {names}, too, which it is not given here, and without them it fails: {failed}",
+                mend=OWN_MODULE,
+            ) from err
         raise CheckpointError(
             f"can't export the network of {folder.path}",
-            why=f"torch.export fails on it: {type(err).__name__}: {first_line(err)[:250]}",
+            why=f"torch.export fails on it: {failed}",
             mend="write the model as a torch module whose sizes vary freely, and save it with compress.save",
         ) from err
 

@@ -7,7 +7,6 @@ detector `pred_boxes`, too), or `last_hidden_state`.
 from __future__ import annotations
 
 import inspect
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,10 +22,10 @@ from compress.formats.hub.bounds import TooMuchError, counted_building
 from compress.formats.hub.config import architecture_of
 from compress.formats.hub.fit import refuse_lack, refuse_leftovers, refuse_misfits, refuse_no_numbers, refuse_types
 from compress.formats.hub.folder import WHOLE, HubFolder
+from compress.formats.hub.inputs import OWN_MODULE, inputs_of, left_out, main_input
 from compress.formats.hub.pooling import Tail, refuse_pooling, tail_by, tail_of, unpoolable
-from compress.formats.hub.type_ids import gives_a_text_types, type_ids_of
+from compress.formats.hub.type_ids import type_ids_of
 from compress.processor import EMBEDDINGS
-from compress.tokenizer.type_ids import NAME
 
 __all__ = ["Built", "build"]
 
@@ -50,7 +49,6 @@ _TOWERS: Mapping[str, Mapping[str, str]] = {
 _PART_CONFIGS = {"text": "text_config", "image": "vision_config"}
 # What the body in front of a head gives; the first of them is what a network without a head gives.
 _BODY = ("last_hidden_state", "pooler_output", "encoder_last_hidden_state")
-OWN_MODULE = "write it as a torch module that takes and gives plain tensors, and save it with compress.save"
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,7 @@ class Built:
         longest: tokens that it has positions for; None where nothing says.
         type_ids: whether its tokenizer passes token_type_ids; None where that can't be known.
         unpooled: whether it is an encoder of texts with something for each token, which a pooling may stand behind.
+        left_out: what its forward takes besides, see `left_out`.
     """
 
     module: Network
@@ -77,6 +76,7 @@ class Built:
     longest: int | None
     type_ids: bool | None = None
     unpooled: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 class Network(nn.Module):
@@ -97,7 +97,7 @@ class Network(nn.Module):
         if self.tail is not None:
             return {"embeddings": self.tail(found["last_hidden_state"], given["attention_mask"])}
         plain = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
-        heads = {name: value for name, value in plain.items() if name not in _BODY}
+        heads = {name: value for name, value in plain.items() if name not in _BODY and name not in given}
         if not heads and _BODY[0] in plain:
             heads = {_BODY[0]: plain[_BODY[0]]}
             self.left |= {name for name in plain if name not in heads}
@@ -148,7 +148,8 @@ def build(
     refuse_pooling(pooling, name, part, folder)
     pooled = bool(folder.modules) or pooling is not None
     kind = _class(transformers, name, config, folder, base=pooled)
-    double = bool(getattr(config, "is_encoder_decoder", False))
+    # A decoder that goes from token to token is left out; one of objects (DETR's) answers at once.
+    double = bool(getattr(config, "is_encoder_decoder", False)) and main_input(kind.forward) != "pixel_values"
     if name.endswith("ForMultipleChoice") or (double and name.endswith("Classification") and not pooled):
         raise CheckpointError(
             f"can't take the network of {folder.path}",
@@ -190,13 +191,14 @@ def build(
     task = EMBEDDINGS if tail is not None else _task(kind.__name__)
     types = type_ids_of(transformers, folder, config)
     asked = (pairs and task != EMBEDDINGS) or task == "sequence-classification"
-    inputs, sort = _inputs(model, config, folder, types=types, pairs=asked)
+    inputs, sort = inputs_of(model, config, folder, types=types, pairs=asked)
     if pooling is not None and sort != "text":
         raise unpoolable(folder, f"a {kind.__name__} takes no tokens of texts")
     module = Network(model, tuple(spec.name for spec in inputs), tail).eval()
     longest = _longest(config) if sort == "text" else None
     unpooled = sort == "text" and _is_unpooled(kind.__name__, task, part, tail)
-    return Built(module, inputs, sort, task, missing, config, longest, types, unpooled)
+    besides = left_out(model, config, module.names)
+    return Built(module, inputs, sort, task, missing, config, longest, types, unpooled, besides)
 
 
 def _without_pooler(kind: Any, state: Mapping[str, torch.Tensor]) -> dict[str, bool]:
@@ -260,47 +262,6 @@ def _bearable(kind: Any, config: Any, state: Mapping[str, torch.Tensor], folder:
 
 def _task(name: str) -> str:
     return next((task for end, task in _TASKS.items() if name.endswith(end)), "features")
-
-
-def _inputs(
-    model: Any, config: Any, folder: HubFolder, *, types: bool | None, pairs: bool
-) -> tuple[tuple[TensorSpec, ...], str]:
-    """What the network is given, and of what kind that is.
-
-    Args:
-        model, config, folder: of the network.
-        types: whether its tokenizer passes token_type_ids.
-        pairs: whether it may be given two texts at a time.
-    """
-    taken = inspect.signature(model.forward).parameters
-    main = next((name for name in ("input_ids", "pixel_values", "input_features") if name in taken), "")
-    if main == "input_ids":
-        names = ["input_ids", "attention_mask"]
-        kinds = getattr(config, "type_vocab_size", None)
-        # Of a single text they are all 0, but for some (Funnel's), which a network with a table of kinds assumes where
-        # they are not given. One without such a table (GPT-2, XLNet) does something else with zeros than with none.
-        if isinstance(kinds, int):
-            used = kinds > 1 and (pairs or (types is not False and gives_a_text_types(folder)))
-        else:
-            used = types is True
-        if used and NAME in taken:
-            names.append(NAME)
-        return tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in names), "text"
-    if main == "pixel_values":
-        from compress.formats.hub.processor import image_size
-
-        height, width = image_size(folder, config)
-        channels = getattr(config, "num_channels", 3)
-        return (TensorSpec(main, "float32", ("batch", channels, height, width)),), "image"
-    bins, places = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
-    if main == "input_features" and isinstance(bins, int) and isinstance(places, int):
-        strides = math.prod(layer.stride[0] for layer in model.modules() if isinstance(layer, nn.Conv1d))
-        return (TensorSpec(main, "float32", ("batch", bins, places * strides)),), "audio"
-    raise CheckpointError(
-        f"can't take {folder.path}",
-        why=f"a {type(model).__name__} takes neither tokens nor images nor a spectrogram: {', '.join(list(taken)[:6])}",
-        mend=OWN_MODULE,
-    )
 
 
 def _longest(config: Any) -> int | None:

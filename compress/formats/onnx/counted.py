@@ -10,7 +10,7 @@ from compress.formats.onnx.dense import written_dense
 from compress.formats.onnx.outline import outline
 from compress.formats.onnx.scope import captured, drop_dead, fresh, inner_bodies, inner_nodes, names_in, rename
 
-__all__ = ["counted_graph", "written_out"]
+__all__ = ["counted", "counted_graph", "written_out"]
 
 _LISTS = {"value_float": TensorProto.FLOAT, "value_int": TensorProto.INT64}
 
@@ -20,8 +20,18 @@ def counted_graph(path: Path) -> ModelProto:
 
     Tensors keep their names, but for those in bodies that have the name of another one.
     """
-    model = written_out(outline(path))
-    written_dense(model, values=False)
+    return counted(outline(path), values=False)
+
+
+def counted(model: ModelProto, *, values: bool) -> ModelProto:
+    """The same of a model, which may be changed.
+
+    Args:
+        model: of a file, or its outline.
+        values: whether its weights have some.
+    """
+    model = written_out(model)
+    written_dense(model, values=values)
     for graph in (model.graph, *inner_bodies(model.graph)):
         _weights_from_nodes(graph)
     for graph in (model.graph, *inner_bodies(model.graph)):

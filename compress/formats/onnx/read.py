@@ -13,10 +13,14 @@ from google.protobuf.message import DecodeError
 from compress.artifact import Signature, TensorSpec
 from compress.console.wording import counted
 from compress.errors import StageError
-from compress.vetting.onnx_wire import OnnxFileError, check_size, vet_onnx, vet_onnx_bytes
+from compress.vetting.onnx_wire import ForeignOperatorError, OnnxFileError, check_size, vet_onnx, vet_onnx_bytes
 
 __all__ = ["read_onnx", "signature_of_onnx", "vetted_onnx"]
 
+_AS_TENSORS = (
+    "export it with plain tensors; skl2onnx does so for a classifier of scikit-learn by "
+    "to_onnx(model, X, options={id(model): {'zipmap': False}})"
+)
 MAX_ELEMENTS = 1 << 28
 """Of all inputs together, with 1 for each symbolic dimension."""
 
@@ -99,13 +103,18 @@ def _spec(path: Path, value: onnx.ValueInfoProto) -> TensorSpec:
         raise StageError(
             f"can't use {path}",
             why=f"{value.name!r} is {_kind(value)}, no tensor of numbers",
-            mend="export it with plain tensors",
+            mend=_AS_TENSORS if _is_of_maps(value) else "export it with plain tensors",
         ) from err
     shape = tuple(
         max(0, dim.dim_value) or _symbol(dim.dim_param) or (_symbol(f"{value.name}_{at}") if at else "batch")
         for at, dim in enumerate(kind.shape.dim)
     )
     return TensorSpec(value.name, dtype, shape)
+
+
+def _is_of_maps(value: onnx.ValueInfoProto) -> bool:
+    """As ZipMap gives them: of each sample a probability by the class's name."""
+    return bool(value.type.HasField("sequence_type") and value.type.sequence_type.elem_type.HasField("map_type"))
 
 
 def _kind(value: onnx.ValueInfoProto) -> str:
@@ -127,8 +136,11 @@ def _symbol(name: str) -> str:
 
 def _refused(path: Path, err: Exception) -> StageError:
     beyond = isinstance(err, OnnxFileError)
+    mend = "name an .onnx file as its exporter wrote it, with its weights inside or beside it"
+    if isinstance(err, ForeignOperatorError):
+        mend = "export it without that operator: by operators of ONNX, or as a function that the file itself holds"
     return StageError(
         f"can't read {path}",
         why=str(err) if beyond else f"it is no ONNX file: {err}",
-        mend="name an .onnx file as its exporter wrote it, with its weights inside or beside it",
+        mend=mend,
     )

@@ -24,6 +24,12 @@ KEPT = frozenset(
         "argparse.Namespace", "builtins.complex", "builtins.bytearray", "torch.device", "torch.Tensor",
         "torch.nn.parameter.Parameter", "torch.serialization._get_layout", "torch.torch_version.TorchVersion",
         "torch._C._nn.gelu",
+        # Lightning's checkpoints keep the paths that a run was given.
+        *(
+            f"{module}.{kind}Path"
+            for module in ("pathlib", "pathlib._local")
+            for kind in ("Posix", "Windows", "PurePosix", "PureWindows")
+        ),
         "numpy.dtype", "numpy.ndarray",
         *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
     )

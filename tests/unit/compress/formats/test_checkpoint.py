@@ -10,7 +10,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,12 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "trainer's checkpoint": lambda path: torch.save(
         {"epoch": 3, "state_dict": mlp().state_dict(), "args": argparse.Namespace(lr=0.1), "best": np.float64(0.9)}, path
     ),
+    "Lightning's, with paths": lambda path: torch.save(
+        {
+            "state_dict": mlp().state_dict(), "hyper_parameters": argparse.Namespace(data=Path("/data"), lr=0.1),
+            "callbacks": {"best": PureWindowsPath("C:/best.ckpt"), "last": PurePosixPath("last.ckpt")},
+        }, path
+    ),
     "DataParallel": lambda path: torch.save({f"module.{k}": v for k, v in mlp().state_dict().items()}, path),
     "legacy": lambda path: torch.save(mlp().state_dict(), path, _use_new_zipfile_serialization=False),
     "pickled torch.nn module": lambda path: torch.save(mlp(), path),
@@ -64,6 +70,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
         ("compress.save", FileKind.PICKLE, {}),
         ("state_dict", FileKind.PICKLE, {"model": "tests.models:mlp", "inputs": [X]}),
         ("trainer's checkpoint", FileKind.PICKLE, {"model": "tests.models:mlp", "inputs": [X]}),
+        ("Lightning's, with paths", FileKind.PICKLE, {"model": "tests.models:mlp", "inputs": [X]}),
         ("DataParallel", FileKind.PICKLE, {"model": "tests.models:mlp", "inputs": [X]}),
         ("legacy", FileKind.LEGACY_PICKLE, {"model": "tests.models:mlp", "inputs": [X]}),
         ("pickled torch.nn module", FileKind.PICKLE, {"inputs": [X]}),

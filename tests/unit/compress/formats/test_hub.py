@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,9 @@ from compress.formats.hub.config import config_of, offline
 from compress.formats.hub.folder import open_hub_folder
 from compress.formats.hub.pooling import MODES, Tail
 from compress.formats.hub.tensors import state_of
+from compress.jobs.source import load_source
 from compress.model import call
+from compress.options import SourceOptions
 from tests.hub_models import LABELS, SIZES, bert_folder, with_config
 
 MAMBA: dict[str, Any] = {
@@ -353,6 +356,59 @@ def test_a_library_that_is_missing_names_its_extra(whole: Path, library: str, mo
         load(whole)
     assert library in caught.value.why
     assert ".[hf]" in caught.value.mend
+
+
+FAULTS = {
+    "an operator that torch has not": 'raise RuntimeError("operator torchvision::nms does not exist")',
+    "a library of another release": 'raise ImportError("undefined symbol: _ZN5torch")',
+    "a part that is not there": "import torchvision.gone",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_torchvision_that_does_not_fit_torch_is_told_in_three_parts(fault: str, whole: Path, tmp_path: Path) -> None:
+    """In a process of its own: transformers imports each class once, when it is asked for."""
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text(FAULTS[fault])
+    (tmp_path / "torchvision-0.1.dist-info").mkdir()
+    (tmp_path / "torchvision-0.1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1\n"
+    )
+    there = os.pathsep.join((str(tmp_path), str(Path.cwd())))
+    run = subprocess.run(
+        [sys.executable, "-m", "compress", "inspect", str(whole)],
+        env=os.environ | {"PYTHONPATH": there}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    what, why, mend = run.stderr.strip().splitlines()[-3:]
+    assert what == "error: can't import a part of transformers"
+    assert len(why) > len("  why: ")
+    assert "install the torchvision that was built for this torch" in mend
+    assert "Traceback" not in run.stderr
+    assert run.returncode == 2
+
+
+@pytest.mark.parametrize("whole_config", [True, False], ids=["with config.json", "without"])
+@pytest.mark.parametrize(
+    ("files", "why", "mend"),
+    [
+        (["onnx/model.onnx", "onnx/model_quantized.onnx"], "in ONNX: 'onnx/model.onnx', and 1 more", "onnx/model.onnx"),
+        (["net.onnx"], "in ONNX: 'net.onnx'", "net.onnx"),
+        (["model-q4.gguf"], "in GGUF ('model-q4.gguf')", "model.safetensors"),
+    ],
+    ids=["onnx/", "onnx", "gguf"],
+)
+def test_a_folder_whose_weights_are_in_another_form_says_what_to_name(
+    files: list[str], why: str, mend: str, whole_config: bool, tmp_path: Path
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"weights")
+    if whole_config:
+        (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    with pytest.raises(CheckpointError) as refused:
+        load_source(tmp_path, SourceOptions())
+    assert why in refused.value.why
+    assert mend in refused.value.mend
 
 
 def test_safetensors_alone_are_a_state_dict(tmp_path: Path) -> None:

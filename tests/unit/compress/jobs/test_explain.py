@@ -135,6 +135,13 @@ def test_channels_that_died_are_found_and_those_dead_before_are_not(exported: Pa
     assert dead[gemm.output[0]] == tuple(range(1, 16))
 
 
+def test_an_artifact_stands_for_its_file_as_the_original_too(exported: Path) -> None:
+    second = quantized(exported, "of_artifact")
+    found, same = (explained(exported, exported / "float" / name, second) for name in ("", "model.onnx"))
+    assert found == same
+    assert found.layers
+
+
 def test_a_file_of_other_inputs_is_refused(exported: Path, tmp_path: Path) -> None:
     compress.save(nn.Linear(8, 4), tmp_path / "other.pt", inputs="z:float32[batch,8]", outputs=["y"])
 

@@ -104,6 +104,43 @@ def test_the_pruned_file_answers_as_the_report_says(maker: Maker, tmp_path: Path
     assert bool(told) == (maker is branching) == ("If" in kinds)
 
 
+def test_work_is_counted_by_one_rule_before_and_after_and_in_between(tmp_path: Path) -> None:
+    """A part that stays in ONNX has work of its own, and so has the branch that folding leaves."""
+
+    def scaled(name: str, width: int) -> onnx.GraphProto:
+        nodes = [
+            helper.make_node("Conv", ["m", f"u{width}"], [f"wide{width}"]),
+            helper.make_node("Conv", [f"wide{width}", f"v{width}"], ["out"]),
+        ]
+        return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)])
+
+    middle = [
+        helper.make_node("Shape", ["m"], ["sizes"]),
+        helper.make_node("Gather", ["sizes", "at0"], ["n"], axis=0),
+        helper.make_node("Equal", ["n", "none"], ["empty"]),
+        helper.make_node(
+            "If", ["empty"], ["p"], name="branches", then_branch=scaled("a", 64), else_branch=scaled("b", 6)
+        ),
+    ]
+    weights = {
+        "w1": normal(32, 4, 3), "w2": normal(8, 32, 3), "w3": normal(32, 8, 3), "w4": normal(32, 5),
+        "at0": np.array(0), "none": np.array(0),
+        **{f"u{width}": normal(width, 8, 1) for width in (64, 6)},
+        **{f"v{width}": normal(8, width, 1) for width in (64, 6)},
+    }  # fmt: skip
+    made(tmp_path, [*before(), *middle, *behind()], weights)
+    _, report = compress.export(tmp_path / "m.onnx", ExportOptions(output=tmp_path / "out", prune=0.3))
+    macs = {row.stage: row.measured.macs or 0 for row in report.stages}
+    inside = 20 * 2 * 6 * 8
+    assert macs["original"] == macs["torch_from_onnx"] == 20 * 3 * (4 * 32 + 32 * 8 + 8 * 32) + 32 * 5 + inside
+    assert macs["prune_channels"] == macs["onnx_from_torch"] == macs["fold_onnx"]
+    (pruned,) = (row for row in report.stages if row.stage == "prune_channels")
+    left = 1 - pruned.details["macs_removed"]
+    assert macs["fold_onnx"] == pytest.approx(left * (macs["original"] - inside) + inside, abs=2)
+    assert pruned.details["macs_removed"] >= 0.28, "of what can be pruned"
+    assert report.gains["macs"] == macs["original"] / macs["fold_onnx"]
+
+
 def test_what_stands_behind_it_is_trained(tmp_path: Path) -> None:
     branching(tmp_path)
     options = ExportOptions(

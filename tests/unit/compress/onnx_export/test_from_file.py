@@ -346,6 +346,28 @@ def test_what_cannot_be_made_smaller_is_refused_by_name(case: str, tmp_path: Pat
     assert refused.value.mend
 
 
+MAPS = helper.make_sequence_type_proto(
+    helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+)
+MENDED: dict[str, tuple[Callable[[], ModelProto], str]] = {
+    "an operator of a library": (custom, "export it without that operator"),
+    "a sequence": (REFUSED["a sequence"][0], "export it with plain tensors"),
+    "maps, as scikit-learn's converter gives": (lambda: typed(MAPS), "options={id(model): {'zipmap': False}}"),
+    "weights elsewhere": (elsewhere, "as its exporter wrote it, with its weights inside or beside it"),
+}
+
+
+@pytest.mark.parametrize("case", MENDED)
+def test_how_to_mend_it_is_about_what_is_wrong(case: str, tmp_path: Path) -> None:
+    make, mend = MENDED[case]
+    path = stored(make(), tmp_path)
+    (tmp_path / "made").mkdir()
+    with pytest.raises(ToolkitError) as refused:
+        taken_in(path, tmp_path / "made")
+    assert mend in refused.value.mend
+    assert ("zipmap" in refused.value.mend) == (case == "maps, as scikit-learn's converter gives")
+
+
 def test_a_mask_that_is_drawn_twice_in_a_row_does_not_hide_that_masks_are_drawn(tmp_path: Path) -> None:
     class Drawing:
         """Gives one answer five times, then another."""

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import compress
+from compress.artifact import Signature, TensorSpec
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
 from compress.evaluate.compare import cosine_similarity
@@ -46,6 +47,38 @@ def calibration(model: TorchModel | OnnxModel, folder: Path, count: int) -> Data
     arrays = example_inputs(model.signature.inputs, {"batch": count}, seed=1)
     np.savez(folder / "calibration.npz", **arrays)  # type: ignore[arg-type]
     return Dataset.open(str(folder / "calibration.npz"), model.signature)
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(x)
+        return found + torch.randn_like(found)
+
+
+class Counting(Noisy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: torch.Tensor
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        found: torch.Tensor = self.layer(x)
+        return found + self.count
+
+
+@pytest.mark.parametrize("kind", [Noisy, Counting])
+def test_a_forward_whose_answers_are_others_each_time_is_told_so(kind: type[nn.Module], tmp_path: Path) -> None:
+    specs = (TensorSpec.parse("x:float32[batch,4]"),)
+    signature = Signature(specs, (TensorSpec.parse("y:float32[batch,3]"),))
+    with pytest.raises(StageError, match="whose answers are others each time") as refused:
+        exported(TorchModel(kind().eval(), signature, layered=False), tmp_path / "made")
+    assert "draws random numbers, or writes into what it reads" in refused.value.why
+    assert "self.training" in refused.value.mend
 
 
 @pytest.mark.parametrize("name", ZOO)

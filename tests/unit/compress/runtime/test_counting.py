@@ -91,6 +91,42 @@ def test_of_an_if_the_larger_branch_counts(tmp_path: Path) -> None:
     assert counted(path) == (Work(400, 0), 40 + 400 + 1)
 
 
+def by_size(axis: int, size: int, end: str = "", **branches: GraphProto) -> list[onnx.NodeProto]:
+    """An If by whether a dimension of the input has a size; all names end alike."""
+    at, wide, sizes, have, asked = (f"{name}{end}" for name in ("at", "size", "sizes", "have", "asked"))
+    return [
+        node("Constant", [], [at], value_int=axis), node("Constant", [], [wide], value_int=size),
+        node("Shape", ["x"], [sizes]), node("Gather", [sizes, at], [have]), node("Equal", [have, wide], [asked]),
+        node("If", [asked], [f"y{end}"], **branches),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "macs"), [(8, 40), (7, 400)])
+def test_of_an_if_that_sizes_decide_the_branch_that_runs_counts(size: int, macs: int, tmp_path: Path) -> None:
+    path = stored(tmp_path, by_size(1, size, then_branch=branch(W), else_branch=branch(WIDE)), [])
+    assert counted(path) == (Work(macs, 0), 40 + 400 + 2)
+
+
+def test_a_branch_that_runs_counts_in_a_branch_and_where_no_inference_tells_its_sizes(tmp_path: Path) -> None:
+    shown = helper.make_tensor_value_info("out", TensorProto.FLOAT, ["batch", None])
+    hidden = [  # the size that Reshape gives hangs on values, for all that inference knows
+        node("Range", ["one", "ten", "one"], ["ones"]), node("ReduceMin", ["ones"], ["least"], keepdims=1),
+        node("Mul", ["least", "eight"], ["width"]), node("Concat", ["open", "width"], ["to"], axis=0),
+        node("Reshape", ["x", "to"], ["same"]), node("MatMul", ["same", "w"], ["out"]),
+    ]  # fmt: skip
+    innermost = helper.make_graph(hidden, "hidden", [], [shown])
+    inside = by_size(0, 77, "/in", then_branch=branch(WIDE), else_branch=innermost)
+    out = helper.make_tensor_value_info("y/in", TensorProto.FLOAT, ["batch", None])
+    inner = helper.make_graph(inside, "outer", [], [out])
+    tables = {"w": W, "one": np.array(1), "ten": np.array(10), "eight": np.array([8]), "open": np.array([-1])}
+    path = stored(
+        tmp_path,
+        by_size(1, 8, then_branch=inner, else_branch=branch(WIDE)),
+        [weight(name, values) for name, values in tables.items()],
+    )
+    assert counted(path)[0] == Work(40, 0)
+
+
 def test_layers_in_a_loop_are_told_not_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def value(name: str, kind: int, shape: list[object] | None) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, kind, shape)
