@@ -12,6 +12,7 @@ import os
 import re
 import resource
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
@@ -203,9 +204,11 @@ def _unreadable(err: PermissionError, places: list[Path]) -> bool:
         return False
     path = Path(os.fsdecode(err.filename))
     try:
-        return not _may(path, os.R_OK | (os.X_OK if path.is_dir() else 0))
+        return not _may(path, os.R_OK | (os.X_OK if stat.S_ISDIR(path.stat().st_mode) else 0))
     except PermissionError:  # a folder above it can't be entered
         return True
+    except OSError:  # it is not there: nobody has read it
+        return False
 
 
 def _may(path: Path, how: int) -> bool:
