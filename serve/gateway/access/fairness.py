@@ -625,7 +625,7 @@ class Fairness:
         account.seen = account.answered_at = now
         self._over(work, now, since)
         if account.heavy:
-            account.not_before = now + seconds * (1.0 / self._share - 1.0)
+            account.not_before = now + max(seconds, late_s) * (1.0 / self._share - 1.0)
         elif not account.large and account.target_s < math.inf:
             self._keep_back(account, now)
 

@@ -1002,6 +1002,30 @@ def test_what_ends_while_one_that_was_sent_before_goes_on_took_the_time_that_it_
     assert fairness.of("light", 5, 30.0).cost < 0.02
 
 
+def test_heavy_requests_have_no_more_than_their_part_while_one_that_was_sent_before_goes_on() -> None:
+    """A model that was loaded anew works on while its old load ends what it has; nobody is told of either."""
+
+    async def goes_on(world: World) -> None:
+        await asyncio.sleep(8.0)
+        places = world.places
+        work = places.fairness.begin(places.fairness.of("old", 5, time.monotonic()), time.monotonic(), "m")
+        await asyncio.sleep(30.0)
+        places.fairness.end(work, 1, time.monotonic())
+
+    world = run(
+        lambda: InAnyOrder(1),
+        lambda w: [
+            goes_on(w),
+            *[w.client(f"light{n}", lambda: 0.005, 0.1, 38.0) for n in range(4)],
+            *many(w, "heavy", 8, lambda: 1.0, 38.0),
+        ],
+    )
+    took, refused = of_lights(world)
+    assert not refused
+    assert np.median(took) < 0.02
+    assert len(world.took["heavy"]) < 0.4 * 38
+
+
 def ensemble_and_network() -> Gate:
     """An ensemble, with a step that has one instance, and its network, which has six."""
     found = Gate(Settings())
