@@ -5,6 +5,7 @@ Weights are drawn by transformers' own initialization, seeded; a word-level toke
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 
 from compress.formats.hub.config import offline
 
-__all__ = ["ZOO", "write_data", "write_folder"]
+__all__ = ["TIMM", "ZOO", "write_data", "write_folder"]
 
 WORDS = [f"word{number}" for number in range(110)]
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
@@ -32,6 +33,8 @@ _DEBERTA: dict[str, Any] = {
     "relative_attention": True, "position_buckets": 16, "pos_att_type": ["p2c", "c2p"], "share_att_key": True,
     "norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0,
 }  # fmt: skip
+
+TIMM = "timm"  # in place of a configuration's class: a folder of timm's, which transformers has no class for
 
 # By name: the class of the configuration, its arguments, the class of the model, and `--part` where there are two.
 ZOO: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
@@ -78,6 +81,7 @@ ZOO: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
     "MobileNetV2": (
         "MobileNetV2Config", {"image_size": SIDE, "depth_multiplier": 0.5}, "MobileNetV2ForImageClassification", None,
     ),
+    "MobileNetV3": (TIMM, {"architecture": "mobilenetv3_small_050"}, "MobileNetV3", None),
     "CLIP, text": ("CLIPConfig", {}, "CLIPModel", "text"),
     "CLIP, images": ("CLIPConfig", {}, "CLIPModel", "image"),
     "Whisper's encoder": (
@@ -95,10 +99,18 @@ ZOO: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
 
 
 def write_folder(name: str, folder: Path, seed: int = 0) -> str | None:
-    """Write a folder of the zoo as transformers' save_pretrained does; gives its `--part`."""
+    """Write a folder of the zoo as transformers' save_pretrained does, or as timm's own; gives its `--part`.
+
+    Raises:
+        ImportError: it is timm's, which is not installed.
+    """
     import torch
 
     config_class, arguments, model_class, part = ZOO[name]
+    if config_class == TIMM:
+        _write_timm(arguments["architecture"], folder, seed)
+        _write_processor(folder)
+        return part
     with offline() as transformers:
         arguments = dict(arguments)
         if model_class == "CLIPModel":
@@ -121,6 +133,23 @@ def write_folder(name: str, folder: Path, seed: int = 0) -> str | None:
     return part
 
 
+def _write_timm(architecture: str, folder: Path, seed: int) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    timm: Any = importlib.import_module("timm")
+    torch.manual_seed(seed)
+    model = timm.create_model(architecture, num_classes=3)
+    _settle(model)
+    folder.mkdir()
+    save_file({key: value.contiguous() for key, value in model.state_dict().items()}, folder / "model.safetensors")
+    config = {
+        "architecture": architecture, "num_classes": 3, "label_names": ["bad", "good", "neither"],
+        "pretrained_cfg": {"input_size": [3, SIDE, SIDE]},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def _settle(model: Any) -> None:
     """Draw a convolutional network's weights by their fan, and take its BatchNorms' statistics.
 
@@ -137,7 +166,7 @@ def _settle(model: Any) -> None:
             norm.reset_running_stats()
             norm.momentum = None  # an average of all that is seen
         with torch.no_grad():
-            model.train()(pixel_values=torch.rand(64, 3, SIDE, SIDE) * 2 - 1)
+            model.train()(torch.rand(64, 3, SIDE, SIDE) * 2 - 1)
         model.eval()
 
 

@@ -27,7 +27,8 @@ _MAIN = ("input_ids", "pixel_values", "input_features")
 _IMMATERIAL = re.compile(
     r"token_type_ids|inputs?_embeds|inputs|labels?|\w+_labels?|label\w*|ans|(start|end)_positions|past_\w+|\w*cache\w*|mems|"
     r"use_\w+|output_\w+|return_\w+|(encoder|decoder|cross)_\w+|logits_to_keep|\w*head_mask|(\w+_)?position_ids|"
-    r"lengths|input_mask|perm_mask|target_mapping|bool_masked_pos|mask_time_indices|\w*loss_mask|bbox_first_token_mask|"
+    r"state|per_layer_inputs|lengths|input_mask|perm_mask|target_mapping|bool_masked_pos|mask_time_indices|"
+    r"\w*loss_mask|bbox_first_token_mask|"
     r"(global_|visual_)?attention_mask|deprecated_arguments"
 )
 _TEST_TIME = ("flip_pairs",)
