@@ -22,7 +22,7 @@ def refuse_folder(path: Path) -> None:
     """
     if not path.is_dir() or any(path.glob("*.np[yz]")):
         return
-    held = sorted(each for each in path.iterdir() if not each.name.startswith("."))
+    held = sorted(each for each in path.glob("*") if not each.name.startswith("."))
     what = f"can't read the data {path}"
     pictured = [each for each in held if each.is_dir() and any(_has(each.glob("*/*"), IMAGES))]
     if pictured:
@@ -32,7 +32,7 @@ def refuse_folder(path: Path) -> None:
     if tables:
         why = f"it is a folder, and holds {_named(tables)}"
         raise DatasetError(what, why=why, mend=f"name one of its files: {tables[0]}")
-    deeper = [each for each in held if each.is_dir() and any(_has(each.iterdir(), (*TABLES, ".npy", ".npz", ".arrow")))]
+    deeper = [each for each in held if each.is_dir() and any(_has(each.glob("*"), (*TABLES, ".npy", ".npz", ".arrow")))]
     why = f"it holds no arrays (.npy, .npz), no rows and no images: {_named(held) or 'it is empty'}"
     mend = f"name one of its folders: {deeper[0]}" if deeper else "name the file or the folder that has them"
     raise DatasetError(what, why=why, mend=mend)
