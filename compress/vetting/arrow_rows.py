@@ -55,7 +55,7 @@ def parquet_rows(path: Path, wanted: Collection[str] | None, lists: Collection[s
             whole = parquet.ParquetFile(file)
             read, others = _chosen(whole.schema_arrow, wanted, lists)
             size = path.stat().st_size
-            plan = planned(file, whole.metadata, read, _room(size) // ROW)
+            plan = planned(file, whole.metadata, read, _room(size) // ROW, _room(size))
             table = parquet.ParquetFile(file, read_dictionary=sorted(plan.packed))
             yield from _bounded(_in_groups(table, plan.rows, read), others, size)
     except (MemoryError, TooLargeError):

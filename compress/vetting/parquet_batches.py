@@ -45,15 +45,17 @@ class Batches:
         packed: columns of the file whose texts stay as its dictionaries have them: they are there once, and meant by
             many rows.
         values: of lists, in all of the file.
+        texts: bytes of pages of texts in all of it, unpacked.
     """
 
     def __init__(self) -> None:
         self.rows: list[int] = []
         self.packed: set[str] = set()
         self.values = 0
+        self.texts = 0
 
 
-def planned(file: BinaryIO, metadata: Any, names: Collection[str], most: int) -> Batches:
+def planned(file: BinaryIO, metadata: Any, names: Collection[str], most: int, room: int) -> Batches:
     """How to read these columns of a file.
 
     Args:
@@ -61,10 +63,11 @@ def planned(file: BinaryIO, metadata: Any, names: Collection[str], most: int) ->
         metadata: of pyarrow's.
         names: columns that are read.
         most: values of lists that all of it may have.
+        room: bytes of texts that all of it may have, beside those of dictionaries.
 
     Raises:
         TooLargeError: no number of rows would do.
-        ValueError: there are more values than that, or a header of a page is damaged.
+        ValueError: there are more values or bytes than that, or a header of a page is damaged.
     """
     found, leaves = Batches(), list(_leaves(metadata.schema, frozenset(names)))
     for number in range(metadata.num_row_groups):
@@ -86,15 +89,22 @@ def planned(file: BinaryIO, metadata: Any, names: Collection[str], most: int) ->
                 found.values += column.values
             elif texts:
                 windows += [column.window(rows) for rows in ROWS]
-            if found.values > most:
-                raise ValueError(
-                    f"it unpacks to over {most:,} values in lists, and has {file.seek(0, os.SEEK_END):,} bytes"
-                )
+            found.texts += column.size * texts
+            _refuse_all(found, file, most, room)
             _refuse(number, listed, pages, held)
         small = np.flatnonzero(windows + held <= HELD)
         found.rows.append(ROWS[small[0]] if len(small) else 1)
     file.seek(0)
     return found
+
+
+def _refuse_all(found: Batches, file: BinaryIO, most: int, room: int) -> None:
+    """Before any is read: a tokenizer may take minutes for what a file says in its first rows."""
+    of = f"and has {file.seek(0, os.SEEK_END):,} bytes"
+    if found.values > most:
+        raise ValueError(f"it unpacks to over {most:,} values in lists, {of}")
+    if found.texts > room:
+        raise ValueError(f"it unpacks to over {room:,} bytes of texts, {of}")
 
 
 def _refuse(group: int, listed: int, pages: int, held: int) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.errors import DatasetError
-from compress.vetting import parquet_batches
+from compress.vetting import arrow_rows, parquet_batches
 from compress.vetting.parquet_batches import planned
 from compress.vetting.tables import rows_of
 
@@ -88,13 +88,26 @@ def test_no_batch_of_several_rows_has_more_letters_than_are_held(
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as changed, path.open("rb") as file:
         changed.setattr(parquet_batches, "HELD", 1000)
-        plan = planned(file, parquet.ParquetFile(path).metadata, ["text"], 10**6)
+        plan = planned(file, parquet.ParquetFile(path).metadata, ["text"], 10**6, 10**6)
         assert [row["text"] for row in rows_of(path, ["text"])] == texts
     for rows, start in zip(plan.rows, range(0, len(texts), group), strict=True):
         of = lengths[start : start + group]
         most = max(sum(of[at : at + rows]) for at in range(len(of)))
         assert rows == 1 or dictionary or most <= 1000
     assert [(row["text"], row["tokens"]) for row in rows_of(path, None, ["tokens"])] == [(t, [t]) for t in texts]
+
+
+def test_texts_that_together_unpack_to_too_much_are_refused_before_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer may take minutes for what the first rows say."""
+    texts = [f"{at} " + "word " * 1000 for at in range(100)]
+    parquet.write_table(arrow.table({"text": texts}), tmp_path / "1.parquet", compression="zstd", use_dictionary=False)
+    assert next(iter(rows_of(tmp_path / "1.parquet")))["text"] == texts[0]
+    monkeypatch.setattr(arrow_rows, "UNPACKED", (1000, 10))
+    with pytest.raises(DatasetError, match="can't read the data") as caught:
+        next(iter(rows_of(tmp_path / "1.parquet")))
+    assert "it unpacks to over" in caught.value.why
 
 
 def test_rows_that_are_missing_are_told(tmp_path: Path) -> None:
