@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.console.wording import AssumedWarning
+from compress.console.wording import AssumedWarning, counted
 from compress.data.brought_names import BroughtNames
 from compress.data.class_names import number_of
 from compress.errors import DatasetError
@@ -70,7 +70,7 @@ class SeveralLabels:
         names = ", ".join(self._labels[:8])[:200] or "without names"
         return DatasetError(
             f"row {row} of {self._source} has the labels {str(list(values[:8]))[:_SHOWN]}",
-            why=f"the model has {len(self._labels):,} classes: {names}; in all rows alike, labels are names or numbers "
+            why=f"the model has {counted(len(self._labels), 'classes')}: {names}; in all rows alike, labels are names or numbers "
             "of those that a text has, each once, or 0 or 1 for each of the model's",
             mend="write lists of names as the model has them for its classes, or a 0 or a 1 for each of them",
         )
