@@ -70,8 +70,8 @@ class SeveralLabels:
         names = ", ".join(self._labels[:8])[:200] or "without names"
         return DatasetError(
             f"row {row} of {self._source} has the labels {str(list(values[:8]))[:_SHOWN]}",
-            why=f"the model has {counted(len(self._labels), 'classes')}: {names}; in all rows alike, labels are names or numbers "
-            "of those that a text has, each once, or 0 or 1 for each of the model's",
+            why=f"the model has {counted(len(self._labels), 'classes')}: {names}; in all rows alike, labels are names "
+            "or numbers of those that a text has, each once, or 0 or 1 for each of the model's",
             mend="write lists of names as the model has them for its classes, or a 0 or a 1 for each of them",
         )
 
