@@ -6,6 +6,7 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,23 +46,13 @@ Row = Mapping[str, Any]
 
 def parquet_rows(path: Path, wanted: Collection[str] | None, lists: Collection[str]) -> Iterator[Row]:
     """See `compress.vetting.tables.rows_of`."""
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as err:
-        raise _missing(path) from err
-    try:
-        with open_file(path) as file:
-            _refuse_footer(file)
-            whole = parquet.ParquetFile(file)
-            read, others = _chosen(whole.schema_arrow, wanted, lists)
-            size = path.stat().st_size
-            plan = planned(file, whole.metadata, read, _room(size) // ROW, _room(size))
-            table = parquet.ParquetFile(file, read_dictionary=sorted(plan.packed))
-            yield from _bounded(_in_groups(table, plan.rows, read), others, size)
-    except (MemoryError, TooLargeError):
-        raise
-    except Exception as err:  # of all kinds, for what it does not know
-        raise ValueError(first_line(err)) from err
+    with _opened(path) as (parquet, file):
+        whole = parquet.ParquetFile(file)
+        read, others = _chosen(whole.schema_arrow, wanted, lists)
+        size = path.stat().st_size
+        plan = planned(file, whole.metadata, read, _room(size) // ROW, _room(size))
+        table = parquet.ParquetFile(file, read_dictionary=sorted(plan.packed))
+        yield from _bounded(_in_groups(table, plan.rows, read), others, size)
 
 
 def parquet_schema(path: Path) -> Any:
@@ -71,6 +62,13 @@ def parquet_schema(path: Path) -> Any:
         DatasetError: pyarrow is not installed.
         OSError, ValueError: it can't be read.
     """
+    with _opened(path) as (parquet, file):
+        return parquet.ParquetFile(file).schema_arrow
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, BinaryIO]]:
+    """pyarrow's module for Parquet, and a file of which it may read the footer; what it raises becomes a ValueError."""
     try:
         import pyarrow.parquet as parquet
     except ImportError as err:
@@ -78,8 +76,8 @@ def parquet_schema(path: Path) -> Any:
     try:
         with open_file(path) as file:
             _refuse_footer(file)
-            return parquet.ParquetFile(file).schema_arrow
-    except MemoryError:
+            yield parquet, file
+    except (MemoryError, TooLargeError):
         raise
     except Exception as err:  # of all kinds, for what it does not know
         raise ValueError(first_line(err)) from err
