@@ -11,8 +11,8 @@ others use the model, heavy ones are kept back: they leave an instance free, and
 part of the time, which is never less than their keys' share.
 
 What a request takes is seen from outside, as the time from when an instance could begin with it, as it was sent or as
-one before it was answered, until its answer: of all instances' time. What is answered in one moment was one batch, and
-shares its time by size.
+one before it was answered, until its answer: of all instances' time. What is answered in one moment may have been one
+batch, which shares its time by size; where the order is known in which a model works, only what can have been in it.
 """
 
 from __future__ import annotations

@@ -9,11 +9,19 @@ from dataclasses import dataclass
 from serve.gateway.access.admission import Admission
 from serve.gateway.access.fairness import Fairness, Silence, Works
 
-__all__ = ["Families"]
+__all__ = ["Families", "Told"]
 
 
 @dataclass(frozen=True)
-class _Told:
+class Told:
+    """Of a model, on all servers; see `Fairness`.
+
+    Attributes:
+        instances: that work at the same time.
+        together: requests that one of them answers at a time at most; 0 where nobody knows.
+        waits_s: for how long one that is free waits for more of a batch, at most.
+    """
+
     instances: int
     together: int
     waits_s: float
@@ -28,26 +36,15 @@ class Families:
 
     def __init__(self, silence: Silence) -> None:
         self._silence = silence
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, Told] = {}
         self._servers = 1
         self._asks: dict[str, frozenset[str]] = {}
         self._answer: frozenset[frozenset[str]] = frozenset()
-        self._settled: dict[str, tuple[Admission, _Told | None]] = {}
+        self._settled: dict[str, tuple[Admission, Told | None]] = {}
 
-    def works(
-        self,
-        model: str,
-        instances: int,
-        asks: Sequence[str] = (),
-        servers: int = 1,
-        together: int = 0,
-        waits_s: float = math.inf,
-    ) -> None:
-        """So many instances of a model work at the same time, on so many servers; it asks others.
-
-        Each works on so many requests, and waits for them for so long; see `Fairness`.
-        """
-        self._told[model] = _Told(instances, together, waits_s)
+    def works(self, model: str, told: Told, asks: Sequence[str], servers: int) -> None:
+        """So a model works, on so many servers; it asks others."""
+        self._told[model] = told
         self._servers = servers
         if asks or model in self._asks:
             self._asks[model] = frozenset((model, *asks))

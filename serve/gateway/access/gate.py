@@ -13,7 +13,7 @@ from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.asides import Asides
 from serve.gateway.access.begins import Begins
 from serve.gateway.access.fairness import NoSilence, Silence
-from serve.gateway.access.families import Families
+from serve.gateway.access.families import Families, Told
 from serve.gateway.access.identity import Identity, KeyRing
 from serve.gateway.access.left_streams import LeftStreams
 from serve.gateway.access.lists import Lists
@@ -179,7 +179,7 @@ class Gate:
         """
         for each in (*asks, model):
             self.known(each)
-        self._families.works(model, instances, asks, servers, together, waits_s)
+        self._families.works(model, Told(instances, together, waits_s), asks, servers)
         self._families.settle(self._places)
 
     def answer_for(self, groups: Collection[frozenset[str]]) -> None:
