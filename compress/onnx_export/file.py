@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 from onnx import GraphProto, ModelProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
@@ -141,10 +141,10 @@ def without(message: Any, left_out: str) -> Any:
     for field, value in message.ListFields():
         if field.name == left_out:
             continue
-        if field.label == FieldDescriptor.LABEL_REPEATED:
-            getattr(copy, field.name).extend(value)
-        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+        if isinstance(value, Message):
             getattr(copy, field.name).CopyFrom(value)
-        else:
+        elif isinstance(value, bool | int | float | str | bytes):
             setattr(copy, field.name, value)
+        else:
+            getattr(copy, field.name).extend(value)
     return copy

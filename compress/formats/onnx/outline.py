@@ -112,7 +112,7 @@ def _tensors(message: Message) -> Iterator[onnx.TensorProto]:
         return
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_MESSAGE:
-            for each in value if field.label == FieldDescriptor.LABEL_REPEATED else (value,):
+            for each in (value,) if isinstance(value, Message) else value:
                 yield from _tensors(each)
 
 
