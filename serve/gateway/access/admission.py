@@ -24,7 +24,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serve.gateway.access.fairness import Account, Fairness, Work
+from serve.gateway.access.accounts import Account, Work
+from serve.gateway.access.fairness import Fairness
 from serve.gateway.access.left_behind import leave_once_through, once_through
 from serve.gateway.access.memory import Share
 from serve.gateway.access.queues import Queues, Waiter

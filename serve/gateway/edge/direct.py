@@ -13,8 +13,8 @@ import logging
 import time
 from typing import Protocol
 
+from serve.gateway.access.accounts import Work
 from serve.gateway.access.admission import Admission
-from serve.gateway.access.fairness import Work
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.edge.asked import Asked
