@@ -19,6 +19,7 @@ __all__ = [
     "TRIES",
     "Account",
     "NoSilence",
+    "Overdue",
     "Sharer",
     "Silence",
     "Work",
@@ -41,6 +42,7 @@ class Account:
 
     Attributes:
         in_flight: requests with the model server, those that were given up among them.
+        overdue: of these, those that were not answered in time.
         used: seconds of the model's time, where they count from the least that is served.
         cost: seconds of the model's time that one request takes, on the whole.
         bulk_s, bulk_s2: sums of what its requests took and of the squares, which fade with time; their quotient is what
@@ -63,6 +65,7 @@ class Account:
     """
 
     in_flight: int = 0
+    overdue: int = 0
     used: float = 0.0
     cost: float = 0.0
     answers: int = 0
@@ -123,6 +126,12 @@ class Account:
         self.answers += 1
         self.cost += (seconds - self.cost) * max(RISES if seconds > self.cost else FALLS, 1.0 / self.answers)
 
+    def charge_more(self, charged: float, seconds: float) -> None:
+        """A request that was charged for so many seconds has taken more by now, all in all."""
+        self.used += seconds - charged
+        if seconds > self.cost:
+            self.cost += (seconds - max(charged, self.cost)) * max(RISES, 1.0 / self.answers)
+
 
 class Work:
     """One request with the model server; to be told to those who began it when it is over.
@@ -141,6 +150,7 @@ class Work:
         guards: what counts it, as heavy ones are kept back while it is with the server, up to GUARDS_S.
         priority: that it had then.
         over: whether that was told.
+        overdue: what is charged for it so far, where it was not answered in time; else None.
     """
 
     __slots__ = (
@@ -153,6 +163,7 @@ class Work:
         "guards",
         "model",
         "over",
+        "overdue",
         "priority",
         "steps",
     )
@@ -177,6 +188,22 @@ class Work:
         self.guards: tuple[Counter[int], ...] = ()
         self.priority = 0
         self.over = False
+        self.overdue: Overdue | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Overdue:
+    """What is charged for a request that was not answered in time, as the server goes on with it.
+
+    Attributes:
+        alone_s: of its key, as it became overdue; see `Account`.
+        since: when an instance began with it; infinite until that is charged for.
+        charged: seconds of the model's time.
+    """
+
+    alone_s: float
+    since: float = math.inf
+    charged: float = 0.0
 
 
 class Sharer(Protocol):

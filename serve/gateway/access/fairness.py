@@ -31,6 +31,7 @@ from serve.gateway.access.accounts import (
     TRIES,
     Account,
     NoSilence,
+    Overdue,
     Sharer,
     Silence,
     Work,
@@ -91,7 +92,7 @@ class Fairness:
         most_together: requests that an instance answers at a time at most; 0 where nobody knows.
         waits_s: for how long an instance that is free waits for more of a batch, at most; infinite where it does not
             work on requests in the order in which they came, or nobody knows.
-        heavy: requests of heavy keys that are with the server.
+        heavy: requests of heavy keys that are with the server, and not overdue.
         silence: what its servers hide by being silent.
         sharers: those who are to look at who waits with them, if anybody does, when an answer has come.
     """
@@ -113,6 +114,7 @@ class Fairness:
         # was at work on it, or on the batch that it is of, for how many seconds of all instances' time, and, for one
         # that is taken to have been read early, for how many if it was not.
         self._batch: list[Answered] = []
+        self._overtook: Work | None = None  # one of them that was answered while overdue ones seem at work
         self._is_any_due = False  # whether one of them was the next to be answered
         self._at_once: list[Account] = []  # whose requests were answered in much less time than one takes
         self._at_once_until = -math.inf
@@ -127,12 +129,13 @@ class Fairness:
         self._at_work: dict[Work, None] = {}  # that are, the longest ago first
         self._at_work_of: Counter[str] = Counter()  # they, by the models whose instances they may be with
         self._heavy_of: Counter[str] = Counter()  # heavy ones that are with the server, in the same way
+        self._overdue: dict[Work, Overdue] = {}  # those that were not answered in time, the oldest first
         self._new: dict[Work, None] = {}  # of keys of which nothing is known, the oldest first
         self._doubted_at = -math.inf  # when one of them was last answered that took long
         self._is_usual_known = False
         self._is_any_unknown = False  # of several keys of which little is known, and that had no answer yet
         self._batches_heavy = 1.0  # heavy requests that an instance answers together, at most
-        self._there_of: Counter[str] = Counter()  # requests with the server, by the model that was asked
+        self._there_of: Counter[str] = Counter()  # that are with the server and not overdue, by the model asked
         self._depths: dict[str, int] = {}  # as of the last look
         self._instances_of = _Instances(self)  # in the same way
         self._is_in_order = False  # whether it is known in which they are worked on
@@ -165,7 +168,7 @@ class Fairness:
         """Whether one more request of a key for a model may be with the server, of so many that are in all."""
         if account.target_s == math.inf:
             return True
-        held = account.in_flight
+        held = account.in_flight - account.overdue
         if self._is_full(held, model):
             return False
         if account.heavy:
@@ -331,7 +334,8 @@ class Fairness:
             self._least = account.used
         account.used = self._least + account.cost
         steps = self.works[model].steps if model in self.works else UNKNOWN.steps
-        work = Work(self, account, now, model, steps, beside_heavy=self.heavy > 0 and not account.heavy)
+        is_beside = (self.heavy > 0 or bool(self._overdue)) and not account.heavy
+        work = Work(self, account, now, model, steps, beside_heavy=is_beside)
         self._in_flight += 1
         self._there_of[model] += 1
         self._next[model][work] = None
@@ -373,7 +377,7 @@ class Fairness:
                 if there[step] >= self._instances_of[step]:
                     return
             del waiting[work]
-            work.at, work.before = now, before
+            work.at, work.before = (now if now > work.begun else work.begun), before
             self._at_work[work] = None
             for step in work.steps:
                 there[step] += 1
@@ -397,19 +401,102 @@ class Fairness:
             since = work.before
         return since
 
-    def end(self, work: Work, size: int, now: float) -> None:
-        """The server is through with a request, however it ended."""
-        account, begun = work.account, work.begun
-        if begun < self.silence.over_at and now - begun > SHORTEST_TARGET_S and not account.heavy:
-            self.undo(work)  # a silent server's doing
-            account.seen = account.answered_at = now
+    def outlasts(self, work: Work, now: float) -> None:
+        """A request was not answered in time; the server goes on with it, for which its key pays.
+
+        It takes nobody's place any longer: how many others may have with the server goes without it.
+        """
+        account = work.account
+        if self._was_silent(work, now):
+            self.undo(work)
             return
+        self._there_of[work.model] -= 1
+        if account.heavy:
+            self.heavy -= 1
+        self._new.pop(work, None)
+        if work.guards:
+            self._unguard(work)
+        work.overdue = self._overdue[work] = Overdue(account.alone_s)
+        account.overdue += 1
+        self._charge_overdue(work, work.overdue, now)
+        self._looked_at = -math.inf
+
+    def _was_silent(self, work: Work, now: float) -> bool:
+        """Whether a silent server may be why a request took as long."""
+        return work.begun < self.silence.over_at and now - work.begun > SHORTEST_TARGET_S and not work.account.heavy
+
+    def _charge_overdue(self, work: Work, overdue: Overdue, now: float) -> None:
+        """For what it has taken by now, once that is more than its key's take: what waits behind others took nothing.
+
+        Where it is not known which server has it, that is known when it ends, if it may be behind a heavy one.
+        """
+        account = work.account
+        if work.at == math.inf or self.silence.astray or (work.beside_heavy and not self._is_in_order):
+            return
+        if overdue.charged or (now - work.at) / self._instances_of[work.model] > account.cost:
+            self._charge_in_all(work, overdue, now)
+
+    def _charge_in_all(self, work: Work, overdue: Overdue, now: float) -> None:
+        account, instances = work.account, self._instances_of[work.model]
+        if overdue.since == math.inf:
+            overdue.since = self._since(work, now)
+        seconds = max(overdue.charged, (now - overdue.since) / instances)
+        if overdue.charged:
+            account.charge_more(overdue.charged, seconds)
+        else:
+            account.charge(seconds)
+        overdue.charged = max(seconds, LEAST_S)
+        if account.answers <= FEWEST and (self.instances == 1 or work.at == work.begun):
+            account.alone_s = min(overdue.alone_s, seconds * instances / self.instances)
+            account.doubtful = self._is_usual_known and seconds > account.target_s
+            if account.doubtful:
+                self._doubted_at = now
+
+    def _end_overdue(self, work: Work, overdue: Overdue, now: float) -> None:
+        """The server is through with one that was not answered in time, or nobody waits to know it any longer."""
+        account = work.account
+        if not overdue.charged and self._was_silent(work, now):
+            account.used -= account.cost
+        else:
+            self._charge_in_all(work, overdue, now)
+            account.saw(overdue.charged, now)
+            account.took.append(overdue.charged * self._instances_of[work.model])
+        account.seen = account.answered_at = now
         work.over = True
         account.in_flight -= 1
+        self._over(work, now)
+        if account.heavy:
+            account.not_before = now + overdue.charged * (1.0 / self._share - 1.0)
+        elif not account.large and account.target_s < math.inf:
+            self._keep_back(account, now)
+
+    def _end_gone(self, answered: Work, now: float) -> None:
+        """One was answered that all instances seemed too busy for: an overdue one before it is with none of them.
+
+        As where a model is loaded anew, and the old one goes on with what it has.
+        """
+        for work, overdue in self._overdue.items():
+            if work.model == answered.model and work.at < math.inf and work.begun < answered.begun:
+                self._end_overdue(work, overdue, now)
+                return
+
+    def end(self, work: Work, size: int, now: float, *, answered: bool = False) -> None:
+        """The server is through with a request, however it ended; `answered` is whether by an answer that is one."""
+        account, begun = work.account, work.begun
+        if work.overdue is None and self._was_silent(work, now):
+            self.undo(work)
+            account.seen = account.answered_at = now
+            return
         if now - self._answered_at > BATCH_S:
             self._settle()
             self._before = self._answered_at
         self._answered_at = now
+        if work.overdue is not None:
+            self._is_any_due |= work.at < math.inf
+            self._end_overdue(work, work.overdue, now)
+            return
+        work.over = True
+        account.in_flight -= 1
         since = self._since(work, now)
         instances = self._instances_of[work.model]
         seconds = (now - since) / instances
@@ -434,6 +521,8 @@ class Fairness:
             account.not_before = now + max(seconds, late_s) * (1.0 / self._share - 1.0)
         elif not account.large and account.target_s < math.inf:
             self._keep_back(account, now)
+        if self._overdue and answered and not is_due and self._is_in_order:
+            self._overtook = work
 
     def _saw_first(self, account: Account, seconds: float, *, at_once: bool) -> None:
         """One of the first requests of a key was answered, so long after the server could begin with it at most."""
@@ -456,10 +545,14 @@ class Fairness:
         else:
             del self._next[work.model][work]
         self._in_flight -= 1
-        self._there_of[work.model] -= 1
         self._there -= not work.account.in_flight
+        if work.overdue is None:
+            self._there_of[work.model] -= 1
+            self.heavy -= work.account.heavy
+        else:
+            work.account.overdue -= 1
+            del self._overdue[work]
         if work.account.heavy:
-            self.heavy -= 1
             self._heavy_of.subtract(work.steps)
         if work.guards:
             self._unguard(work)
@@ -481,7 +574,9 @@ class Fairness:
         answered = self._batch
         if not self._is_any_due:  # what was sent before is at work yet: the order is another
             answered = [(*each[:4], max(each[4:]), 0.0) for each in answered]
-        self._is_any_due = False
+            if self._overtook is not None:
+                self._end_gone(self._overtook, self._answered_at)
+        self._overtook, self._is_any_due = None, False
         if len(answered) == 1:
             if self.instances == 1 and answered[0][4] < answered[0][0].alone_s:
                 answered[0][0].alone_s = answered[0][4]
@@ -545,6 +640,8 @@ class Fairness:
     def _look(self, now: float) -> None:
         """Who is beside whom."""
         self._looked_at = now
+        for work, overdue in self._overdue.items():
+            self._charge_overdue(work, overdue, now)
         if (servers := self.silence.servers) not in (0, self.servers):  # those that are gone work on nothing
             self.instances = max(1, self.instances // self.servers * servers)
             self.servers = servers
@@ -594,7 +691,7 @@ class Fairness:
         """Who is heavy has changed, with what is there."""
         waiting = itertools.chain.from_iterable(self._next.values())
         heavy = [work for work in itertools.chain(self._at_work, waiting) if work.account.heavy]
-        self.heavy = len(heavy)
+        self.heavy = sum(work.overdue is None for work in heavy)
         self._heavy_of = Counter(itertools.chain.from_iterable(work.steps for work in heavy))
 
     def _targets(self, accounts: list[Account]) -> Iterator[tuple[float, Account]]:
