@@ -196,12 +196,10 @@ class Overdue:
     """What is charged for a request that was not answered in time, as the server goes on with it.
 
     Attributes:
-        alone_s: of its key, as it became overdue; see `Account`.
         since: when an instance began with it; infinite until that is charged for.
         charged: seconds of the model's time.
     """
 
-    alone_s: float
     since: float = math.inf
     charged: float = 0.0
 

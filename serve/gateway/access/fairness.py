@@ -416,7 +416,7 @@ class Fairness:
         self._new.pop(work, None)
         if work.guards:
             self._unguard(work)
-        work.overdue = self._overdue[work] = Overdue(account.alone_s)
+        work.overdue = self._overdue[work] = Overdue()
         account.overdue += 1
         self._charge_overdue(work, work.overdue, now)
         self._looked_at = -math.inf
@@ -447,7 +447,7 @@ class Fairness:
             account.charge(seconds)
         overdue.charged = max(seconds, LEAST_S)
         if account.answers <= FEWEST and (self.instances == 1 or work.at == work.begun):
-            account.alone_s = min(overdue.alone_s, seconds * instances / self.instances)
+            account.alone_s = seconds * instances / self.instances
             account.doubtful = self._is_usual_known and seconds > account.target_s
             if account.doubtful:
                 self._doubted_at = now
@@ -640,8 +640,10 @@ class Fairness:
     def _look(self, now: float) -> None:
         """Who is beside whom."""
         self._looked_at = now
+        takes_yet: defaultdict[Account, float] = defaultdict(float)
         for work, overdue in self._overdue.items():
             self._charge_overdue(work, overdue, now)
+            takes_yet[work.account] = max(takes_yet[work.account], overdue.charged)
         if (servers := self.silence.servers) not in (0, self.servers):  # those that are gone work on nothing
             self.instances = max(1, self.instances // self.servers * servers)
             self.servers = servers
@@ -663,6 +665,7 @@ class Fairness:
         kept_now = turned = False
         for target_s, each in self._targets(there):
             takes_s = self._takes_s(each) if each.answers >= FEWEST else self._first_s(each)
+            takes_s = max(takes_s, takes_yet[each])
             was, was_kept, each.heavy = each.heavy, each.heavy or each.large, takes_s > target_s
             if not each.heavy and bisect.bisect_right(priorities, each.priority) <= 1:  # it is alone
                 target_s, each.light = math.inf, False
@@ -671,7 +674,7 @@ class Fairness:
             kept_now |= not was_kept and (each.heavy or each.large)
             turned |= was is not each.heavy
             heavies += each.heavy and (each.in_flight > 0 or now - each.seen < BESIDE_S)
-            if takes_s * self.instances > LONGEST_TRY_S and not each.batches:
+            if takes_s * self.instances > LONGEST_TRY_S and (takes_yet[each] or not each.batches):
                 each.together, each.tried = 1.0, now
             elif each.together < BATCHED and now - each.tried > TRIES_AGAIN_S:
                 each.together, each.tried = TRIES, now
