@@ -122,6 +122,34 @@ async def test_no_more_of_its_requests_are_sent_before_the_server_is_through() -
     assert places.try_enter("greedy")
 
 
+@pytest.mark.parametrize("answers", [0, 1, 3, 8], ids="{} light answers".format)
+@pytest.mark.parametrize("together", [1, 8], ids=["no batches", "batches of light ones"])
+def test_a_key_is_heavy_while_one_is_overdue_whatever_it_sent_before(answers: int, together: int) -> None:
+    """And so are its next ones, of which none is sent as one of a batch."""
+
+    async def main() -> None:
+        places = a_model()
+        places.fairness.most_together = together
+        await light_requests(places)
+        for _ in range(answers):
+            entered = places.try_enter("greedy")
+            beside = [who for who in LIGHT if places.try_enter(who)]
+            await waits(places, LIGHT_S)
+            for who in [*beside, *["greedy"] * entered]:  # answered together
+                places.leave(LIGHT_S, who=who)
+        await waits(places, 1)
+        through = await times_out(places, "greedy")
+        for _ in range(20):
+            await waits(places, 0.3)
+            assert places.fairness.of("greedy", 5, time.monotonic()).heavy
+            assert not places.try_enter("greedy")
+        through.set_result(True)
+        await asyncio.sleep(0)
+        assert counted(places.fairness) == nothing(places.fairness)
+
+    simulated(main())
+
+
 @in_time
 async def test_its_place_is_others() -> None:
     """Neither the number of places nor how many are with the server for all keys together goes by it."""
