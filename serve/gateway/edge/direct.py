@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import Protocol
 
@@ -284,9 +285,10 @@ class _Call(Observed):
             head = answer_lines([JSON], refusal.headers)
         self._let_go(answered=refusal is None)
         if late:
-            through = self._connection.through
-            self._places.stand(self._work, self._identity.id)
-            self._places.outlast(seconds, self.received, self._identity.id, () if through is None else (through,))
+            through, work = self._connection.through, self._work
+            self._places.stand(work, self._identity.id)
+            begun = -math.inf if work is None else work.begun
+            self._places.outlast(seconds, self.received, self._identity.id, [through] if through else [], begun)
         else:
             self._places.rise(self._work, seconds, self.received, self._identity.id)
         self._client.answer(code, head, body, last=refusal is not None and refusal.closes, who=self._identity.id)
