@@ -334,7 +334,7 @@ class Fairness:
             self._least = account.used
         account.used = self._least + account.cost
         steps = self.works[model].steps if model in self.works else UNKNOWN.steps
-        is_beside = (self.heavy > 0 or bool(self._overdue)) and not account.heavy
+        is_beside = not account.heavy and (True if self._overdue else self.heavy > 0)
         work = Work(self, account, now, model, steps, beside_heavy=is_beside)
         self._in_flight += 1
         self._there_of[model] += 1
@@ -483,7 +483,7 @@ class Fairness:
     def end(self, work: Work, size: int, now: float, *, answered: bool = False) -> None:
         """The server is through with a request, however it ended; `answered` is whether by an answer that is one."""
         account, begun = work.account, work.begun
-        if work.overdue is None and self._was_silent(work, now):
+        if begun < self.silence.over_at and work.overdue is None and self._was_silent(work, now):
             self.undo(work)
             account.seen = account.answered_at = now
             return
@@ -640,10 +640,10 @@ class Fairness:
     def _look(self, now: float) -> None:
         """Who is beside whom."""
         self._looked_at = now
-        takes_yet: defaultdict[Account, float] = defaultdict(float)
+        takes_yet: dict[Account, float] = {}
         for work, overdue in self._overdue.items():
             self._charge_overdue(work, overdue, now)
-            takes_yet[work.account] = max(takes_yet[work.account], overdue.charged)
+            takes_yet[work.account] = max(takes_yet.get(work.account, 0.0), overdue.charged)
         if (servers := self.silence.servers) not in (0, self.servers):  # those that are gone work on nothing
             self.instances = max(1, self.instances // self.servers * servers)
             self.servers = servers
@@ -665,7 +665,8 @@ class Fairness:
         kept_now = turned = False
         for target_s, each in self._targets(there):
             takes_s = self._takes_s(each) if each.answers >= FEWEST else self._first_s(each)
-            takes_s = max(takes_s, takes_yet[each])
+            if each in takes_yet:
+                takes_s = max(takes_s, takes_yet[each])
             was, was_kept, each.heavy = each.heavy, each.heavy or each.large, takes_s > target_s
             if not each.heavy and bisect.bisect_right(priorities, each.priority) <= 1:  # it is alone
                 target_s, each.light = math.inf, False
@@ -674,7 +675,7 @@ class Fairness:
             kept_now |= not was_kept and (each.heavy or each.large)
             turned |= was is not each.heavy
             heavies += each.heavy and (each.in_flight > 0 or now - each.seen < BESIDE_S)
-            if takes_s * self.instances > LONGEST_TRY_S and (takes_yet[each] or not each.batches):
+            if takes_s * self.instances > LONGEST_TRY_S and (each in takes_yet or not each.batches):
                 each.together, each.tried = 1.0, now
             elif each.together < BATCHED and now - each.tried > TRIES_AGAIN_S:
                 each.together, each.tried = TRIES, now
