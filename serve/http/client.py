@@ -21,6 +21,7 @@ __all__ = ["Address", "Connection", "ExchangeError", "Kind", "Pool", "Response",
 LATER_S = 0.01  # that the loop may be behind
 LOOK_S = 0.1  # how often deadlines of requests are looked after that have no timer of their own
 KEPT_IDLE, IDLE_S = 32, 10.0  # of more idle connections those are closed that nobody needed for so long
+LINGERING = 4  # one part of so many, as there are slots, may linger, and one part of so many of those for one key
 NOBODY: Whose = ("", "")
 
 
@@ -28,7 +29,9 @@ class Pool:
     """A bounded set of connections to one server; the last one used is the first to be used again.
 
     Each request has a slot, in which its connection is opened where none is idle. Models and keys share the slots (see
-    `Slots`); a request that was left has its slot until the server is through with it.
+    `Slots`); a request that was left has its slot until the server is through with it, for `timeout_s` at most. After
+    that, and of those that were not answered in time, connections that linger have none: a quarter as many in all as
+    there are slots, a quarter of these for one key with one model, and none of requests that are nobody's.
 
     A request that meets a reused connection which the server had closed meanwhile, with no byte of a response,
     is sent once more on a fresh connection, unless its caller says that it may be sent only once.
@@ -40,6 +43,7 @@ class Pool:
         max_response_bytes: longest response body that is accepted.
         hold: makes what counts a long response's bytes for whoever asked; None to count none.
         connect_s: for connecting, of the whole; a server that is not reached by then counts as one that refuses.
+        lingers_s: for which it is waited to know when the server is through with what is over for the client.
 
     Attributes:
         resent: requests that were sent once more.
@@ -54,9 +58,11 @@ class Pool:
         max_response_bytes: int = 1 << 30,
         hold: Callable[[str], Held] | None = None,
         connect_s: float = math.inf,
+        lingers_s: float = 0.0,
     ) -> None:
         self.address = address
         self.timeout_s = timeout_s
+        self._lingers_s = lingers_s
         self._connect_s = connect_s
         self._slots = Slots(max_connections)
         self._max_response_bytes = max_response_bytes
@@ -64,6 +70,7 @@ class Pool:
         self._idle: list[Connection] = []
         self._busy: dict[Connection, Whose] = {}
         self._left: set[Connection] = set()  # by who asked
+        self._lingering: dict[Connection, Whose] = {}
         self._closed = False
         self._look: asyncio.TimerHandle | None = None
         self._pruning: asyncio.TimerHandle | None = None
@@ -149,7 +156,7 @@ class Pool:
     def _look_after(self) -> None:
         now = time.monotonic()
         for connection in [each for each in self._busy if each.deadline <= now]:
-            connection.expire()
+            connection.lapse()
         self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_after) if self._busy else None
 
     def give(self, connection: Connection) -> None:
@@ -206,8 +213,10 @@ class Pool:
                 self._idle.append(connection)
                 if self._pruning is None and len(self._idle) > KEPT_IDLE:
                     self._look_at_idle()
-            elif (ended := connection.ended) is None or ended.done() or self._closed:
+            elif (ended := connection.ended) is None or self._closed:
                 connection.close()
+            elif ended.done():
+                self._linger(connection, whose)
             else:
                 self._left.add(connection)
                 ended.add_done_callback(lambda _: self._through(connection, whose))
@@ -217,6 +226,26 @@ class Pool:
     def _through(self, connection: Connection, whose: Whose) -> None:
         self._left.discard(connection)
         self._slots.give(whose)
+        self._linger(connection, whose)
+
+    def _linger(self, connection: Connection, whose: Whose) -> None:
+        """Have it open still where somebody's request is on it that the server is not through with, and there is room.
+
+        It was sent in somebody's name: of others, nobody counts what the server does.
+        """
+        through, most = connection.through, max(1, self._slots.most // LINGERING)
+        own = sum(each == whose for each in self._lingering.values())
+        has_room = len(self._lingering) < most and own < max(1, most // LINGERING)
+        if through is None or through.done() or self._closed or not whose[1] or not has_room:
+            connection.close()
+        else:
+            self._lingering[connection] = whose
+            through.add_done_callback(lambda _: self._lingering.pop(connection, None))
+
+    def let_go(self) -> None:
+        """Wait no longer for what lingers."""
+        for connection in list(self._lingering):
+            connection.close()
 
     def _pop(self) -> Connection:
         connection = self._idle.pop()
@@ -241,7 +270,7 @@ class Pool:
     async def close(self) -> None:
         """Close every idle connection, and each of the others when its request ends."""
         self._closed = True
-        for connection in (*self._idle, *self._left):
+        for connection in (*self._idle, *self._left, *self._lingering):
             connection.close()
         self._idle.clear()
         if self._pruning is not None:
@@ -251,7 +280,7 @@ class Pool:
         """End every exchange that is under way, with an ExchangeError of kind "closed"."""
         for connection in list(self._busy):
             connection.abort()
-        for connection in list(self._left):
+        for connection in (*self._left, *self._lingering):
             connection.close()
 
     async def _connect(self, deadline: float) -> Connection:
@@ -279,7 +308,7 @@ class Pool:
     async def _open(self) -> Connection:
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
-            lambda: Connection(self._max_response_bytes, self._hold, self.timeout_s),
+            lambda: Connection(self._max_response_bytes, self._hold, self.timeout_s, self._lingers_s),
             self.address.host,
             self.address.port,
         )

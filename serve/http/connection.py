@@ -56,6 +56,26 @@ class Leaving:
         self.aside: list[asyncio.Future[bool]] = []
         self.over = False
 
+    @property
+    def ended(self) -> list[asyncio.Future[bool]]:
+        """Of each, `Connection.ended`."""
+        return [each.ended for each in self.connections if each.ended is not None]
+
+    @property
+    def through(self) -> list[asyncio.Future[bool]]:
+        """When the server is through with each, those inside among them."""
+        return [*(each.through for each in self.connections if each.through is not None), *self.aside]
+
+    def linger(self) -> None:
+        """They did not answer in time: see `Connection.linger`."""
+        for each in self.connections:
+            each.linger()
+
+    def close(self) -> None:
+        """Close all of them."""
+        for each in self.connections:
+            each.close()
+
 
 LEFT: ContextVar[Leaving | None] = ContextVar("left", default=None)
 """Of the request that a task is about; None: what is given up is closed."""
@@ -78,22 +98,31 @@ class Connection(asyncio.Protocol):
     Args:
         max_response_bytes: longest body that is accepted.
         hold: makes what counts a long body's bytes for whoever asked; what it raises ends the exchange.
-        patience_s: how long a server may be at work on what was left.
+        patience_s: how long what was left is waited for as by its client.
+        lingers_s: how long after that the connection stays open, to know when the server is through.
 
     Attributes:
-        ended: of an exchange that was left, whether the server answered it, once it has or never will; else None.
+        ended: of an exchange that was left, whether the server answered it, once it has or never will, or is waited for
+            no longer; else None.
+        through: the same, once it has or never will.
         usable: open, idle and in step with the server.
         used: a whole response has been read from it.
         deadline: of the request in flight, where it is for others to watch; on the loop's clock.
     """
 
     def __init__(
-        self, max_response_bytes: int, hold: Callable[[str], Held] | None = None, patience_s: float = 30.0
+        self,
+        max_response_bytes: int,
+        hold: Callable[[str], Held] | None = None,
+        patience_s: float = 30.0,
+        lingers_s: float = 0.0,
     ) -> None:
         self._hold = hold
         self._patience_s = patience_s
+        self._lingers_s = lingers_s
         self._patience: asyncio.TimerHandle | None = None
         self.ended: asyncio.Future[bool] | None = None
+        self.through: asyncio.Future[bool] | None = None
         self._who = ""
         self.usable = False
         self.used = False
@@ -207,19 +236,35 @@ class Connection(asyncio.Protocol):
         """Give up what was sent, and stay open until the server is through with it; nobody is told.
 
         A server that is asked over HTTP does not hear of a client that left: it is at work all the same. `ended` tells
-        when it is through.
+        when it is through, or has had as long as it may take; `through` waits on, as `linger` says.
         """
         if self.ended is not None:
             return self.ended
         over, self._done = self._done is None, None  # its answer may have come already
         self.usable = False
-        self.ended = self._loop.create_future()
+        self.ended, self.through = self._loop.create_future(), self._loop.create_future()
         if over or self._transport is None or self._transport.is_closing() or self._wire_bytes:
             self._end_left(answered=False)
             self.close()
         else:
-            self._patience = self._loop.call_later(self._patience_s, self.close)
+            self._patience = self._loop.call_later(self._patience_s, self.linger)
         return self.ended
+
+    def linger(self) -> None:
+        """What was left has had its time, and stands in nobody's way; the connection stays open until it is answered.
+
+        It is closed at once where the server does not have all of the request.
+        """
+        if self.ended is None or self.ended.done():
+            return
+        self.ended.set_result(False)
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if not self._lingers_s or self._transport is None or self._transport.get_write_buffer_size():
+            self.close()
+        else:
+            self._patience = self._loop.call_later(self._lingers_s, self.close)
 
     def _give_up(self) -> None:
         left = LEFT.get()
@@ -230,8 +275,9 @@ class Connection(asyncio.Protocol):
             left.connections.append(self)
 
     def _end_left(self, *, answered: bool) -> None:
-        if self.ended is not None and not self.ended.done():
-            self.ended.set_result(answered)
+        for each in (self.ended, self.through):
+            if each is not None and not each.done():
+                each.set_result(answered)
         if self._patience is not None:
             self._patience.cancel()  # it would hold all of this for so long
             self._patience = None
@@ -242,6 +288,16 @@ class Connection(asyncio.Protocol):
             self.expire()
         else:
             self._give_up()
+            done(None, ExchangeError("timeout", "no whole response in time"))
+
+    def lapse(self) -> None:
+        """As `expire`; but where nothing of an answer has come, the connection lingers."""
+        done = self._done
+        if done is None or self._wire_bytes or not self._lingers_s:
+            self.expire()
+        else:
+            self.leave()
+            self.linger()
             done(None, ExchangeError("timeout", "no whole response in time"))
 
     def abort(self) -> None:

@@ -24,8 +24,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serve.gateway.access.fairness import Account, Fairness, Work
-from serve.gateway.access.left_behind import leave_once_through, once_through
+from serve.gateway.access.accounts import Account, Work
+from serve.gateway.access.fairness import Fairness
+from serve.gateway.access.left_behind import OVERDUE_S, any_answered, leave_once_through, once_through
 from serve.gateway.access.memory import Share
 from serve.gateway.access.queues import Queues, Waiter
 from serve.gateway.errors import OverloadedError
@@ -223,11 +224,11 @@ class Admission:
             return
         if seconds is not None and work.account.is_usual:
             self._learn(seconds, size.bit_length(), who)
-        work.fairness.end(work, size, self._clock())
+        work.fairness.end(work, size, self._clock(), answered=seconds is not None)
         self._free()
 
     def stand(self, work: Work | None, who: str) -> None:
-        """What `seat` gave is left by `leave_after` or `abandon`."""
+        """What `seat` gave is left by `leave_after`, `abandon` or `outlast`."""
         if work is not None:
             insort(self._works.setdefault(who, deque()), work, key=lambda each: each.begun)
 
@@ -371,8 +372,45 @@ class Admission:
         if seconds is not None and (not who or self.fairness.is_usual(who)):
             self._learn(seconds, size.bit_length(), who)
         if who and (work := self._work_of(who, begun)) is not None:
-            work.fairness.end(work, size, self._clock())
+            work.fairness.end(work, size, self._clock(), answered=seconds is not None)
         self._free()
+
+    def outlast(
+        self,
+        seconds: float | None,
+        size: int = 0,
+        who: str = "",
+        through: Sequence[asyncio.Future[Any]] = (),
+        begun: float = -math.inf,
+    ) -> None:
+        """Give a place back whose answer did not come in time: the server is at work on the request all the same.
+
+        For its key it goes on to count, until the server is through with it, or OVERDUE_S have passed.
+
+        Args:
+            seconds, size, who, begun: as of `leave`.
+            through: each is done when the server is, True or an answer where it answered.
+        """
+        if seconds is not None and (not who or self.fairness.is_usual(who)):
+            self._learn(seconds, size.bit_length(), who)
+        if who and (work := self._work_of(who, begun)) is not None:
+            still = [each for each in through if not each.done()]
+            if still:
+                self._follow_overdue(work, still, size)
+            else:
+                work.fairness.end(work, size, self._clock(), answered=False)
+        self._free()
+
+    def _follow_overdue(self, work: Work, through: Sequence[asyncio.Future[Any]], size: int) -> None:
+        """Count what is over for its client as overdue, until the server is through with it."""
+        work.fairness.outlasts(work, self._clock())
+
+        def over() -> None:
+            late.cancel()
+            self._is_over(work, size, answered=any_answered(through))
+
+        late = asyncio.get_running_loop().call_later(OVERDUE_S, self._is_over, work, size)
+        once_through(through, over)
 
     def leave_after(
         self,
@@ -381,6 +419,7 @@ class Admission:
         size: int = 0,
         held: Share | None = None,
         who: str = "",
+        through: Sequence[asyncio.Future[Any]] = (),
     ) -> None:
         """Give a place back whose client gave up, once the model server is through with what it was sent.
 
@@ -388,16 +427,21 @@ class Admission:
         there as it likes.
 
         Args:
-            ended: each is done when the server is, True or an answer where it answered.
+            ended: each is done when the server is, True or an answer where it answered, or has had as long as it may
+                take.
             started: when the server was asked, on the monotonic clock.
             size: of the request, in bytes.
             held: for its key, holds the request until then, which may still be on its way.
             who: the key that had it.
+            through: each is done when the server is, where that may be later.
         """
 
         def leave(answered: bool) -> None:
             self.left -= 1
-            self.leave(time.monotonic() - started if answered else None, size, who)
+            if answered or all(each.done() for each in through):
+                self.leave(time.monotonic() - started if answered else None, size, who)
+            else:
+                self.outlast(None, size, who, through)
 
         self.left += 1
         leave_once_through(ended, leave, size, held)
@@ -445,9 +489,9 @@ class Admission:
         late = asyncio.get_running_loop().call_later(LEFT_S, hangs)
         once_through(ended, over)
 
-    def _is_over(self, work: Work, size: int) -> None:
+    def _is_over(self, work: Work, size: int, *, answered: bool = False) -> None:
         if not work.over:
-            work.fairness.end(work, size, self._clock())
+            work.fairness.end(work, size, self._clock(), answered=answered)
             self._wake_all()
 
     def opens(self) -> None:

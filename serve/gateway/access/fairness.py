@@ -21,11 +21,24 @@ import bisect
 import itertools
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterator, Mapping
 
-__all__ = ["Account", "Fairness", "NoSilence", "Silence", "Work", "Works"]
+from serve.gateway.access.accounts import (
+    BATCHED,
+    FALLS,
+    FEWEST,
+    SOON_S,
+    TRIES,
+    Account,
+    NoSilence,
+    Overdue,
+    Sharer,
+    Silence,
+    Work,
+    Works,
+)
+
+__all__ = ["Fairness"]
 
 BESIDE_S = 5.0  # after its last request, a key counts as one that is beside others
 STANDARD_S = (
@@ -36,225 +49,19 @@ KNOWN_S = 300.0  # after its last request, what a key's requests take is remembe
 LOOK_S = 0.1
 BATCH_S = 0.001  # between answers of one batch
 LEAST_S = 0.0001  # that any request takes
-RISES, FALLS = 0.3, 0.05  # smoothing of what a request takes: who sends heavy ones now and then is not soon believed
-FEWEST = 4  # answers, before which nothing is heavy; the fastest of as many tells how long the server works on one
 FACTOR = 8  # times what requests of most others take, as a model's answers may, too
-HALF_LIFE_S = 10.0  # of what is remembered of heavy requests among light ones
-USUAL_S = 1.0  # of the time, that a key's usual requests count beside those
 SHORTEST_TARGET_S = 0.05
 HEAVY_SHARE = 0.25  # of the time, that all heavy requests have at least
 GUARDS_S = 5.0  # that a light request with the server keeps heavy ones back: longer than it waits behind their batches
 KEPT_S = 1.0  # that heavy ones are kept back ahead, at most, or that a key saves of its part
-BATCHED = 1.5  # requests answered together, from which they come in batches
-SOON_S, SOON = 0.25, 1.5  # the longest pause between requests that are near, and times a key's usual one
-TRIES = 2.0  # as many are taken to be, until they are known not to be, ...
+SOON = 1.5  # times a key's usual pause, in which its next request is waited for
 GROWS = 1.5  # times what fills the batches that were seen may be there: else larger ones never would be
 TRIES_AGAIN_S = 60.0  # ... and again after so long, ...
 LONGEST_TRY_S = 0.5  # ... where one takes no longer: others wait behind all of them
 PAUSES = 0.3  # smoothing of a key's pauses
-UNBATCHED = 0.25  # smoothing of how many are answered together, where more could have been
 MOST = 4096
 
-
-@dataclass(eq=False, slots=True)
-class Account:
-    """One key's.
-
-    Attributes:
-        in_flight: requests with the model server, those that were given up among them.
-        used: seconds of the model's time, where they count from the least that is served.
-        cost: seconds of the model's time that one request takes, on the whole.
-        bulk_s, bulk_s2: sums of what its requests took and of the squares, which fade with time; their quotient is what
-            one takes that others meet, where they come at any time.
-        answers: so far.
-        seen: when it last asked, or was answered.
-        priority: of its last request.
-        target_s: what an answer to the others may take; infinite where there are none.
-        heavy: whether one of its requests takes longer than that; kept back, its next may be sent from `not_before` on.
-        large: whether so few take as long that a batch server would not see two at a time.
-        light: whether they take so much less than those of most others that these are no standard for them.
-        pause_s: from an answer to its next request, on the whole.
-        spent: the time until which its part is spent, that it may keep heavy ones back for without using the model.
-        keeps_until: until when heavy ones are kept back by its own answers alone.
-        alone_s: the least that one of its first requests took, of those that were answered alone.
-        doubtful: whether the last of its first requests passed the target.
-        together: how many of its requests, or of such as take as long, the server answers at a time.
-        tried: when that was last taken for more than was seen.
-        batches: whether it was seen to be more than one.
-    """
-
-    in_flight: int = 0
-    used: float = 0.0
-    cost: float = 0.0
-    answers: int = 0
-    seen: float = 0.0
-    priority: int = 5
-    target_s: float = math.inf
-    heavy: bool = False
-    large: bool = False
-    light: bool = False
-    not_before: float = -math.inf
-    took: deque[float] = field(default_factory=lambda: deque(maxlen=FEWEST))
-    bulk_s: float = 0.0
-    bulk_s2: float = 0.0
-    bulk_at: float = 0.0
-    pause_s: float = 2 * SOON_S
-    answered_at: float = -math.inf
-    spent: float = -math.inf
-    keeps_until: float = -math.inf
-    alone_s: float = math.inf
-    doubtful: bool = False
-    together: float = TRIES
-    tried: float = -math.inf
-    batches: bool = False
-
-    def saw(self, seconds: float, now: float) -> None:
-        """One request took so long, or a batch of its own; no other key's was in it."""
-        fades = 0.5 ** ((now - self.bulk_at) / HALF_LIFE_S)
-        self.bulk_s = fades * self.bulk_s + seconds
-        self.bulk_s2 = fades * self.bulk_s2 + seconds * seconds
-        self.bulk_at = now
-
-    @property
-    def is_new(self) -> bool:
-        """Whether nothing is known that tells whether it is heavy."""
-        return not self.answers or (self.doubtful and not self.heavy and self.answers < FEWEST)
-
-    @property
-    def is_usual(self) -> bool:
-        """Whether its requests are such as most others'."""
-        return not (self.heavy or self.large or self.light)
-
-    @property
-    def met_s(self) -> float:
-        """What one of its requests takes of the model's time, where others meet it."""
-        return max(self.cost, (self.bulk_s2 + USUAL_S * self.cost) / (self.bulk_s + USUAL_S))
-
-    def met(self, together: int, could: bool) -> None:
-        """So many were answered together, where there may have been more."""
-        if together > self.together:
-            self.together = together
-        elif could:
-            self.together += UNBATCHED * (together - self.together)
-        self.batches = self.together >= BATCHED and (self.batches or together > 1)
-
-    def charge(self, seconds: float) -> None:
-        """One request has taken so much of the model's time."""
-        self.used += seconds - self.cost
-        self.answers += 1
-        self.cost += (seconds - self.cost) * max(RISES if seconds > self.cost else FALLS, 1.0 / self.answers)
-
-
-class Work:
-    """One request with the model server; to be told to those who began it when it is over.
-
-    Args:
-        fairness: that counts it, whatever its model shares its keys with by the time that it is over.
-        account: of its key.
-        begun: when it was sent.
-        model: that was asked, of those which share the account.
-        beside_heavy: whether heavy requests of others were there.
-
-    Attributes:
-        steps: models whose instances it may be with.
-        at: since when an instance may be at work on it; infinite while all are on others.
-        before: since when that instance was at work on the one before it, of whose batch it may be.
-        guards: what counts it, as heavy ones are kept back while it is with the server, up to GUARDS_S.
-        priority: that it had then.
-        over: whether that was told.
-    """
-
-    __slots__ = (
-        "account",
-        "at",
-        "before",
-        "begun",
-        "beside_heavy",
-        "fairness",
-        "guards",
-        "model",
-        "over",
-        "priority",
-        "steps",
-    )
-
-    def __init__(
-        self,
-        fairness: Fairness,
-        account: Account,
-        begun: float,
-        model: str,
-        steps: Collection[str],
-        *,
-        beside_heavy: bool,
-    ) -> None:
-        self.fairness = fairness
-        self.account = account
-        self.begun = begun
-        self.model = model
-        self.steps = steps
-        self.beside_heavy = beside_heavy
-        self.at = self.before = math.inf
-        self.guards: tuple[Counter[int], ...] = ()
-        self.priority = 0
-        self.over = False
-
-
 Answered = tuple[Account, int, float, float, float, float]
-
-
-class Sharer(Protocol):
-    """Places of a model, or of what its keys share with it."""
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait for one."""
-
-    def wake(self) -> None:
-        """Let those have places who wait, as far as they may."""
-
-
-class Silence(Protocol):
-    """Servers of several that answer nothing while others do."""
-
-    @property
-    def over_at(self) -> float:
-        """When such a silence ended last, on the clock of who counts."""
-
-    @property
-    def astray(self) -> int:
-        """Requests with such servers now."""
-
-    @property
-    def servers(self) -> int:
-        """That are ready, at least one; 0 where nobody knows."""
-
-
-@dataclass(frozen=True)
-class Works:
-    """How a model works.
-
-    Attributes:
-        instances: that work at the same time on one server, of several models of that which has fewest; 0 where nobody
-            knows.
-        steps: models that it is, or asks, or that answer for it.
-        models: that work on a request of it, one after the other.
-    """
-
-    instances: int = 0
-    steps: frozenset[str] = frozenset(("",))
-    models: int = 1
-
-
-@dataclass(frozen=True)
-class NoSilence:
-    """Of servers of which nobody tells."""
-
-    over_at: float = -math.inf
-    astray: int = 0
-    servers: int = 0
-
-
 UNKNOWN = Works()
 
 
@@ -285,7 +92,7 @@ class Fairness:
         most_together: requests that an instance answers at a time at most; 0 where nobody knows.
         waits_s: for how long an instance that is free waits for more of a batch, at most; infinite where it does not
             work on requests in the order in which they came, or nobody knows.
-        heavy: requests of heavy keys that are with the server.
+        heavy: requests of heavy keys that are with the server, and not overdue.
         silence: what its servers hide by being silent.
         sharers: those who are to look at who waits with them, if anybody does, when an answer has come.
     """
@@ -307,6 +114,7 @@ class Fairness:
         # was at work on it, or on the batch that it is of, for how many seconds of all instances' time, and, for one
         # that is taken to have been read early, for how many if it was not.
         self._batch: list[Answered] = []
+        self._overtook: Work | None = None  # one of them that was answered while overdue ones seem at work
         self._is_any_due = False  # whether one of them was the next to be answered
         self._at_once: list[Account] = []  # whose requests were answered in much less time than one takes
         self._at_once_until = -math.inf
@@ -321,12 +129,13 @@ class Fairness:
         self._at_work: dict[Work, None] = {}  # that are, the longest ago first
         self._at_work_of: Counter[str] = Counter()  # they, by the models whose instances they may be with
         self._heavy_of: Counter[str] = Counter()  # heavy ones that are with the server, in the same way
+        self._overdue: dict[Work, Overdue] = {}  # those that were not answered in time, the oldest first
         self._new: dict[Work, None] = {}  # of keys of which nothing is known, the oldest first
         self._doubted_at = -math.inf  # when one of them was last answered that took long
         self._is_usual_known = False
         self._is_any_unknown = False  # of several keys of which little is known, and that had no answer yet
         self._batches_heavy = 1.0  # heavy requests that an instance answers together, at most
-        self._there_of: Counter[str] = Counter()  # requests with the server, by the model that was asked
+        self._there_of: Counter[str] = Counter()  # that are with the server and not overdue, by the model asked
         self._depths: dict[str, int] = {}  # as of the last look
         self._instances_of = _Instances(self)  # in the same way
         self._is_in_order = False  # whether it is known in which they are worked on
@@ -359,7 +168,7 @@ class Fairness:
         """Whether one more request of a key for a model may be with the server, of so many that are in all."""
         if account.target_s == math.inf:
             return True
-        held = account.in_flight
+        held = account.in_flight - account.overdue
         if self._is_full(held, model):
             return False
         if account.heavy:
@@ -525,7 +334,8 @@ class Fairness:
             self._least = account.used
         account.used = self._least + account.cost
         steps = self.works[model].steps if model in self.works else UNKNOWN.steps
-        work = Work(self, account, now, model, steps, beside_heavy=self.heavy > 0 and not account.heavy)
+        is_beside = not account.heavy and (True if self._overdue else self.heavy > 0)
+        work = Work(self, account, now, model, steps, beside_heavy=is_beside)
         self._in_flight += 1
         self._there_of[model] += 1
         self._next[model][work] = None
@@ -567,7 +377,7 @@ class Fairness:
                 if there[step] >= self._instances_of[step]:
                     return
             del waiting[work]
-            work.at, work.before = now, before
+            work.at, work.before = (now if now > work.begun else work.begun), before
             self._at_work[work] = None
             for step in work.steps:
                 there[step] += 1
@@ -591,19 +401,102 @@ class Fairness:
             since = work.before
         return since
 
-    def end(self, work: Work, size: int, now: float) -> None:
-        """The server is through with a request, however it ended."""
-        account, begun = work.account, work.begun
-        if begun < self.silence.over_at and now - begun > SHORTEST_TARGET_S and not account.heavy:
-            self.undo(work)  # a silent server's doing
-            account.seen = account.answered_at = now
+    def outlasts(self, work: Work, now: float) -> None:
+        """A request was not answered in time; the server goes on with it, for which its key pays.
+
+        It takes nobody's place any longer: how many others may have with the server goes without it.
+        """
+        account = work.account
+        if self._was_silent(work, now):
+            self.undo(work)
             return
+        self._there_of[work.model] -= 1
+        if account.heavy:
+            self.heavy -= 1
+        self._new.pop(work, None)
+        if work.guards:
+            self._unguard(work)
+        work.overdue = self._overdue[work] = Overdue()
+        account.overdue += 1
+        self._charge_overdue(work, work.overdue, now)
+        self._looked_at = -math.inf
+
+    def _was_silent(self, work: Work, now: float) -> bool:
+        """Whether a silent server may be why a request took as long."""
+        return work.begun < self.silence.over_at and now - work.begun > SHORTEST_TARGET_S and not work.account.heavy
+
+    def _charge_overdue(self, work: Work, overdue: Overdue, now: float) -> None:
+        """For what it has taken by now, once that is more than its key's take: what waits behind others took nothing.
+
+        Where it is not known which server has it, that is known when it ends, if it may be behind a heavy one.
+        """
+        account = work.account
+        if work.at == math.inf or self.silence.astray or (work.beside_heavy and not self._is_in_order):
+            return
+        if overdue.charged or (now - work.at) / self._instances_of[work.model] > account.cost:
+            self._charge_in_all(work, overdue, now)
+
+    def _charge_in_all(self, work: Work, overdue: Overdue, now: float) -> None:
+        account, instances = work.account, self._instances_of[work.model]
+        if overdue.since == math.inf:
+            overdue.since = self._since(work, now)
+        seconds = max(overdue.charged, (now - overdue.since) / instances)
+        if overdue.charged:
+            account.charge_more(overdue.charged, seconds)
+        else:
+            account.charge(seconds)
+        overdue.charged = max(seconds, LEAST_S)
+        if account.answers <= FEWEST and (self.instances == 1 or work.at == work.begun):
+            account.alone_s = seconds * instances / self.instances
+            account.doubtful = self._is_usual_known and seconds > account.target_s
+            if account.doubtful:
+                self._doubted_at = now
+
+    def _end_overdue(self, work: Work, overdue: Overdue, now: float) -> None:
+        """The server is through with one that was not answered in time, or nobody waits to know it any longer."""
+        account = work.account
+        if not overdue.charged and self._was_silent(work, now):
+            account.used -= account.cost
+        else:
+            self._charge_in_all(work, overdue, now)
+            account.saw(overdue.charged, now)
+            account.took.append(overdue.charged * self._instances_of[work.model])
+        account.seen = account.answered_at = now
         work.over = True
         account.in_flight -= 1
+        self._over(work, now)
+        if account.heavy:
+            account.not_before = now + overdue.charged * (1.0 / self._share - 1.0)
+        elif not account.large and account.target_s < math.inf:
+            self._keep_back(account, now)
+
+    def _end_gone(self, answered: Work, now: float) -> None:
+        """One was answered that all instances seemed too busy for: an overdue one before it is with none of them.
+
+        As where a model is loaded anew, and the old one goes on with what it has.
+        """
+        for work, overdue in self._overdue.items():
+            if work.model == answered.model and work.at < math.inf and work.begun < answered.begun:
+                self._end_overdue(work, overdue, now)
+                return
+
+    def end(self, work: Work, size: int, now: float, *, answered: bool = False) -> None:
+        """The server is through with a request, however it ended; `answered` is whether by an answer that is one."""
+        account, begun = work.account, work.begun
+        if begun < self.silence.over_at and work.overdue is None and self._was_silent(work, now):
+            self.undo(work)
+            account.seen = account.answered_at = now
+            return
         if now - self._answered_at > BATCH_S:
             self._settle()
             self._before = self._answered_at
         self._answered_at = now
+        if work.overdue is not None:
+            self._is_any_due |= work.at < math.inf
+            self._end_overdue(work, work.overdue, now)
+            return
+        work.over = True
+        account.in_flight -= 1
         since = self._since(work, now)
         instances = self._instances_of[work.model]
         seconds = (now - since) / instances
@@ -628,6 +521,8 @@ class Fairness:
             account.not_before = now + max(seconds, late_s) * (1.0 / self._share - 1.0)
         elif not account.large and account.target_s < math.inf:
             self._keep_back(account, now)
+        if self._overdue and answered and not is_due and self._is_in_order:
+            self._overtook = work
 
     def _saw_first(self, account: Account, seconds: float, *, at_once: bool) -> None:
         """One of the first requests of a key was answered, so long after the server could begin with it at most."""
@@ -650,10 +545,14 @@ class Fairness:
         else:
             del self._next[work.model][work]
         self._in_flight -= 1
-        self._there_of[work.model] -= 1
         self._there -= not work.account.in_flight
+        if work.overdue is None:
+            self._there_of[work.model] -= 1
+            self.heavy -= work.account.heavy
+        else:
+            work.account.overdue -= 1
+            del self._overdue[work]
         if work.account.heavy:
-            self.heavy -= 1
             self._heavy_of.subtract(work.steps)
         if work.guards:
             self._unguard(work)
@@ -675,7 +574,9 @@ class Fairness:
         answered = self._batch
         if not self._is_any_due:  # what was sent before is at work yet: the order is another
             answered = [(*each[:4], max(each[4:]), 0.0) for each in answered]
-        self._is_any_due = False
+            if self._overtook is not None:
+                self._end_gone(self._overtook, self._answered_at)
+        self._overtook, self._is_any_due = None, False
         if len(answered) == 1:
             if self.instances == 1 and answered[0][4] < answered[0][0].alone_s:
                 answered[0][0].alone_s = answered[0][4]
@@ -739,6 +640,10 @@ class Fairness:
     def _look(self, now: float) -> None:
         """Who is beside whom."""
         self._looked_at = now
+        takes_yet: dict[Account, float] = {}
+        for work, overdue in self._overdue.items():
+            self._charge_overdue(work, overdue, now)
+            takes_yet[work.account] = max(takes_yet.get(work.account, 0.0), overdue.charged)
         if (servers := self.silence.servers) not in (0, self.servers):  # those that are gone work on nothing
             self.instances = max(1, self.instances // self.servers * servers)
             self.servers = servers
@@ -760,6 +665,8 @@ class Fairness:
         kept_now = turned = False
         for target_s, each in self._targets(there):
             takes_s = self._takes_s(each) if each.answers >= FEWEST else self._first_s(each)
+            if each in takes_yet:
+                takes_s = max(takes_s, takes_yet[each])
             was, was_kept, each.heavy = each.heavy, each.heavy or each.large, takes_s > target_s
             if not each.heavy and bisect.bisect_right(priorities, each.priority) <= 1:  # it is alone
                 target_s, each.light = math.inf, False
@@ -768,7 +675,7 @@ class Fairness:
             kept_now |= not was_kept and (each.heavy or each.large)
             turned |= was is not each.heavy
             heavies += each.heavy and (each.in_flight > 0 or now - each.seen < BESIDE_S)
-            if takes_s * self.instances > LONGEST_TRY_S and not each.batches:
+            if takes_s * self.instances > LONGEST_TRY_S and (each in takes_yet or not each.batches):
                 each.together, each.tried = 1.0, now
             elif each.together < BATCHED and now - each.tried > TRIES_AGAIN_S:
                 each.together, each.tried = TRIES, now
@@ -788,7 +695,7 @@ class Fairness:
         """Who is heavy has changed, with what is there."""
         waiting = itertools.chain.from_iterable(self._next.values())
         heavy = [work for work in itertools.chain(self._at_work, waiting) if work.account.heavy]
-        self.heavy = len(heavy)
+        self.heavy = sum(work.overdue is None for work in heavy)
         self._heavy_of = Counter(itertools.chain.from_iterable(work.steps for work in heavy))
 
     def _targets(self, accounts: list[Account]) -> Iterator[tuple[float, Account]]:

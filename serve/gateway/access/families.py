@@ -6,8 +6,9 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from serve.gateway.access.accounts import Silence, Works
 from serve.gateway.access.admission import Admission
-from serve.gateway.access.fairness import Fairness, Silence, Works
+from serve.gateway.access.fairness import Fairness
 
 __all__ = ["Families", "Told"]
 

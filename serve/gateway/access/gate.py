@@ -9,10 +9,10 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 
 from compress.errors import ServerError
+from serve.gateway.access.accounts import NoSilence, Silence
 from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.asides import Asides
 from serve.gateway.access.begins import Begins
-from serve.gateway.access.fairness import NoSilence, Silence
 from serve.gateway.access.families import Families, Told
 from serve.gateway.access.identity import Identity, KeyRing
 from serve.gateway.access.left_streams import LeftStreams

@@ -1,4 +1,4 @@
-"""What the model server is still at work on, after its client has left."""
+"""What the model server is still at work on, after its client has left, or was told that it took too long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 from serve.gateway.access.memory import Share
 
-__all__ = ["leave_once_through", "once_through"]
+__all__ = ["OVERDUE_S", "any_answered", "hold_until_through", "leave_once_through", "once_through", "waited_for"]
+
+OVERDUE_S = 300.0  # that a request which is over for its client goes on to count for its key, while the server has it
 
 
 def once_through(ended: Sequence[asyncio.Future[Any]], then: Callable[[], None]) -> None:
@@ -23,6 +25,28 @@ def once_through(ended: Sequence[asyncio.Future[Any]], then: Callable[[], None])
 
     for each in ended:
         each.add_done_callback(over)
+
+
+def waited_for(through: asyncio.Future[Any], seconds: float) -> asyncio.Future[Any]:
+    """Done as that is, or with False after so many seconds."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[Any] = loop.create_future()
+
+    def end(_: object = None) -> None:
+        late.cancel()
+        if not ended.done():
+            ended.set_result(through.done() and any_answered([through]))
+
+    late = loop.call_later(max(0.0, seconds), end)
+    through.add_done_callback(end)
+    return ended
+
+
+def hold_until_through(through: Sequence[asyncio.Future[Any]], held: Share, size: int) -> None:
+    """Hold a request of so many bytes for its key until these are done, which have it."""
+    if through:
+        held.hold(size)
+        once_through(through, held.close)
 
 
 def leave_once_through(
@@ -40,13 +64,13 @@ def leave_once_through(
         held.hold(size)
 
     def over() -> None:
-        leave(_any_answered(ended))
+        leave(any_answered(ended))
         if held is not None:
             held.close()
 
     once_through(ended, over)
 
 
-def _any_answered(ended: Sequence[asyncio.Future[Any]]) -> bool:
+def any_answered(ended: Sequence[asyncio.Future[Any]]) -> bool:
     """Of those that are done, whether the server answered one: True, or with an answer."""
     return any(not (each.cancelled() or each.exception() is not None or each.result() is False) for each in ended)

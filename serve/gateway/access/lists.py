@@ -112,9 +112,18 @@ class ListPart:
         size: int = 0,
         held: Share | None = None,
         who: str = "",
+        through: Sequence[asyncio.Future[Any]] = (),
     ) -> None:
         """See `Admission`."""
-        self._places.leave_after(ended, started, size, held, who)
+        self._places.leave_after(ended, started, size, held, who, through)
+
+    def outlast(
+        self, seconds: float | None, size: int = 0, who: str = "", through: Sequence[asyncio.Future[Any]] = ()
+    ) -> None:
+        """See `Admission`."""
+        if seconds is not None:
+            self._turns.of.learn(self._cost, seconds)
+        self._places.outlast(seconds, size, who, through)
 
     def abandon(self, seconds: float, who: str = "", ended: Sequence[asyncio.Future[Any]] = (), size: int = 0) -> None:
         """See `Admission`."""

@@ -114,11 +114,15 @@ class Seated:
         size: int = 0,
         held: Share | None = None,
         who: str = "",
+        through: Sequence[asyncio.Future[Any]] = (),
     ) -> None:
         """As of `Admission`; until the server is through it may still be set aside."""
 
         def leave(answered: bool) -> None:
-            self.leave(time.monotonic() - started if answered else None, size, who)
+            if answered or all(each.done() for each in through):
+                self.leave(time.monotonic() - started if answered else None, size, who)
+            else:
+                self.outlast(None, size, who, through)
 
         if not self._aside:
             self._left = True
@@ -132,6 +136,17 @@ class Seated:
             self._beside.leave(None)
         else:
             self._places.abandon(seconds, who, ended, size)
+
+    def outlast(
+        self, seconds: float | None, size: int = 0, who: str = "", through: Sequence[asyncio.Future[Any]] = ()
+    ) -> None:
+        """As of `Admission`."""
+        self._ends()
+        if self._aside:
+            self._beside.leave(None)
+        else:
+            self._comes_back()
+            self._places.outlast(seconds, size, who, through, self._begun)
 
     def _comes_back(self) -> None:
         """Its place is about to be free, which its client may have left."""

@@ -92,9 +92,16 @@ class Slotless:
         size: int = 0,
         held: Share | None = None,
         _who: str = "",
+        _through: Sequence[asyncio.Future[Any]] = (),
     ) -> None:
         """What its client left stands here until the model server is through with it; arguments as of `Admission`."""
         leave_once_through(ended, lambda _: self.leave(None), size, held)
+
+    def outlast(
+        self, _seconds: float | None, _size: int = 0, _who: str = "", _through: Sequence[asyncio.Future[Any]] = ()
+    ) -> None:
+        """It got no slot in time, and nobody is at work on it."""
+        self.leave(None)
 
     def abandon(
         self, _seconds: float, _who: str = "", _ended: Sequence[asyncio.Future[Any]] = (), _size: int = 0

@@ -83,7 +83,7 @@ async def ask_model(
     sent = True
     suspects = gate.incidents.suspects
     flight = Flight(identity.id, model, body)
-    given_up = False
+    given_up = late = False
     leaving = Leaving()
     try:
         if suspects.watches(identity.id, model):  # before it holds a place, which others could use
@@ -117,7 +117,7 @@ async def ask_model(
         given_up = flight.left = True
         raise
     except UpstreamTimeoutError:
-        flight.left = True
+        flight.left = late = True
         seconds = time.monotonic() - started
         raise
     except (UpstreamDownError, HasItsConnectionsError) as err:
@@ -126,13 +126,16 @@ async def ask_model(
     finally:
         suspects.land(flight, answered=answered, sent=sent)
         if entered:
-            ended = [connection.ended for connection in leaving.connections if connection.ended is not None]
-            if not given_up:
-                for connection in leaving.connections:
-                    connection.close()
+            ended = leaving.ended
+            if late:
+                leaving.linger()
+                places.outlast(seconds, size, identity.id, leaving.through)
+            elif not given_up:
+                leaving.close()
                 places.leave(seconds, size, identity.id)
             elif ended:
-                places.leave_after(ended, started, size, Share(gate.memory, identity.id), identity.id)
+                held = Share(gate.memory, identity.id)
+                places.leave_after(ended, started, size, held, identity.id, leaving.through)
             else:
                 places.abandon(time.monotonic() - started, identity.id, leaving.aside, size)
             if beside is not None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import Protocol
 
+from serve.gateway.access.accounts import Work
 from serve.gateway.access.admission import Admission
-from serve.gateway.access.fairness import Work
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.edge.asked import Asked
@@ -259,6 +260,7 @@ class _Call(Observed):
         seconds: float | None = None
         head = body = b""
         refusal: GatewayError | None = None
+        late = False
         try:
             if answer is None:
                 raise error or AssertionError
@@ -277,12 +279,18 @@ class _Call(Observed):
             # Its frames hold the answer, and this one holds it.
             refusal = bare(direct.refusal(err))
             if isinstance(refusal, UpstreamTimeoutError):
-                self._flight.left = True
+                self._flight.left = late = True
                 seconds = took
             code, body = refusal.status, refusal.body
             head = answer_lines([JSON], refusal.headers)
         self._let_go(answered=refusal is None)
-        self._places.rise(self._work, seconds, self.received, self._identity.id)
+        if late:
+            through, work = self._connection.through, self._work
+            self._places.stand(work, self._identity.id)
+            begun = -math.inf if work is None else work.begun
+            self._places.outlast(seconds, self.received, self._identity.id, [through] if through else [], begun)
+        else:
+            self._places.rise(self._work, seconds, self.received, self._identity.id)
         self._client.answer(code, head, body, last=refusal is not None and refusal.closes, who=self._identity.id)
         direct.telemetry.observe(self, code)
 
@@ -294,7 +302,10 @@ class _Call(Observed):
         if ended is None:
             self._places.abandon(time.monotonic() - self.started, self._identity.id, (), self.received)
         else:
-            self._places.leave_after([ended], self.started, self.received, who=self._identity.id)
+            through = self._connection.through
+            self._places.leave_after(
+                [ended], self.started, self.received, None, self._identity.id, () if through is None else (through,)
+            )
         self._direct.telemetry.observe(self, CLIENT_LEFT)
 
     def _let_go(self, *, answered: bool) -> None:

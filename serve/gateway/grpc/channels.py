@@ -138,9 +138,18 @@ class GrpcChannels:
             if attempt is not None:
                 attempt.end(server, Verdict.NOTHING)
 
-    async def _unary(self, node: Node, name: str, body: bytes, words: Sequence[tuple[str, str]] = ()) -> bytes:
+    async def _unary(
+        self,
+        node: Node,
+        name: str,
+        body: bytes,
+        words: Sequence[tuple[str, str]] = (),
+        *,
+        may_s: float | None = None,
+    ) -> bytes:
         method = self.channel(node).unary_unary(SERVICE + name)
-        answer: bytes = await method(body, metadata=words or None, timeout=self._balancer.timeout_s)
+        timeout = self._balancer.timeout_s if may_s is None else may_s
+        answer: bytes = await method(body, metadata=words or None, timeout=timeout)
         return answer
 
     async def _within(self, asking: asyncio.Task[bytes], timeout_s: float) -> bytes:
@@ -186,6 +195,7 @@ class GrpcChannels:
         counted: Share | None = None,
         *,
         who: str = "",
+        lingers_s: float = 0.0,
     ) -> bytes:
         """ModelInfer of one server, and of others while they can't be reached.
 
@@ -199,6 +209,7 @@ class GrpcChannels:
             on_left: is given what is still with the server when nobody waits for it any more.
             counted: counts an answer that may be long; None for one that can't be.
             who: the id of the key that asks.
+            lingers_s: how much longer than an answer may take it is waited to know when the server is through.
 
         Raises:
             grpc.aio.AioRpcError: as it came, or the deadline passed.
@@ -213,7 +224,7 @@ class GrpcChannels:
             attempt = balancer.begin(scope, tried, sequence, who=who, flight=flight)
             tried.append(attempt.node)
             try:
-                return await self._infer(attempt, body, deadline - time.monotonic(), share, counted, on_left)
+                return await self._infer(attempt, body, deadline - time.monotonic(), share, counted, on_left, lingers_s)
             except grpc.aio.AioRpcError as err:
                 lost = _lost(err)
                 if lost:
@@ -237,10 +248,12 @@ class GrpcChannels:
         share: Share | None,
         counted: Share | None,
         on_left: Callable[[asyncio.Task[bytes]], None],
+        lingers_s: float,
     ) -> bytes:
         server = model = Verdict.NOTHING
         wanted = [True]
-        asking = asyncio.ensure_future(self._asked(attempt.node, body, share, counted, wanted))
+        may_s = self._balancer.timeout_s + lingers_s
+        asking = asyncio.ensure_future(self._asked(attempt.node, body, share, counted, wanted, may_s))
         attempt.node.has(asking)
         try:
             answer = await self._within(asking, timeout_s)
@@ -260,20 +273,26 @@ class GrpcChannels:
             attempt.end(server, model, still)
 
     async def _asked(
-        self, node: Node, body: bytes, share: Share | None, counted: Share | None, wanted: list[bool]
+        self,
+        node: Node,
+        body: bytes,
+        share: Share | None,
+        counted: Share | None,
+        wanted: list[bool],
+        may_s: float,
     ) -> bytes:
-        """The answer; once it is not `wanted` any more, it counts for nobody."""
-        method, timeout = f"{SERVICE}ModelInfer", self._balancer.timeout_s
+        """The answer, for which the server has so long; once it is not `wanted` any more, it counts for nobody."""
+        method = f"{SERVICE}ModelInfer"
         if share is not None and len(body) >= LONG_BYTES:
             async with self._sending.copy(share, len(body)):
-                call = self.channel(node).stream_stream(method)(timeout=timeout)
+                call = self.channel(node).stream_stream(method)(timeout=may_s)
                 with contextlib.suppress(asyncio.InvalidStateError):  # it is over, which reading tells of
                     await self._long_work.steps(share.key, call.write(body), long=True)
                     await call.done_writing()
         elif counted is None:
-            return await self._unary(node, "ModelInfer", body)
+            return await self._unary(node, "ModelInfer", body, may_s=may_s)
         else:
-            call = self.channel(node).unary_stream(method)(body, timeout=timeout)
+            call = self.channel(node).unary_stream(method)(body, timeout=may_s)
         if counted is None:
             return await last_of(call, await call.read())
         return await self._arriving.answer(call, counted, wanted)

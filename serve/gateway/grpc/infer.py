@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2 as messages
 from serve.gateway.access.asides import JUDGED
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
+from serve.gateway.access.left_behind import OVERDUE_S, hold_until_through, waited_for
 from serve.gateway.access.memory import Share
 from serve.gateway.access.slots import NoSlotError
 from serve.gateway.errors import GatewayError, OverloadedError, bare
@@ -129,7 +130,7 @@ class Inference:
         seen.model = model = request.model_name
         counted = None if await self._incoming.answers_shortly(request) else share
         seconds: float | None = None
-        answered = entered = given_up = False
+        answered = entered = given_up = late = False
         sent = True
         left: list[asyncio.Task[bytes]] = []  # calls that Triton is still at work on
         aside: list[asyncio.Task[bytes]] = []  # the same, of those that keep no place
@@ -173,13 +174,16 @@ class Inference:
                     body = await self._renamed(body, stays, share)
                 if sequence is None:
                     answer = await self._calls.infer(
-                        body, *about(request), deadline, share, left.append, counted, who=identity.id
-                    )
+                        body, *about(request), deadline, share, left.append, counted, who=identity.id,
+                        lingers_s=OVERDUE_S if identity.id else 0.0,
+                    )  # fmt: skip
                 else:
                     path, of_model = asked_of(request).path, self._gate.places(model)
                     self._gate.asides.check(of_model, path, identity.id, waits=waits)
                     kept = share, counted
-                    answer = await self._aside(identity, request, body, deadline, kept, aside, waits=waits)
+                    answer = await self._aside(
+                        identity, request, body, deadline, kept, aside, waits=waits, lingers=bool(identity.id)
+                    )
             else:
                 kept = share, counted
                 answer = await self._released(
@@ -205,6 +209,7 @@ class Inference:
             if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 flight.left = True
                 given_up = for_slot or not tells(patience, self._settings.timeout_s)
+                late = not given_up
                 seconds = None if given_up else time.monotonic() - started
                 if for_slot:
                     raise NoSlotError(for_slot_s) from None
@@ -218,13 +223,18 @@ class Inference:
             if above is not None:
                 ABOARD.reset(above)
             suspects.land(flight, answered=answered, sent=sent)
+            until = started + self._settings.timeout_s
+            ended = [waited_for(each, until - time.monotonic()) for each in left]
             if beside is not None:
-                beside.leave(left if given_up else ())
+                beside.leave(ended if given_up else ())
+            hold_until_through(left, Share(self._gate.memory, share.key), len(body))
             if entered:
                 if given_up and left:
-                    places.leave_after(left, started, len(body), Share(self._gate.memory, share.key), identity.id)
+                    places.leave_after(ended, started, len(body), None, identity.id, left)
                 elif given_up:
                     places.abandon(time.monotonic() - started, identity.id, aside, len(body))
+                elif late:
+                    places.outlast(seconds, len(body), identity.id, left or ([] if release else aside))
                 else:
                     places.leave(seconds, len(body), identity.id)
             if entered and seen.trace is not None:
@@ -291,15 +301,27 @@ class Inference:
         aside: list[asyncio.Task[bytes]],
         *,
         waits: bool,
+        lingers: bool = False,
     ) -> bytes:
-        """Ask where a request that is left keeps no place; what is at work on it still goes to `aside`."""
+        """Ask where a request that is left keeps no place; what is at work on it still goes to `aside`.
+
+        There it counts for its key for longer, where it `lingers`.
+        """
+        until, held = time.monotonic() + self._settings.timeout_s, Share(self._gate.memory, kept[0].key)
         with self._gate.asides.call(asked_of(request).path, identity.id, len(body), waits=waits) as keep:
 
             def on_left(call: asyncio.Task[bytes]) -> None:
-                keep(call)
+                ended = waited_for(call, until - time.monotonic())
+                keep(ended)
+                ended.add_done_callback(
+                    lambda _: hold_until_through([call] if not call.done() else (), held, len(body))
+                )
                 aside.append(call)
 
-            return await self._calls.infer(body, *about(request), deadline, kept[0], on_left, kept[1], who=identity.id)
+            return await self._calls.infer(
+                body, *about(request), deadline, kept[0], on_left, kept[1], who=identity.id,
+                lingers_s=OVERDUE_S if lingers else 0.0,
+            )  # fmt: skip
 
     async def _renamed(self, body: bytes, target: Target, share: Share) -> bytes:
         """The request as it goes to a model; raises MemoryFullError where there is no room for another copy."""

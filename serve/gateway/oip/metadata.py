@@ -211,7 +211,8 @@ def _together(config: Mapping[str, Any], decoupled: bool | None) -> int:
 def _waits_s(config: Mapping[str, Any], decoupled: bool | None, versions: Sequence[str]) -> float:
     batching = config.get("dynamic_batching", {})
     plain = all(name in _IN_ORDER or not value for name, value in batching.items())  # no priorities, nothing put off
-    if decoupled is None or decoupled or len(versions) > 1 or "sequence_batching" in config or not plain:
+    is_cached = bool(config.get("response_cache", {}).get("enable"))  # what is in it waits for no instance
+    if decoupled is None or decoupled or len(versions) > 1 or "sequence_batching" in config or is_cached or not plain:
         return math.inf  # versions have instances of their own
     return int(batching.get("max_queue_delay_microseconds", 0)) / 1e6
 

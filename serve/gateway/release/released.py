@@ -127,7 +127,7 @@ class Released:
                 return await ask_it()
             asked = path.decode()
             self._gate.asides.check(self._gate.places(asked.split("/")[3]), asked, who.id, waits=waits)
-            with exchange(self._gate.asides, asked, who.id, len(body), waits=waits):
+            with exchange(self._gate.asides, asked, who.id, len(body), waits=waits, lingers=True):
                 return await ask_it(sequence=sequence)
         deadline = time.monotonic() + timeout_s
 

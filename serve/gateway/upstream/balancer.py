@@ -373,7 +373,10 @@ class Balancer:
             return
         now = time.monotonic()
         known = {node.address: node for node in self.nodes}
-        self._leaving += [node for address, node in known.items() if address not in found]
+        leaving = [node for address, node in known.items() if address not in found]
+        for node in leaving:
+            node.pool.let_go()
+        self._leaving += leaving
         self.nodes = [known.get(address) or Node(address, *self._bounds) for address in sorted(found, key=str)]
         for level in self._every_level():
             level.keep(self.nodes)
@@ -509,7 +512,7 @@ class Balancer:
             raise
         finally:
             left = () if leaving is None else leaving.connections[others:]
-            attempt.end(server, model, left[-1].ended if left else None)
+            attempt.end(server, model, left[-1].through if left else None)
 
 
 def _place(scope: Scope, sequence: bytes) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
+from serve.gateway.access.left_behind import OVERDUE_S
 from serve.http.client import Address, ExchangeError, Pool
 from serve.http.message import Held
 
@@ -63,6 +64,7 @@ class Node:
             max_response_bytes=max_answer_bytes,
             hold=hold,
             connect_s=connect_s,
+            lingers_s=OVERDUE_S,
         )
         self.control = Pool(address, max_connections=CONTROL_CONNECTIONS, timeout_s=timeout_s)
         self._probes = Pool(address, max_connections=1, timeout_s=PROBE_TIMEOUT_S)

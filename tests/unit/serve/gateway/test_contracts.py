@@ -187,6 +187,8 @@ def config(batching: object = None, versions: Sequence[str] = ("1",), **more: An
         (config(versions=("1", "2")), math.inf),  # each has instances of its own
         (config(dynamic_batching={"preferred_batch_size": [4], "priority_levels": 0}), 0.0),
         (config(dynamic_batching={"priority_levels": 2}), math.inf),
+        (config(response_cache={"enable": True}), math.inf),
+        (config(response_cache={"enable": False}), 0.0),
         (config(dynamic_batching={"default_queue_policy": {"timeout_action": "DELAY"}}), math.inf),
         (config({"oldest": {}}), math.inf),
         (config(model_transaction_policy={"decoupled": True}), math.inf),

@@ -20,8 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serve.gateway.access.accounts import FEWEST, NoSilence
 from serve.gateway.access.admission import Admission, Bounds
-from serve.gateway.access.fairness import FEWEST, GUARDS_S, LOOK_S, Fairness, NoSilence
+from serve.gateway.access.fairness import GUARDS_S, LOOK_S, Fairness
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.lists import Lists
 from serve.gateway.errors import OverloadedError

@@ -95,7 +95,7 @@ class Call:
 
 async def over_grpc(held: Hourly, left_s: float | None = None) -> None:
     class Calls:
-        async def infer(self, *given: Any, who: str) -> Any:
+        async def infer(self, *given: Any, who: str, lingers_s: float) -> Any:
             try:
                 return await held.ask()
             except BaseException:
