@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -60,8 +61,38 @@ def arguments(doc: str) -> argparse.ArgumentParser:
     return parser
 
 
+class HalfTorch(TorchDeviceBackend):
+    """torch as who knows it serves it: weights in float16, images channels-last; compiled, with CUDA graphs.
+
+    Args:
+        model: a copy of it goes to the device.
+        device: a CUDA device; on the CPU there are no graphs, and bfloat16 is in float16's place.
+        compiled: by torch.compile in its mode "reduce-overhead".
+    """
+
+    def __init__(self, model: TorchModel, device: torch.device, *, compiled: bool) -> None:
+        super().__init__(model, device)
+        self._kind = torch.float16 if device.type == "cuda" else torch.bfloat16
+        module: Any = self._module.to(self._kind)
+        if any(isinstance(layer, torch.nn.Conv2d) for layer in module.modules()):
+            module = module.to(memory_format=torch.channels_last)
+        mode = "reduce-overhead" if device.type == "cuda" else "default"
+        self._module = torch.compile(module, dynamic=False, mode=mode) if compiled else module
+
+    @property
+    def runtime(self) -> str:
+        return "torch, weights in FP16"
+
+    def _there(self, inputs: Arrays) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, tensor in super()._there(inputs).items():
+            kept = tensor.to(self._kind) if tensor.is_floating_point() else tensor
+            found[name] = kept.contiguous(memory_format=torch.channels_last) if kept.ndim == 4 else kept
+        return found
+
+
 def torch_ways(name: str, model: TorchModel, macs: int, device: torch.device, precisions: Sequence[str]) -> list[Way]:
-    """Eager in each precision, and compiled in float32."""
+    """Eager in each precision, compiled in float32, and with weights in float16, eager and compiled."""
     size = sum(parameter.numel() for parameter in model.module.parameters())
     ways = [
         Way(f"{name}torch eager {kind.upper()}", lambda kind=kind: TorchDeviceBackend(model, device, precision=kind),  # type: ignore[misc]
@@ -70,19 +101,25 @@ def torch_ways(name: str, model: TorchModel, macs: int, device: torch.device, pr
     ]  # fmt: skip
     compiled = Way(f"{name}torch.compile FP32", lambda: TorchDeviceBackend(model, device, compiled=True), "fp32", macs,
                    4 * size)  # fmt: skip
-    return [*ways, compiled]
+    half = [
+        Way(f"{name}{told}", lambda fast=fast: HalfTorch(model, device, compiled=fast), "fp16", macs, 2 * size)  # type: ignore[misc]
+        for told, fast in (("torch FP16 weights", False), ("torch.compile FP16 weights, CUDA graph", True))
+    ]
+    return [*ways, compiled, *half]
 
 
 def onnx_ways(name: str, folder: Path, precision: str, device: torch.device, *, graphs: bool = True) -> list[Way]:
-    """ONNX Runtime on an artifact, and the same with CUDA graphs."""
+    """ONNX Runtime on an artifact, the same with CUDA graphs, and with these and images channels-last."""
     artifact = compress.Artifact.load(folder)
     model = OnnxModel(artifact.model_path, artifact.signature)
     macs, size = onnx_macs(model.path, model.signature), model.path.stat().st_size
     provider: Any = device.type if device.type == "cuda" else "cpu"
     found = [Way(name, lambda: OnnxDeviceBackend(model, ProviderOptions(provider)), precision, macs, size)]
     if graphs and device.type == "cuda":
-        options = ProviderOptions("cuda", cuda_graphs=True)
-        found.append(Way(f"{name}, CUDA graph", lambda: OnnxDeviceBackend(model, options), precision, macs, size))
+        for told, laid_out in (("CUDA graph", False), ("channels-last, CUDA graph", True)):
+            options = ProviderOptions("cuda", cuda_graphs=True, channels_last=laid_out)
+            opened = functools.partial(OnnxDeviceBackend, model, options)
+            found.append(Way(f"{name}, {told}", opened, precision, macs, size))
     return found
 
 
@@ -104,6 +141,10 @@ def peaks(device: torch.device) -> dict[str, float]:
     target = torch.empty_like(source)
     found["bytes"] = 8 * elements / (_best(lambda: target.copy_(source), stream) / 1000)
     return found
+
+
+def _told(err: Exception) -> str:
+    return str(err) if isinstance(err, compress.errors.ToolkitError) else f"{type(err).__name__}: {err}"[:600]
 
 
 def _best(work: Callable[[], Any], stream: Any) -> float:
@@ -134,11 +175,17 @@ def run(
         try:
             backends[way.name] = way.open()
             backends[way.name].infer(inputs_of(batches[0]))
-        except compress.errors.ToolkitError as err:
+        except Exception as err:  # whatever fails here, the other ways are measured
             backends.pop(way.name, None)
-            rows.append({"way": way.name, "failed": str(err)})
+            rows.append({"way": way.name, "failed": _told(err)})
     for batch in batches:
         inputs = inputs_of(batch)
+        for name in list(backends):
+            try:
+                backends[name].prepared(inputs)()
+            except Exception as err:  # as above
+                del backends[name]
+                rows.append({"way": name, "batch": batch, "failed": _told(err)})
         expected = backends[ways[0].name].infer(inputs)
         started = time.perf_counter()
         times = time_in_turns(backends, inputs, rounds)

@@ -108,7 +108,14 @@ def backends_of(
         yield from _on_cpu(name, model, options, signature, not_run)
     else:
         for provider in options.provider:
-            asked = ProviderOptions(provider, options.cuda_graphs, options.tf32, options.engine_cache, options.threads)
+            asked = ProviderOptions(
+                provider,
+                options.cuda_graphs,
+                options.tf32,
+                options.engine_cache,
+                options.threads,
+                channels_last=options.channels_last,
+            )
             yield f"{name} ({provider})" if len(options.provider) > 1 else name, OnnxDeviceBackend(model, asked)
 
 

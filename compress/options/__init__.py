@@ -431,6 +431,9 @@ class MeasureOptions(SourceOptions):
     cuda_graphs: Annotated[bool, Parameter(negative="", group=_WHERE)] = False
     """Let ONNX Runtime record the GPU's work once for each shape, and replay it."""
 
+    channels_last: Annotated[bool, Parameter(negative="", group=_WHERE)] = False
+    """Let ONNX Runtime's CUDA provider lay images out channels-last, and add a convolution's bias in its kernel."""
+
     tf32: Annotated[bool, Parameter(group=_WHERE)] = True
     """On a GPU, let products of float32 round to 11 bits, in torch and in ONNX Runtime alike."""
 

@@ -114,7 +114,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
     ),
     MeasureOptions: (
         (
-            ("provider", "cuda_graphs", "tf32", "engine_cache"),
+            ("provider", "cuda_graphs", "channels_last", "tf32", "engine_cache"),
             lambda o: o.device == "cuda",
             "it is for a GPU: add --device cuda",
         ),

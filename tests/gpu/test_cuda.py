@@ -53,10 +53,12 @@ def plain(made: Path) -> OnnxModel:
 
 
 @with_cuda
+@pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("graphs", [False, True])
-def test_cuda_gives_what_the_cpu_gives_and_runs_no_node_there(made: Path, graphs: bool) -> None:
+def test_cuda_gives_what_the_cpu_gives_and_runs_no_node_there(made: Path, graphs: bool, channels_last: bool) -> None:
     model = plain(made)
-    backend = OnnxDeviceBackend(model, ProviderOptions("cuda", cuda_graphs=graphs, tf32=False))
+    options = ProviderOptions("cuda", cuda_graphs=graphs, tf32=False, channels_last=channels_last)
+    backend = OnnxDeviceBackend(model, options)
     assert not backend.cpu_nodes
     for batch in (1, 8):
         inputs = sample_inputs(model.signature, batch, seed=batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 from collections import Counter
@@ -20,10 +21,11 @@ from compress.model.watched import Watched
 from compress.runtime.backends.onnxrt import WRONG_IN_HALF, is_half
 from compress.runtime.device import accelerator, new_stream, stream_handle
 
-__all__ = ["OnnxDeviceBackend", "ProviderOptions"]
+__all__ = ["OnnxDeviceBackend", "ProviderOptions", "not_recorded"]
 
 NAMES = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
 SHOWN = {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "TensorRT"}
+UNRECORDED = "cannot use the graph capture feature"  # in its words for a graph of which some runs on the CPU
 CAPTURE_RUNS = 3  # of which ONNX Runtime captures one and replays the next
 
 
@@ -37,6 +39,8 @@ class ProviderOptions:
         tf32: let products of float32 round to 11 bits on the tensor cores.
         engine_cache: a folder where TensorRT's engines are kept.
         threads: of what runs on the CPU.
+        channels_last: of the CUDA provider: lay images out as its tensor cores read them, and add a convolution's bias
+            in the same kernel; neither is ONNX Runtime's default.
     """
 
     provider: Literal["cpu", "cuda", "tensorrt"] = "cuda"
@@ -44,6 +48,7 @@ class ProviderOptions:
     tf32: bool = True
     engine_cache: Path | None = None
     threads: int = 1
+    channels_last: bool = False
 
     def __post_init__(self) -> None:
         if self.cuda_graphs and self.provider == "cpu":
@@ -59,6 +64,8 @@ class ProviderOptions:
             "use_tf32": str(int(self.tf32)),
             "enable_cuda_graph": str(int(self.cuda_graphs and self.provider == "cuda")),
         }
+        if self.channels_last:
+            cuda |= {"prefer_nhwc": "1", "fuse_conv_bias": "1"}
         trt = shared | {"trt_cuda_graph_enable": str(int(self.cuda_graphs))}
         if self.engine_cache is not None:
             trt |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(self.engine_cache)}
@@ -98,11 +105,7 @@ class OnnxDeviceBackend:
         self._session = _open(model.path, self._options, stream_handle(self._stream))
         self.cpu_nodes = _nodes_on_cpu(self._session) if on_gpu else {}
         if self._options.cuda_graphs and self._options.provider == "cuda" and self.cpu_nodes:
-            raise StageError(
-                f"can't record CUDA graphs of {model.path.name}",
-                why=f"{sum(self.cpu_nodes.values())} of its nodes run on the CPU ({_listed(self.cpu_nodes)})",
-                mend="leave --cuda-graphs out",
-            )
+            raise not_recorded(model.path.name, self.cpu_nodes)
         self._watched = Watched(model.path)
         self._graphs = 0
         self._outputs = [output.name for output in self._session.get_outputs()]
@@ -111,7 +114,8 @@ class OnnxDeviceBackend:
     @property
     def runtime(self) -> str:
         graphs = ", CUDA graph" if self._options.cuda_graphs else ""
-        return f"ONNX Runtime {SHOWN[self._options.provider]}{graphs}"
+        layout = ", channels-last" if self._options.channels_last else ""
+        return f"ONNX Runtime {SHOWN[self._options.provider]}{layout}{graphs}"
 
     @property
     def emulated(self) -> bool:
@@ -172,6 +176,15 @@ class OnnxDeviceBackend:
         return binding
 
 
+def not_recorded(file: str, on_cpu: Mapping[str, int]) -> StageError:
+    """Why there are no CUDA graphs of a file, by the nodes of each kind that the CPU runs."""
+    return StageError(
+        f"can't record CUDA graphs of {file}",
+        why=f"{sum(on_cpu.values())} of its nodes run on the CPU ({_listed(on_cpu)})",
+        mend="leave --cuda-graphs out",
+    )
+
+
 def _dtype(kind: str) -> Any:
     names = {"float": np.float32, "double": np.float64, "float16": np.float16, "bool": np.bool_}
     text = kind.removeprefix("tensor(").removesuffix(")")
@@ -190,6 +203,10 @@ def _open(path: Path, options: ProviderOptions, stream: int) -> ort.InferenceSes
                 str(path), asked, providers=options.chain(stream), disabled_optimizers=disabled
             )
         except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
+            if options.cuda_graphs and UNRECORDED in str(err):  # it does not say which nodes
+                raise not_recorded(
+                    path.name, _nodes_on_cpu(_open(path, dataclasses.replace(options, cuda_graphs=False), stream))
+                ) from err
             raise StageError(
                 f"ONNX Runtime can't load {path.name} on {SHOWN[options.provider]}",
                 why=first_line(err),

@@ -78,6 +78,8 @@ CASES: list[tuple[Any, set[str]]] = [
     (export(train_threads=2), {"--train-threads"}),
     (export(train_threads=2, finetune="t"), set()),
     (MeasureOptions(tf32=False, provider=("tensorrt",), cuda_graphs=True), {"--no-tf32", "--provider", "--cuda-graphs"}),
+    (MeasureOptions(channels_last=True), {"--channels-last"}),
+    (MeasureOptions(device="cuda", channels_last=True), set()),
     (MeasureOptions(device="cuda", tf32=False, engine_cache=Path("c")), {"--engine-cache"}),
     (MeasureOptions(device="cuda", provider=("tensorrt",), engine_cache=Path("c")), set()),
     (MeasureOptions(data="d", dims=("s=1:2:3",)), {"--dims"}),

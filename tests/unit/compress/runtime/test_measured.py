@@ -26,7 +26,7 @@ from compress.model import OnnxModel, sample_inputs
 from compress.options import ExportOptions, MeasureOptions
 from compress.runtime.backends import OnnxBackend, open_model
 from compress.runtime.backends import onnxrt_device as device_module
-from compress.runtime.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
+from compress.runtime.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions, not_recorded
 from compress.stage import Progress
 from tests.families import family
 
@@ -266,8 +266,17 @@ def test_what_runs_on_what_and_how_is_told() -> None:
     assert trt["trt_cuda_graph_enable"] == "1"
     assert (cuda["use_tf32"], cuda["enable_cuda_graph"], cuda["user_compute_stream"]) == ("0", "0", "7")
     assert ProviderOptions("cuda", cuda_graphs=True).chain(7)[0][1]["enable_cuda_graph"] == "1"
+    assert "prefer_nhwc" not in cuda
+    laid_out = ProviderOptions("cuda", channels_last=True).chain(7)[0][1]
+    assert (laid_out["prefer_nhwc"], laid_out["fuse_conv_bias"]) == ("1", "1")
     with pytest.raises(RecipeError, match="CUDA graphs"):
         ProviderOptions("cpu", cuda_graphs=True)
+
+
+def test_a_graph_that_cant_be_recorded_names_the_nodes_that_stand_in_the_way() -> None:
+    refused = not_recorded("model.onnx", {"Concat": 3, "Squeeze": 1})
+    assert "4 of its nodes run on the CPU (3 Concat, 1 Squeeze)" in refused.why
+    assert "--cuda-graphs" in refused.mend
 
 
 def test_an_onnx_files_own_names_and_sizes_are_its_signature(tmp_path: Path) -> None:
