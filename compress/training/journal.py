@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ class Journal:
         self._device = device
         self._begun = self._mark = time.perf_counter()
         self._cpu = time.process_time()
-        self._recent: list[tuple[float, int]] = []
+        self._recent: deque[tuple[float, int]] = deque()
+        self._recently = 0  # samples of those
         self._writer = None if tensorboard is None else _writer(tensorboard)
 
     def step(self, step: int, loss: torch.Tensor, samples: int, rate: float, *, read: bool) -> None:
@@ -61,8 +63,9 @@ class Journal:
         self._pending.append(loss)
         sums["epoch_samples"] += samples
         self._recent.append((now, samples))
+        self._recently += samples
         while len(self._recent) > 2 and now - self._recent[0][0] > RECENT:
-            self._recent.pop(0)
+            self._recently -= self._recent.popleft()[1]
         if read:
             self._read(step, rate)
 
@@ -111,7 +114,8 @@ class Journal:
         """Samples a second of late."""
         if len(self._recent) < 2:
             return 0.0
-        return sum(samples for _, samples in self._recent[1:]) / (self._recent[-1][0] - self._recent[0][0])
+        (first, samples), (last, _) = self._recent[0], self._recent[-1]
+        return (self._recently - samples) / max(1e-9, last - first)
 
     def state(self) -> dict[str, Any]:
         """For the kept state; the losses so far must have been read."""

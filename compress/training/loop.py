@@ -31,6 +31,7 @@ from compress.training.judging import Judge
 from compress.training.labels import alone, counts, left_out
 from compress.training.machine.gpu_watch import GpuWatch
 from compress.training.machine.profile import Profile
+from compress.training.machine.seeds import seed_device
 from compress.training.machine.setup import device_kind, distributed, fabric_for, on_threads, refuse_others
 from compress.training.machine.sharded import shard, share, whole
 from compress.training.machine.synced_norm import synced
@@ -270,7 +271,7 @@ class _Training:
             if len(index) < self.fewest:
                 self.step += 1
                 continue
-            torch.manual_seed(seed_of(self.task.seed, self.step, self.fabric.global_rank))
+            seed_device(seed_of(self.task.seed, self.step, self.fabric.global_rank), self.device)
             loss = self.stepper.gradients(batch, len(index))
             look = (self.step + 1) % LOOK_EVERY[self.device.type] == 0 or self.step + 1 == self.steps
             if self.idle is None or (self.idle and look):
