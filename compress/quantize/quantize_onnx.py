@@ -27,6 +27,7 @@ from compress.quantize.int8_onnx import Ranges, dynamic, finish, plain, static_f
 from compress.quantize.place_qdq import place
 from compress.quantize.precision import operators, precisions
 from compress.quantize.tied_tables import ties
+from compress.quantize.unrounded import take_unrounded, ways
 from compress.quantize.weights_onnx import RECURRENT, quantize_weights
 from compress.stage import Given, Progress
 
@@ -199,7 +200,10 @@ def quantized(options: QuantizeOnnx, original: ModelProto, ranges: Ranges | None
         return dynamic(original, exclude, reduce_range=options.reduce_range)
     if options.mode == "static" and options.target == "cpu":
         assert ranges is not None  # noqa: S101  a static model has them
-        return static_for_cpu(original, ranges, exclude, reduce_range=options.reduce_range)
+        exclude = sorted({*exclude, *ways(original.graph, exclude)})
+        model = static_for_cpu(original, ranges, exclude, reduce_range=options.reduce_range)
+        take_unrounded(original, model, exclude)
+        return model
     model = original
     if not own:
         model = ModelProto()
