@@ -26,6 +26,7 @@ from compress.quantize.histogram import Method
 from compress.quantize.int8_onnx import Ranges, dynamic, finish, plain, static_for_cpu
 from compress.quantize.place_qdq import place
 from compress.quantize.precision import operators, precisions
+from compress.quantize.swamped import swamped
 from compress.quantize.tied_tables import ties
 from compress.quantize.unrounded import take_unrounded, ways
 from compress.quantize.weights_onnx import RECURRENT, quantize_weights
@@ -195,15 +196,17 @@ def quantized(options: QuantizeOnnx, original: ModelProto, ranges: Ranges | None
             why="the exported graph has no node of that name",
             mend="take the names that `compress explain` tells of the model exported alike",
         )
-    exclude = sorted({*options.exclude, *kept_from_int8(original)})
-    if options.mode == "dynamic":
-        return dynamic(original, exclude, reduce_range=options.reduce_range)
+    kept = {*options.exclude, *kept_from_int8(original)}
     if options.mode == "static" and options.target == "cpu":
         assert ranges is not None  # noqa: S101  a static model has them
-        exclude = sorted({*exclude, *ways(original.graph, exclude)})
-        model = static_for_cpu(original, ranges, exclude, reduce_range=options.reduce_range)
-        take_unrounded(original, model, exclude)
+        kept |= swamped(original.graph, ranges)
+        kept |= ways(original.graph, kept)
+        model = static_for_cpu(original, ranges, sorted(kept), reduce_range=options.reduce_range)
+        take_unrounded(original, model, kept)
         return model
+    exclude = sorted(kept)
+    if options.mode == "dynamic":
+        return dynamic(original, exclude, reduce_range=options.reduce_range)
     model = original
     if not own:
         model = ModelProto()
