@@ -31,10 +31,12 @@ __all__ = ["RUNTIMES", "Artifact", "Measured", "Runtime", "Signature", "StageRep
 SCHEMA_VERSION = 1
 PROCESSOR = "processor"  # the folder of what makes inputs
 BLOCK = 1 << 20
+REASON = 200  # letters of an error that are told
 READ = "bytes read once, to know them by"
 
 Runtime = Literal["onnxruntime", "openvino"]
 """What runs an ONNX file on a CPU."""
+FORMATS = ("onnx", "plan")
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 RUNTIME_NAMES: dict[Runtime, str] = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 RUNTIME_EXTRAS: dict[Runtime, str] = {"onnxruntime": "triton", "openvino": "openvino"}
@@ -168,7 +170,7 @@ class Artifact:
     Attributes:
         folder: where it stands.
         model_file: the model's file name in it.
-        format: "onnx".
+        format: "onnx", or "plan" of an engine.
         sha256: of the model file.
         signature: inputs and outputs, with a symbolic batch.
         stages: a report for each stage, the original first.
@@ -234,7 +236,7 @@ class Artifact:
             raise ArtifactError(f"{folder} is not an artifact", why=why, mend=again)
         try:
             data = read_json(path)
-            if data["schema_version"] > SCHEMA_VERSION:
+            if _version(data["schema_version"]) > SCHEMA_VERSION:
                 raise ArtifactError(
                     f"can't read {path}",
                     why=f"its schema is version {data['schema_version']}, this release reads up to {SCHEMA_VERSION}",
@@ -243,7 +245,7 @@ class Artifact:
             artifact = cls(
                 folder=folder,
                 model_file=_file_name(data["model_file"]),
-                format=_text(data["format"]),
+                format=_format(data["format"]),
                 sha256=_text(data["sha256"]),
                 signature=Signature.from_dict(data["signature"]),
                 stages=tuple(StageReport.from_dict(stage) for stage in data["stages"]),
@@ -252,7 +254,7 @@ class Artifact:
                 processor=Processor.from_dict(found, folder / PROCESSOR) if (found := data.get("processor")) else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as err:
-            raise ArtifactError(f"can't read {path}", why=f"it is damaged: {err!r}", mend=again) from err
+            raise ArtifactError(f"can't read {path}", why=f"it is damaged: {_reason(err)}", mend=again) from err
         if not artifact.model_path.is_file():
             raise ArtifactError(f"{folder} is not whole", why=f"{artifact.model_file} is missing", mend=again)
         most = ONNX_BYTES if artifact.format == "onnx" else None
@@ -295,6 +297,26 @@ def _text(value: Any) -> str:
     if type(value) is not str:
         raise TypeError(f"{str(value)[:40]!r} is no text")
     return value
+
+
+def _reason(err: Exception) -> str:
+    """An error in some words: the repr of one that says where text is no UTF-8 holds the whole file."""
+    if isinstance(err, UnicodeDecodeError):
+        return f"byte {err.start:,} is no {err.encoding.upper()}"
+    return printable(repr(err))[:REASON]
+
+
+def _version(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"its schema_version is {str(value)[:40]!r}")
+    return value
+
+
+def _format(value: Any) -> str:
+    """Each has checks of its own, which another name must not switch off."""
+    if value not in FORMATS:
+        raise ValueError(f"its format is {str(value)[:40]!r}")
+    return str(value)
 
 
 def _runtime(value: Any) -> Runtime:

@@ -213,7 +213,7 @@ def check_output(output: Path, kind: Kind = ARTIFACT) -> None:
 
 
 def refuse_overwriting(file: Path, inputs: Sequence[Path], flag: str, gone: Path | None = None) -> None:
-    """Refuse a single file to write that is one of those which the command reads, or that would go with a folder.
+    """Refuse a single file to write that is none, is one of those which the command reads, or would go with a folder.
 
     Args:
         file: to be written.
@@ -227,6 +227,9 @@ def refuse_overwriting(file: Path, inputs: Sequence[Path], flag: str, gone: Path
     if gone is not None and _is_in(file, gone):
         why = f"it is in {gone}, which the run replaces as a whole"
         raise RecipeError(f"won't write {file}", why=why, mend=f"name a file elsewhere with {flag}")
+    if file.exists() and not file.is_file() and not file.is_dir():
+        why = "it is a device, a pipe or a socket, and what is written takes the place of a file"
+        raise RecipeError(f"won't write {file}", why=why, mend=f"name a file with {flag}")
     for path in inputs:
         if any(_real(each) == _real(file) for each in _read_of(path, file)):
             why = "the command reads it" if _real(path) == _real(file) else f"it is part of {path}, which is read"

@@ -24,9 +24,12 @@ from compress.quantize.calibrate import calibrate, trained_ranges
 from compress.quantize.half.index_arithmetic import kept_from_int8
 from compress.quantize.histogram import Method
 from compress.quantize.int8_onnx import Ranges, dynamic, finish, plain, static_for_cpu
+from compress.quantize.outputs_lost import outputs_lost
 from compress.quantize.place_qdq import place
 from compress.quantize.precision import operators, precisions
+from compress.quantize.swamped import swamped
 from compress.quantize.tied_tables import ties
+from compress.quantize.unrounded import take_unrounded, ways
 from compress.quantize.weights_onnx import RECURRENT, quantize_weights
 from compress.stage import Given, Progress
 
@@ -121,6 +124,10 @@ class QuantizeOnnx:
                 else "leave --int8 out for this model",
             )
         progress(1, 1, f"{counted(layers.int8, 'layers')} in INT8")
+        made = OnnxModel(path, model.signature)
+        gone = None
+        if self.mode == "static" and self.calibration is not None:
+            gone = outputs_lost(model, made, self.calibration)
         samples = 0 if self.calibration is None else len(self.calibration)
         trained = self.mode == "static" and trained_ranges(model) is not None
         lost = "the exported graph is not the one that was trained: its ranges are calibrated anew"
@@ -138,7 +145,7 @@ class QuantizeOnnx:
         if layers.weights_only:
             how += f"; of {counted(len(layers.weights_only), 'recurrent layers')} the weights alone"
         return Given(
-            OnnxModel(path, model.signature),
+            made,
             did=f"{layers.int8} of {counted(layers.int8 + len(layers.floats), 'layers')} in INT8, {how}, "
             f"for {self.target}",
             details={
@@ -147,8 +154,10 @@ class QuantizeOnnx:
                 "layers_weights_only": list(layers.weights_only),
                 "calibration_sha256": self.options["calibration"],
                 "operators": operators(path),
+                **({} if gone is None else {"outputs_lost": gone.to_dict()}),
             },
             warnings=(
+                *([gone.warning] if gone is not None and gone.warning else ()),
                 *([lost] if self.mode == "static" and model.ranges and not trained else ()),
                 *([few] if self.mode == "static" and not trained and samples < FEW else ()),
             ),
@@ -194,12 +203,17 @@ def quantized(options: QuantizeOnnx, original: ModelProto, ranges: Ranges | None
             why="the exported graph has no node of that name",
             mend="take the names that `compress explain` tells of the model exported alike",
         )
-    exclude = sorted({*options.exclude, *kept_from_int8(original)})
-    if options.mode == "dynamic":
-        return dynamic(original, exclude, reduce_range=options.reduce_range)
+    kept = {*options.exclude, *kept_from_int8(original)}
     if options.mode == "static" and options.target == "cpu":
         assert ranges is not None  # noqa: S101  a static model has them
-        return static_for_cpu(original, ranges, exclude, reduce_range=options.reduce_range)
+        kept |= swamped(original.graph, ranges)
+        kept |= ways(original.graph, kept)
+        model = static_for_cpu(original, ranges, sorted(kept), reduce_range=options.reduce_range)
+        take_unrounded(original, model, kept)
+        return model
+    exclude = sorted(kept)
+    if options.mode == "dynamic":
+        return dynamic(original, exclude, reduce_range=options.reduce_range)
     model = original
     if not own:
         model = ModelProto()

@@ -83,6 +83,7 @@ def _mode_of(path: Path) -> int | None:
     if stat.S_ISLNK(found):
         return None
     if not stat.S_ISREG(found):  # root could replace a device
-        number = errno.EISDIR if stat.S_ISDIR(found) else errno.EEXIST
-        raise OSError(number, os.strerror(number), str(path))
+        if stat.S_ISDIR(found):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise FileExistsError(errno.EEXIST, "it is a device, a pipe or a socket, not a file", str(path))
     return found & 0o777

@@ -213,6 +213,13 @@ def test_of_several_files_none_is_replaced_when_one_can_t_be(tmp_path: Path) -> 
     assert {each.name for each in tmp_path.iterdir()} == {"a", "b"}
 
 
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ToolkitError, match="a device, a pipe or a socket"):
+        write_files({tmp_path / "pipe": "new"})
+    assert stat.S_ISFIFO((tmp_path / "pipe").lstat().st_mode)
+
+
 def test_what_a_kill_left_of_a_training_goes_with_the_next_state(tmp_path: Path) -> None:
     left = tmp_path / ".state.pt.01234567.part"
     left.touch()

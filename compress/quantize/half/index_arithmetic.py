@@ -33,6 +33,7 @@ COUNTING = ("CumSum", "Range", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSu
 PRODUCTS = ("Einsum", "Gemm", "MatMul")
 PHASES = ("Cos", "Sin")  # of a large argument they give what its last digits say
 COMPARING = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+LOGICAL = ("And", "Not", "Or", "Xor")
 KINDS = (*ONE_BY_ONE, *PERIODIC, *MOVING, *COUNTING, *COMPARING)
 LARGE = 1e4
 INT8_WHOLE = 256  # levels of 8 bits
@@ -97,9 +98,10 @@ def index_arithmetic(model: onnx.ModelProto, largest_whole: int) -> IndexArithme
 
 
 def kept_from_int8(model: onnx.ModelProto) -> set[str]:
-    """Names of the nodes that 8 bits must not round: what reckons with positions, and a sine's or cosine's argument.
+    """Names of the nodes that 8 bits must not round.
 
-    An argument is kept wherever it comes from: its range says nothing of how exact it has to be.
+    They are what reckons with positions, a sine's or cosine's argument, and what is compared where the answer becomes a
+    number: an argument's range, or a bound's, says nothing of how exact it has to be.
 
     Args:
         model: float32; node names are unique.
@@ -108,7 +110,11 @@ def kept_from_int8(model: onnx.ModelProto) -> set[str]:
     arguments = {
         node.name for node in model.graph.node if node.op_type in ONE_BY_ONE and turning.intersection(node.output)
     }
-    return index_arithmetic(model, INT8_WHOLE).nodes | arguments
+    inferred = _inferred(model)
+    kinds = {v.name: v.type.tensor_type.elem_type for v in (*inferred.value_info, *inferred.input, *inferred.output)}
+    kinds |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    compared = _back(_decisive(model.graph, kinds), model.graph, kinds)
+    return index_arithmetic(model, INT8_WHOLE).nodes | arguments | compared
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.GraphProto:
@@ -156,14 +162,45 @@ def _outer(node: NodeProto, shapes: Mapping[str, list[int]]) -> bool:
 
 def _before_integers(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> set[str]:
     """What leads to a Cast from float to integers, back to where something else than arithmetic gives it."""
-    makers = {name: node for node in graph.node for name in node.output}
-    waiting = [
+    casts = [
         node
         for node in graph.node
         if node.op_type == "Cast"
         and kinds.get(node.input[0]) == TensorProto.FLOAT
         and kinds[node.output[0]] in INTEGERS
     ]
+    return _back(casts, graph, kinds)
+
+
+def _decisive(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> list[NodeProto]:
+    """Comparisons of float numbers whose answer becomes a number: an index, a class, a 0 or 1.
+
+    Where it only chooses between two tensors of data, as in a leaky ReLU, what is rounded at the bound is small.
+    """
+    stored = {tensor.name for tensor in graph.initializer}
+    numbers: set[str] = set()  # bool tensors that become numbers
+    found: list[NodeProto] = []
+    for node in reversed(graph.node):
+        if node.op_type == "Cast":
+            becomes = kinds.get(node.input[0]) == TensorProto.BOOL
+        elif node.op_type == "Where":  # between whole numbers, or constants: a number made of the answer
+            becomes = kinds.get(node.output[0]) in INTEGERS or stored.issuperset(node.input[1:])
+        else:
+            becomes = node.op_type == "NonZero"
+        if becomes:
+            numbers.add(node.input[0])
+        if numbers.intersection(node.output):
+            if node.op_type in (*LOGICAL, *MOVING, "Where"):
+                numbers.update(name for name in node.input if kinds.get(name) == TensorProto.BOOL)
+            elif node.op_type in COMPARING and kinds.get(node.input[0]) == TensorProto.FLOAT:
+                found.append(node)
+    return found
+
+
+def _back(ends: list[NodeProto], graph: onnx.GraphProto, kinds: Mapping[str, int]) -> set[str]:
+    """Names of nodes and of the arithmetic that leads to them."""
+    makers = {name: node for node in graph.node for name in node.output}
+    waiting = list(ends)
     found: set[str] = set()
     while waiting:
         node = waiting.pop()

@@ -106,6 +106,31 @@ def test_a_damaged_artifact_is_refused_with_the_reason(artifact: Artifact, damag
     assert why in str(caught.value)
 
 
+@pytest.mark.parametrize("given", ["ONNX", "tensorrt", "", "onnx ", None, 1, ["onnx"]])
+def test_a_format_that_nothing_checks_is_refused(artifact: Artifact, given: object) -> None:
+    path = artifact.folder / "artifact.json"
+    path.write_text(edited(path.read_text(), format=given))
+    with pytest.raises(ArtifactError, match="its format is"):
+        Artifact.load(artifact.folder)
+
+
+@pytest.mark.parametrize("given", [True, 0, -1, 1.0, "1", None])
+def test_a_schema_version_is_a_whole_number_from_1(artifact: Artifact, given: object) -> None:
+    path = artifact.folder / "artifact.json"
+    path.write_text(edited(path.read_text(), schema_version=given))
+    with pytest.raises(ArtifactError, match="its schema_version is"):
+        Artifact.load(artifact.folder)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+def test_what_is_no_utf8_is_told_without_the_file(artifact: Artifact, encoding: str) -> None:
+    path = artifact.folder / "artifact.json"
+    path.write_bytes(path.read_text().replace("mind", "ö" * 5_000).encode(encoding))
+    with pytest.raises(ArtifactError, match="is no UTF-8") as caught:
+        Artifact.load(artifact.folder)
+    assert len(caught.value.why) < 300
+
+
 def test_a_model_file_cannot_lead_out_of_the_folder(artifact: Artifact) -> None:
     path = artifact.folder / "artifact.json"
     path.write_text(edited(path.read_text(), model_file="../../etc/model.onnx"))

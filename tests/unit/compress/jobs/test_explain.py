@@ -95,6 +95,36 @@ def test_the_layer_that_int8_rounds_coarsely_comes_first_and_its_recipe_mends(ex
     assert not {layer.name for layer in again.layers} & set(found.keep_float)
 
 
+class Decaying(nn.Module):
+    """Exponentials of a column that a layer takes, too: no rule keeps them from 8 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rates = nn.Buffer(torch.exp(torch.linspace(0, -6, 16)))
+        self.layer, self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 48), nn.Linear(48, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = torch.exp(-(x[:, :1] * self.rates)) + 1e-5 * self.layer(x)
+        return self.b(torch.relu(self.a(mixed)))  # type: ignore[no-any-return]
+
+
+def test_an_export_that_keeps_the_nodes_is_as_good_as_was_promised(tmp_path: Path) -> None:
+    compress.save(Decaying().eval(), tmp_path / "model.pt", inputs="x:float32[batch,8]", outputs=["y"])
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(128, 8)).astype(np.float32)
+    x[:, 0] = rng.random(128) ** 3 * 5_000
+    np.savez(tmp_path / "data.npz", x=x)
+    found = explained(tmp_path, tmp_path / "model.pt", quantized(tmp_path, "int8"))
+    assert found.keep_float
+    assert found.error is not None
+    assert found.error_mended is not None
+    assert found.error_mended < 0.5 * found.error
+    again = explained(tmp_path, tmp_path / "model.pt", quantized(tmp_path, "kept", keep_float=found.keep_float))
+    assert again.error is not None
+    assert again.error < 1.5 * found.error_mended
+
+
 def test_a_file_in_bf16_is_explained_by_its_emulation(exported: Path) -> None:
     """ONNX Runtime has no kernels for it on a CPU; its rounding is 0.4% of a value at most."""
     options = ExportOptions(output=exported / "bf16", precision="bf16")

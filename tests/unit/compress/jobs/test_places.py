@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
@@ -309,6 +310,22 @@ def test_a_file_that_is_asked_for_is_none_that_the_command_reads(
     before = held(here)
     assert "won't write" in refused(capsys, *words)
     assert held(here) == before
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "pipe"])
+@pytest.mark.parametrize(
+    "words",
+    [["measure", "model.pt", "--rounds", "1", "--json"], ["engine-script", "artifact", "-o"]],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("here")
+def test_what_is_no_file_is_refused_before_any_work(
+    capsys: pytest.CaptureFixture[str], words: list[str], place: str
+) -> None:
+    os.mkfifo("pipe")
+    told = refused(capsys, *words, place)
+    assert f"won't write {place}" in told
+    assert "a device, a pipe or a socket" in told
 
 
 # --- recipes
