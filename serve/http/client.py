@@ -234,8 +234,9 @@ class Pool:
         It was sent in somebody's name: of others, nobody counts what the server does.
         """
         through, most = connection.through, max(1, self._slots.most // LINGERING)
-        own = sum(each == whose for each in self._lingering.values())
-        has_room = len(self._lingering) < most and own < max(1, most // LINGERING)
+        whoses = self._lingering.values()
+        own, of_key = sum(each == whose for each in whoses), sum(each[1] == whose[1] for each in whoses)
+        has_room = len(whoses) < most and own < max(1, most // LINGERING) and of_key < max(1, most // 2)
         if through is None or through.done() or self._closed or not whose[1] or not has_room:
             connection.close()
         else:

@@ -43,6 +43,8 @@ class Account:
     Attributes:
         in_flight: requests with the model server, those that were given up among them.
         overdue: of these, those that were not answered in time.
+        unanswered: whether nothing was answered since the last of them.
+        odd_until: until when one more that takes far longer than its usual ones is believed to be its own doing.
         used: seconds of the model's time, where they count from the least that is served.
         cost: seconds of the model's time that one request takes, on the whole.
         bulk_s, bulk_s2: sums of what its requests took and of the squares, which fade with time; their quotient is what
@@ -66,6 +68,8 @@ class Account:
 
     in_flight: int = 0
     overdue: int = 0
+    unanswered: bool = False
+    odd_until: float = -math.inf
     used: float = 0.0
     cost: float = 0.0
     answers: int = 0
@@ -196,10 +200,13 @@ class Overdue:
     """What is charged for a request that was not answered in time, as the server goes on with it.
 
     Attributes:
+        usual_s: what its key's requests took before, where this one is so odd among them that it is not believed; None
+            where it is.
         since: when an instance began with it; infinite until that is charged for.
         charged: seconds of the model's time.
     """
 
+    usual_s: float | None = None
     since: float = math.inf
     charged: float = 0.0
 

@@ -49,6 +49,7 @@ KNOWN_S = 300.0  # after its last request, what a key's requests take is remembe
 LOOK_S = 0.1
 BATCH_S = 0.001  # between answers of one batch
 LEAST_S = 0.0001  # that any request takes
+LEAST_ODD_S, ODD_PART = 60.0, 10.0  # for so long, or so many times what it took, no other odd request is forgiven a key
 FACTOR = 8  # times what requests of most others take, as a model's answers may, too
 SHORTEST_TARGET_S = 0.05
 HEAVY_SHARE = 0.25  # of the time, that all heavy requests have at least
@@ -166,6 +167,8 @@ class Fairness:
 
     def may(self, account: Account, limit: float, now: float, model: str = "") -> bool:
         """Whether one more request of a key for a model may be with the server, of so many that are in all."""
+        if account.overdue and account.unanswered and account.overdue > self._instances_of[model]:
+            return False  # one behind what is at work would be overdue, too
         if account.target_s == math.inf:
             return True
         held = account.in_flight - account.overdue
@@ -416,8 +419,10 @@ class Fairness:
         self._new.pop(work, None)
         if work.guards:
             self._unguard(work)
-        work.overdue = self._overdue[work] = Overdue()
+        is_odd = not (account.heavy or account.large) and account.answers >= FEWEST and now >= account.odd_until
+        work.overdue = self._overdue[work] = Overdue(account.cost if is_odd else None)
         account.overdue += 1
+        account.unanswered = True
         self._charge_overdue(work, work.overdue, now)
         self._looked_at = -math.inf
 
@@ -459,16 +464,31 @@ class Fairness:
             account.used -= account.cost
         else:
             self._charge_in_all(work, overdue, now)
-            account.saw(overdue.charged, now)
-            account.took.append(overdue.charged * self._instances_of[work.model])
+            if overdue.usual_s is None:
+                account.saw(overdue.charged, now)
+                account.took.append(overdue.charged * self._instances_of[work.model])
+            else:
+                self._forgive(account, overdue, overdue.usual_s, now)
         account.seen = account.answered_at = now
         work.over = True
         account.in_flight -= 1
         self._over(work, now)
-        if account.heavy:
+        if overdue.usual_s is not None:
+            self._looked_at = -math.inf
+        elif account.heavy:
             account.not_before = now + overdue.charged * (1.0 / self._share - 1.0)
         elif not account.large and account.target_s < math.inf:
             self._keep_back(account, now)
+
+    @staticmethod
+    def _forgive(account: Account, overdue: Overdue, usual_s: float, now: float) -> None:
+        """One odd request of a key whose others are as most are: the model hung, or another's was in its way.
+
+        For so long the next one will be believed.
+        """
+        account.used -= overdue.charged - usual_s
+        account.cost = min(account.cost, usual_s)
+        account.odd_until = now + max(LEAST_ODD_S, ODD_PART * overdue.charged)
 
     def _end_gone(self, answered: Work, now: float) -> None:
         """One was answered that all instances seemed too busy for: an overdue one before it is with none of them.
@@ -491,11 +511,14 @@ class Fairness:
             self._settle()
             self._before = self._answered_at
         self._answered_at = now
+        if work.over:  # what was settled just now has shown that it is
+            return
         if work.overdue is not None:
             self._is_any_due |= work.at < math.inf
             self._end_overdue(work, work.overdue, now)
             return
         work.over = True
+        account.unanswered = account.unanswered and not answered
         account.in_flight -= 1
         since = self._since(work, now)
         instances = self._instances_of[work.model]

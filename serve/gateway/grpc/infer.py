@@ -39,6 +39,8 @@ from serve.rollout.plan import Target
 
 __all__ = ["Inference"]
 
+LINGERS_BYTES = 1 << 16  # of a request, up to which it is held until Triton is through with it, once it is over
+
 
 class Inference:
     """Answers it.
@@ -175,7 +177,7 @@ class Inference:
                 if sequence is None:
                     answer = await self._calls.infer(
                         body, *about(request), deadline, share, left.append, counted, who=identity.id,
-                        lingers_s=OVERDUE_S if identity.id else 0.0,
+                        lingers_s=OVERDUE_S if identity.id and len(body) <= LINGERS_BYTES else 0.0,
                     )  # fmt: skip
                 else:
                     path, of_model = asked_of(request).path, self._gate.places(model)
@@ -320,7 +322,7 @@ class Inference:
 
             return await self._calls.infer(
                 body, *about(request), deadline, kept[0], on_left, kept[1], who=identity.id,
-                lingers_s=OVERDUE_S if lingers else 0.0,
+                lingers_s=OVERDUE_S if lingers and len(body) <= LINGERS_BYTES else 0.0,
             )  # fmt: skip
 
     async def _renamed(self, body: bytes, target: Target, share: Share) -> bytes:
