@@ -39,14 +39,14 @@ MEAN = [
 OUT = [*MEAN, node("MatMul", ["mean", "w3"], ["y"])]
 
 
-def branch(name: str, nodes: Sequence[NodeProto]) -> onnx.GraphProto:
-    return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(f"{name}_out", 1, None)])
+def branch(name: str, nodes: Sequence[NodeProto], claimed: Sequence[Any] | None = None) -> onnx.GraphProto:
+    return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(f"{name}_out", 1, claimed)])
 
 
-def by_length(then: NodeProto, other: NodeProto) -> list[NodeProto]:
+def by_length(then: NodeProto, other: NodeProto, claimed: Sequence[Any] | None = None) -> list[NodeProto]:
     return [
         *LENGTH, node("Greater", ["n", "k"], ["more"]), node("Squeeze", ["more"], ["is_more"]),
-        node("If", ["is_more"], ["v"], name="part", then_branch=branch("then", [then]), else_branch=branch("else", [other])),
+        node("If", ["is_more"], ["v"], name="part", then_branch=branch("then", [then], claimed), else_branch=branch("else", [other], claimed)),
     ]  # fmt: skip
 
 
@@ -76,7 +76,13 @@ AT_MOST_50: dict[str, list[NodeProto]] = {
     "If with a branch that cuts": [
         *by_length(node("Slice", ["q", "zero", "k", "one"], ["then_out"]), node("Identity", ["q"], ["else_out"])), *OUT,
     ],
-    "If whose branches are as large as claimed, by no more than a claim": [
+    "If that claims another size": [
+        *by_length(
+            node("Slice", ["q", "zero", "k", "one"], ["then_out"]), node("Identity", ["q"], ["else_out"]), ["0|0", "0|1", 24],
+        ),
+        *OUT,
+    ],
+    "If with a branch that would cut": [
         *by_length(node("Identity", ["q"], ["then_out"]), node("Slice", ["q", "zero", "k", "one"], ["else_out"])), *OUT,
     ],
     "Loop that cuts": [*looped(node("Slice", ["at", "zero", "k", "one"], ["at_"])), *OUT],
