@@ -241,6 +241,8 @@ def _in_groups(table: Any, rows: list[int], read: list[str]) -> Iterator[Any]:
     most = max(1, MOST_CELLS // (len(read) or 1))
     for group, few in enumerate(rows):
         left = told = table.metadata.row_group(group).num_rows
+        if not told:
+            continue
         for batch in table.iter_batches(min(few, most), row_groups=[group], columns=read):
             left -= batch.num_rows
             yield batch

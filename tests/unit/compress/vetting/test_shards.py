@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +43,53 @@ def test_files_of_a_folder_are_read_in_order_of_their_names(tmp_path: Path, name
     assert [row["text"] for row in rows_of(folder)] == [str(at) for at in range(len(names)) for _ in range(2)]
 
 
-def test_files_of_several_splits_are_no_table(tmp_path: Path) -> None:
-    folder = sharded(tmp_path / "set", "test-00000-of-00001.parquet", "train-00000-of-00001.parquet")
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("test-00000-of-00001.parquet", "train-00000-of-00001.parquet"),
+        ("imdb_test.parquet", "imdb_train.parquet"),
+        ("default-test-00000-of-00001.parquet", "default-train-00000-of-00001.parquet"),
+        ("more.parquet", "train.parquet"),
+        ("0000-Dev.parquet", "0001-Test.parquet"),
+    ],
+)
+def test_files_of_several_splits_are_no_table(tmp_path: Path, one: str, other: str) -> None:
+    folder = sharded(tmp_path / "set", one, other)
     with pytest.raises(DatasetError, match="can't read the data") as caught:
         list(rows_of(folder))
-    assert "several splits: test, train" in caught.value.why
-    assert str(folder / "test-00000-of-00001.parquet") in caught.value.mend
+    assert "several splits: " in caught.value.why
+    assert one in caught.value.why
+    assert other in caught.value.why
+    assert str(folder) in caught.value.mend
+
+
+def test_an_empty_file_of_a_folder_has_no_rows(tmp_path: Path) -> None:
+    """As Spark and Dask write an empty partition."""
+    folder = sharded(tmp_path / "set", "0.parquet", "2.parquet")
+    parquet.write_table(arrow.table({"text": arrow.array([], arrow.string())}), folder / "1.parquet")
+    assert [row["text"] for row in rows_of(folder)] == ["0", "0", "1", "1"]
+    assert list(rows_of(folder / "1.parquet")) == []
+
+
+def piped(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"), [(piped, "no file that could be read twice"), (dangling, "a link to nothing")]
+)
+def test_what_is_no_file_among_those_of_a_folder_is_named(
+    tmp_path: Path, make: Callable[[Path], None], why: str
+) -> None:
+    folder = sharded(tmp_path / "set", "0.parquet")
+    make(folder / "1.parquet")
+    with pytest.raises(DatasetError, match="can't read the data") as caught:
+        list(rows_of(folder))
+    assert f"1.parquet in it is {why}" in caught.value.why
 
 
 def test_a_damaged_file_of_a_folder_is_named(tmp_path: Path) -> None:
