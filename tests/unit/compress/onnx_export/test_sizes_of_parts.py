@@ -183,3 +183,25 @@ def test_what_stays_with_all_behind_it_is_of_the_opset_that_is_written(tmp_path:
     written, kept = through(file, tmp_path)
     assert any("all behind it stays, too" in why for why in kept.values())
     assert_same(file.path, written)
+
+
+STAYS: dict[str, list[NodeProto]] = {
+    "slopes for the last axis": [node("PRelu", ["q", "scale"], ["v"], name="part"), *OUT],
+    "halves of an axis that varies": [
+        node("Split", ["q"], ["a", "b"], axis=1, num_outputs=2, name="part"), node("Mul", ["a", "b"], ["v"]), *OUT,
+    ],
+    "a second output that is used": [
+        node("LayerNormalization", ["q", "scale"], ["normal", "middle"], name="part"),
+        node("Sub", ["normal", "middle"], ["v"]), *OUT,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dim", ["T", 24])
+@pytest.mark.parametrize("case", STAYS)
+def test_a_node_with_no_form_as_a_layer_stays_and_the_file_goes_in(case: str, dim: int | str, tmp_path: Path) -> None:
+    file = saved(tmp_path, [*BEFORE, *STAYS[case]], dim=dim)
+    written, kept = through(file, tmp_path)
+    assert all("'part'" in name for name in kept)
+    assert bool(kept) == (case != "halves of an axis that varies" or dim == "T")
+    assert_same(file.path, written, [24] if dim == 24 else (2, 6, 20, 64, 100))
