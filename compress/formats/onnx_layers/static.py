@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx
 from onnx import ModelProto, helper, shape_inference
@@ -48,15 +48,19 @@ def static_shapes(model: ModelProto) -> Mapping[str, Shape]:
         found = shape_inference.infer_shapes(bare).graph
     except Exception:  # of nodes that contradict each other, which the sample says better
         return {}
+    names = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim} - {""}
     return {
-        value.name: [_size(dim) for dim in value.type.tensor_type.shape.dim]
+        value.name: [_size(dim, names) for dim in value.type.tensor_type.shape.dim]
         for value in (*found.input, *found.value_info, *found.output)
         if value.type.tensor_type.HasField("shape")
     }
 
 
-def _size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
-    return VARIES if dim.dim_param else dim.dim_value if dim.HasField("dim_value") else None
+def _size(dim: onnx.TensorShapeProto.Dimension, names: Collection[str]) -> int | None:
+    """Of a dimension; names are those that inputs have: inference makes up others for what it can't tell."""
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value)
+    return VARIES if dim.dim_param in names else None
 
 
 def same_pads(

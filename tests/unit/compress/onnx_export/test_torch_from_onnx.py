@@ -339,7 +339,9 @@ def test_sizes_at_which_the_file_gives_no_numbers_are_not_tried(tmp_path: Path) 
 def test_layers_of_one_size_name_the_dimension_and_what_fixes_it(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Shape", ["x"], ["sizes"]),
-        helper.make_node("Reshape", ["x", "sizes"], ["same"]),  # behind which nothing is known of sizes
+        helper.make_node("Mul", ["sizes", "sizes"], ["squares"]),
+        helper.make_node("Div", ["squares", "sizes"], ["as_large"]),
+        helper.make_node("Reshape", ["x", "as_large"], ["same"]),  # behind which nothing is known of sizes
         helper.make_node("Split", ["same"], ["y", "z"], axis=1, num_outputs=2),
     ]
     with pytest.raises(StageError, match="fails at batch 2, width = 6") as caught:

@@ -163,3 +163,25 @@ def test_another_separator_is_told(tmp_path: Path, sign: str, words: str) -> Non
         list(rows_of(tmp_path / "1.csv"))
     assert f"separated by {words}" in caught.value.why
     assert "commas" in caught.value.mend
+
+
+@pytest.mark.parametrize("before", [" " * 100, "\n" * 1000, ""])
+def test_a_list_may_begin_behind_any_space(tmp_path: Path, before: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(before + json.dumps(ROWS))
+    assert list(rows_of(path)) == ROWS
+
+
+def test_texts_of_the_kind_of_views_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "views.parquet"
+    parquet.write_table(arrow.table({"text": arrow.array(["good", "bad", None]).cast(arrow.string_view())}), path)
+    assert [row["text"] for row in rows_of(path, {"text"})] == ["good", "bad", None]
+    assert unread_kind(path, "text") is None
+
+
+def test_what_a_note_of_classes_lacks_is_told(tmp_path: Path) -> None:
+    table = arrow.table({"text": ["x"]}).replace_schema_metadata({"huggingface": "{}"})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match="can't read the data") as caught:
+        class_names(tmp_path / "a.parquet")
+    assert "it has no 'info'" in caught.value.why
