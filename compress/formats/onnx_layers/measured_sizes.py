@@ -85,7 +85,7 @@ def measured(module: fx.GraphModule, runs_on: Sequence[Sequence[torch.Tensor]]) 
         part for part, runs in seen.items() if not _sized(part, runs, samples_of[part], free=_is_last(module, part))
     ]
     if unproven:
-        why = "how large what it gives is hangs on more than a size of what it gets, or is not known to hang on that"
+        why = "its graph does not prove how large what it gives is by the sizes of what it gets"
         raise UnprovenError([paths[each] for each in unproven], why)
 
 

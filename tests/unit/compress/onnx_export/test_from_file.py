@@ -453,3 +453,12 @@ def test_two_weights_of_one_name_are_refused_by_that_name(stage: OnnxFromFile | 
     with pytest.raises(StageError, match="can't compress") as caught:
         stage.run(load_onnx(tmp_path / "m.onnx"), tmp_path, quiet)
     assert "2 initializers named 'w'" in caught.value.why
+
+
+def test_what_onnx_runtime_does_not_load_is_mended_by_no_size(tmp_path: Path) -> None:
+    circle = [node("Add", ["x", "b"], ["a"]), node("Relu", ["a"], ["b"]), node("Gemm", ["b", "w"], ["y"])]
+    onnx.save(model_of(circle, {"w": normal(16, 4)}), tmp_path / "m.onnx")
+    with pytest.raises(SignatureError) as caught:
+        load_onnx(tmp_path / "m.onnx")
+    assert "--size" not in caught.value.mend
+    assert "export the model again" in caught.value.mend

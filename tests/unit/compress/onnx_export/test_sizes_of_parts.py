@@ -10,18 +10,21 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import torch
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from compress.errors import StageError
+from compress.formats.native.onnx_part import OnnxPart
 from compress.formats.onnx.load import load_onnx
 from compress.model import OnnxModel, TorchModel
 from compress.onnx_export.from_torch import OnnxFromTorch
-from compress.onnx_export.torch_from_onnx import TorchFromOnnx
+from compress.onnx_export.torch_from_onnx import TorchFromOnnx, taken_back
 from tests.unit.compress.onnx_graphs import normal
 
 node = helper.make_node
 TABLES: dict[str, Any] = {
     "w": normal(16, 32), "w2": normal(32, 24), "w3": normal(24, 5), "w1": normal(24, 1), "wf": normal(1, 5),
-    "zero": np.array([0]), "one": np.array([1]), "two": np.array([2]), "k": np.array([50]), "minus": np.array([-1]), "yes": np.array(True),
+    "zero": np.array([0]), "one": np.array([1]), "two": np.array([2]), "k": np.array([50]), "minus": np.array([-1]), "unit": np.float32(1), "yes": np.array(True),
     "three": np.array(3), "axis": np.array(1), "scale": normal(24), "w4": normal(24, 12, 3),
 }  # fmt: skip
 SIZES = (3, 20, 31, 49, 50, 51, 64, 100, 777)
@@ -143,7 +146,7 @@ PROVEN: dict[str, list[NodeProto]] = {
     "If whose branches give as much": by_length(node("Sin", ["q"], ["then_out"]), node("Cos", ["q"], ["else_out"])),
     "Loop whose body gives as much": looped(node("Sin", ["at"], ["at_"])),
     "two inputs of one size": [
-        node("Sin", ["q"], ["s"]), node("SkipLayerNormalization", ["s", "q", "scale"], ["v"], name="part", domain="com.microsoft"),
+        node("Sin", ["q"], ["s"]), node("Add", ["q", "unit"], ["q1"]), node("Mod", ["s", "q1"], ["v"], fmod=1, name="part"),
     ],
     "a window that moves": [
         node("Transpose", ["q"], ["t"], perm=[0, 2, 1]),
@@ -163,6 +166,15 @@ def test_where_the_graph_proves_it_layers_behind_it_are_layers(case: str, tmp_pa
     assert not any("all behind it" in why for why in given.details["kept_as_they_are"].values())
     written, _ = through(file, tmp_path)
     assert_same(file.path, written)
+
+
+def test_what_is_proven_of_two_inputs_of_one_size_is_refused_of_others(tmp_path: Path) -> None:
+    file = saved(tmp_path, [*BEFORE, *PROVEN["two inputs of one size"], *OUT])
+    (part,) = [layer for layer in taken_back(file).module.modules() if isinstance(layer, OnnxPart)]
+    part(torch.ones(2, 7, 24), torch.ones(2, 7, 24))
+    with pytest.raises(StageError, match="can't run") as caught:
+        part(torch.ones(2, 7, 24), torch.ones(2, 1, 24))
+    assert "as large as each other in the file" in caught.value.why
 
 
 def test_what_stays_with_all_behind_it_is_told_by_name(tmp_path: Path) -> None:
