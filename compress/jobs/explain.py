@@ -25,6 +25,7 @@ from compress.evaluate.judge import Judge, spread
 from compress.evaluate.metrics import METRICS
 from compress.evaluate.scoring import batch_for
 from compress.formats.onnx.load import is_onnx
+from compress.formats.onnx.outline import read_whole
 from compress.formats.onnx.read import signature_of_onnx, vetted_onnx
 from compress.formats.onnx.scope import name_nodes
 from compress.jobs.exclusions import Errors, Gone, exclusions, gone, mends
@@ -137,7 +138,7 @@ def explain(first: Path, second: Path, options: ExplainOptions, watcher: Watcher
     data = spread(Dataset.open(data_at(options.data, first, model), model.signature), options.samples)
     with tempfile.TemporaryDirectory() as folder:
         other = _in_float(other, second, Path(folder))
-        after = onnx.load(other.path)
+        after = read_whole(other.path)
         name_nodes(after)
         before = _comparable(model, after, Path(folder), watcher)
         if _lost_blocks(second) and len(onnx_layer_bytes(before)) != len(onnx_layer_bytes(other.path)):
@@ -157,7 +158,7 @@ def _in_float(model: OnnxModel, named: Path, folder: Path) -> OnnxModel:
     told = f"{named} is in BF16, for which ONNX Runtime has no kernels on a CPU: it is explained as FP32 emulates it"
     warnings.warn(told, AssumedWarning, stacklevel=3)
     path = folder / "emulated.onnx"
-    save(emulated(onnx.load(model.path)), path)
+    save(emulated(read_whole(model.path)), path)
     return OnnxModel(path, model.signature)
 
 
@@ -212,7 +213,7 @@ def explained_within(
         for inputs, _ in data.batches(batch_for(opened, data)):
             opened.infer(inputs)
     each = (time.perf_counter() - begun) / 2
-    after = onnx.load(other.path)
+    after = read_whole(other.path)
     name_nodes(after)
     layers = {node.name for node in plain(before.path).graph.node} & {node.name for node in after.graph.node}
     if each * (len(layers) + BESIDE) > seconds:

@@ -126,8 +126,22 @@ def refuse(path: Path) -> None:
 
 
 def whole(path: Path) -> ModelProto:
-    """The model with its weights inside."""
+    """The model with its weights inside.
+
+    Raises:
+        StageError: it can't be read, or two of its weights have one name, of which ONNX Runtime takes either.
+    """
     model = read_onnx(path, runs=True)
+    for graph in (model.graph, *inner_bodies(model.graph)):
+        dense, sparse = (
+            (each.name for each in graph.initializer),
+            (each.values.name for each in graph.sparse_initializer),
+        )
+        weights = Counter([*dense, *sparse])
+        twice = next((name for name, count in weights.items() if count > 1), None)
+        if twice is not None:
+            why = f"it holds {counted(weights[twice], 'initializers')} named {twice!r}, and does not say which is meant"
+            raise StageError(f"can't compress {path}", why=why, mend="leave the one in the file that was trained")
     take_in(model, path.parent)
     return model
 

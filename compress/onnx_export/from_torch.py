@@ -174,6 +174,11 @@ def _export(model: TorchModel, sizes: Mapping[str, int], path: Path) -> torch.on
 
 def _name(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
     """Give the graph's inputs and outputs their names, in place; a tensor inside that has one of these makes room."""
+    given = {value.name for value in model.graph.input}
+    for node in list(model.graph.node):  # an output that is an input has its name, and no node
+        alike = len(node.input) == 1 and names.get(node.input[0]) == names.get(node.output[0], "")
+        if node.op_type == "Identity" and alike and node.input[0] in given:
+            model.graph.node.remove(node)
     inside = {name for node in model.graph.node for name in node.output} | {t.name for t in model.graph.initializer}
     new = {name: f"{name}_inside" for name in names.values() if name in inside} | dict(names)
 

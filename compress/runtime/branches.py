@@ -12,6 +12,7 @@ import onnxruntime as ort
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from compress.formats.onnx.counted import counted
+from compress.formats.onnx.outline import read_whole
 from compress.formats.onnx.scope import captured
 from compress.model.inputs import Arrays
 from compress.model.watched import Watched
@@ -33,7 +34,7 @@ def with_branches_taken(path: Path, inputs: Arrays, names: Collection[str], *, e
     Returns:
         None where no such If is wanted, or the file does not run.
     """
-    model = counted(onnx.load(path), values=True)
+    model = counted(read_whole(path), values=True)
     found = False
     while ifs := [node for node in model.graph.node if _is_wanted(node, names)]:
         ifs = [node for node in ifs if every or _by_sizes(model.graph, node.input[0])]

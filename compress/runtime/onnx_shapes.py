@@ -11,7 +11,7 @@ import onnxruntime as ort
 from onnx import shape_inference
 
 from compress.formats.onnx.counted import written_out
-from compress.formats.onnx.outline import outline
+from compress.formats.onnx.outline import outline, read_whole
 from compress.formats.onnx.scope import inner_bodies
 from compress.model.inputs import Arrays
 from compress.model.watched import Watched
@@ -98,7 +98,7 @@ def _inferred(model: onnx.ModelProto, inputs: Arrays) -> Shapes:
 
 def _seen(path: Path, inputs: Arrays, names: Collection[str], runs: onnx.ModelProto | None) -> Shapes:
     """Shapes of computed tensors, from one run."""
-    model = written_out(onnx.load(path)) if runs is None else _copy(runs)
+    model = written_out(read_whole(path)) if runs is None else _copy(runs)
     if is_half(path, onnx.TensorProto.BFLOAT16):
         model = emulated(model)
     del model.graph.output[:]  # what nothing asked for is not run

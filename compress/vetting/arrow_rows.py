@@ -241,6 +241,8 @@ def _in_groups(table: Any, rows: list[int], read: list[str]) -> Iterator[Any]:
     most = max(1, MOST_CELLS // (len(read) or 1))
     for group, few in enumerate(rows):
         left = told = table.metadata.row_group(group).num_rows
+        if not told:
+            continue
         for batch in table.iter_batches(min(few, most), row_groups=[group], columns=read):
             left -= batch.num_rows
             yield batch
@@ -265,7 +267,7 @@ def _is_text(kind: Any) -> bool:
     from pyarrow import types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_string(kind) or types.is_large_string(kind))
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _is_plain(kind: Any) -> bool:

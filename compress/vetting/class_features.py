@@ -43,10 +43,15 @@ def class_names(path: Path) -> dict[str, tuple[str, ...]]:
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as err:
         raise DatasetError(
             f"can't read the data {path}",
-            why=f"what it says of its columns is not as `datasets` writes it: {first_line(err)[:200]}",
+            why=f"what it says of its columns is not as `datasets` writes it: {_told(err)}",
             mend="save it again, or write it as .jsonl with the names of the classes",
         ) from err
     return {name: names for name, names in found.items() if names is not None}
+
+
+def _told(err: Exception) -> str:
+    """A KeyError says no more than the key."""
+    return f"it has no {first_line(err)[:200]}" if isinstance(err, KeyError) else first_line(err)[:200]
 
 
 def _alike(path: Path, found: list[tuple[str, dict[str, tuple[str, ...]]]]) -> dict[str, tuple[str, ...]]:

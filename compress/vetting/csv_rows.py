@@ -19,6 +19,7 @@ __all__ = ["MOST_OTHERS", "SEPARATE", "Lines", "TableError", "csv_rows", "other_
 MEND = 'write a field with quotes in it in quotes, and each of them twice: "a 5"" disk",1; or write the rows as .jsonl'
 SEPARATE = "write it with commas, as pandas' to_csv does by default; or with tabs, as .tsv"
 OTHERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+LONGEST = 16 << 20  # letters of a field: what a row may have
 MOST_OTHERS = 64  # columns that are looked at, or kept by name alone
 MOST_WORDS, LONGEST_WORD = 256, 64  # of a column of few values, such as labels; their letters
 MOST_DOUBTS, MOST_LINES = 100, 50
@@ -88,6 +89,7 @@ def other_separator(name: str) -> str | None:
 
 def _records(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """The line that each begins on, and its fields; lines of nothing or of spaces are none, as in other files."""
+    csv.field_size_limit(max(LONGEST, csv.field_size_limit()))  # of all the process: Python has no other
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         lines.began()

@@ -25,7 +25,7 @@ from compress.vetting.onnx_absent import Function, Gaps, absent_in, needs
 from compress.vetting.onnx_fields import BITS, BYTES, DIMENSIONS, MESSAGES, NAMES, STRING
 from compress.vetting.wire import FIXED, VARINT, runs
 
-__all__ = ["ForeignOperatorError", "OnnxFileError", "check_size", "vet_onnx", "vet_onnx_bytes"]
+__all__ = ["BITS", "ForeignOperatorError", "OnnxFileError", "check_size", "vet_onnx", "vet_onnx_bytes"]
 
 MAX_BYTES = (1 << 31) - 1
 """Of a file without its weights outside: Protobuf's own bound."""

@@ -72,6 +72,9 @@ def planned(file: BinaryIO, metadata: Any, names: Collection[str], most: int, ro
     found, leaves = Batches(), list(_leaves(metadata.schema, frozenset(names)))
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
+        if not group.num_rows:  # it has no pages, as what Spark writes of an empty partition, and is not read
+            found.rows.append(ROWS[0])
+            continue
         pages = held = listed = 0
         windows = np.zeros(len(ROWS), np.int64)
         for at, path, repeated, texts in leaves:

@@ -10,7 +10,7 @@ from compress.errors import DatasetError
 __all__ = ["SUFFIX", "is_sharded", "shards_of"]
 
 SUFFIX = ".parquet"
-_SPLITS = ("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval", "evaluation")
+_SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval", "evaluation"}
 _WORD = re.compile(r"[a-z]+")
 
 
@@ -23,17 +23,26 @@ def shards_of(path: Path) -> list[Path]:
     """The files of such a folder in the order of their names.
 
     Raises:
-        DatasetError: by their names they are several splits, which are not one table.
+        DatasetError: by their names they are several splits, which are not one table; or one is a pipe, or a link to
+            nothing.
     """
     files = _files(path)
-    words = [found[0] if (found := _WORD.match(file.stem.lower())) else "" for file in files]
-    splits = {word: file for word, file in zip(words, files, strict=True) if word in _SPLITS}
-    if splits and len({*words}) > 1:
-        first = next(iter(splits.values()))
+    odd = next((file for file in files if not file.is_file()), None)
+    if odd is not None:
+        why = f"{odd.name} in it is {'no file that could be read twice' if odd.exists() else 'a link to nothing'}"
+        raise DatasetError(
+            f"can't read the data {path}", why=why, mend="leave the table's own files alone in the folder"
+        )
+    first: dict[str, Path] = {}
+    for file in files:
+        first.setdefault(" and ".join(sorted({*_WORD.findall(file.stem.lower())} & _SPLITS)), file)
+    if len(first) > 1:
+        told = ", ".join(f"{file.name}{f' ({split})' if split else ''}" for split, file in list(first.items())[:3])
+        one = next(file for split, file in first.items() if split)
         raise DatasetError(
             f"can't read the data {path}",
-            why=f"by their names its files are several splits: {', '.join(dict.fromkeys(words))[:200]}",
-            mend=f"name one file, as {first}; or put those of one split into a folder of their own",
+            why=f"by their names its files are several splits: {told[:300]}",
+            mend=f"name one file, as {one}; or put those of one split into a folder of their own",
         )
     return files
 

@@ -104,6 +104,8 @@ def _json(path: Path, wanted: Collection[str] | None, lists: Collection[str]) ->
     """A list of objects, as pandas' `to_json(orient="records")` writes it; of anything else a row in each line."""
     with open_file(path) as file:
         begin = file.read(FEW).removeprefix(BOM).lstrip()
+        while not begin and (more := file.read(FEW)):
+            begin = more.lstrip()
     if not begin.startswith(b"["):
         yield from _json_lines(path, wanted, lists)
         return

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import io
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class OnnxPart(nn.Module):
         digest: hex SHA-256 of these.
         told: which nodes it is of, for errors.
         weights: how many numbers its tables hold.
-        inputs: of each the dtype and its sizes, -1 where they vary.
+        inputs: of each the dtype and its sizes, -1 where they vary; (input, axis) where one is as large as that.
         outputs: of each the dtype and by axis its size: a number; -1 where it hangs on values; (input, axis, times,
             plus, over) for (times · that size + plus) // over; (input, axis, input, axis) for a product of two.
     """
@@ -82,6 +82,8 @@ class OnnxPart(nn.Module):
         """
         dtypes = [DTYPES[dtype] for dtype, *_ in self.outputs]
         if torch.compiler.is_exporting():
+            for one, other in self._alike(x):
+                torch._check(one == other)  # type: ignore[no-untyped-call]  # which the exporter proves, or there is no export
             shapes = [self._shape(sizes, x) for _, *sizes in self.outputs]
             given: Any = {"digest": self.digest}
             return tuple(symbolic_multi_out(f"{DOMAIN}::{ROOM}", x, given, dtypes=dtypes, shapes=shapes, version=1))
@@ -159,9 +161,20 @@ class OnnxPart(nn.Module):
             raise StageError(f"can't run {self.told}", why=f"inputs: it takes {len(self.inputs)}", mend="give it these")
         for (_, *sizes), each in zip(self.inputs, x, strict=True):
             have = tuple(each.shape)
-            if len(sizes) != len(have) or any(want not in (ANY, size) for want, size in zip(sizes, have, strict=True)):
+            fixed = [(want, size) for want, size in zip(sizes, have, strict=False) if isinstance(want, int)]
+            if len(sizes) != len(have) or any(want not in (ANY, size) for want, size in fixed):
                 why = f"{self.told} stays as it is in ONNX, and so does the size of what it reads"
                 raise StageError(f"can't run {self.told}", why=why, mend="leave the channels that it reads")
+        if any(one != other for one, other in self._alike(x)):
+            why = f"two axes of what {self.told} reads are as large as each other in the file, and here they are not"
+            raise StageError(f"can't run {self.told}", why=why, mend="give it inputs of the sizes that the file takes")
+
+    def _alike(self, x: tuple[torch.Tensor, ...]) -> Iterator[tuple[Any, Any]]:
+        """Pairs of sizes that are one."""
+        for (_, *sizes), each in zip(self.inputs, x, strict=True):
+            for axis, want in enumerate(sizes):
+                if not isinstance(want, int):
+                    yield each.shape[axis], x[want[0]].shape[want[1]]
 
     @staticmethod
     def _shape(sizes: Sequence[Any], x: Sequence[torch.Tensor]) -> list[Any]:
@@ -173,13 +186,22 @@ def _is_form(inputs: Any, outputs: Any) -> bool:
     sides = (*inputs, *outputs) if type(inputs) in _ROWS and type(outputs) in _ROWS else ("",)
     if not all(type(each) in _ROWS and each and type(each[0]) is str and each[0] in DTYPES for each in sides):
         return False
-    if not inputs or not outputs or not all(map(_is_count, (size for each in inputs for size in each[1:]))):
+    if not inputs or not outputs:
+        return False
+    if not all(_is_count(size) or _is_place(size, inputs) for each in inputs for size in each[1:]):
         return False
     return all(_is_count(rule) or _is_rule(rule, inputs) for each in outputs for rule in each[1:])
 
 
 def _is_count(size: Any) -> bool:
     return type(size) is int and size >= ANY
+
+
+def _is_place(place: Any, inputs: Sequence[Sequence[Any]]) -> bool:
+    if type(place) not in _ROWS or len(place) != 2 or not all(type(each) is int for each in place):
+        return False
+    at, axis = place
+    return bool(0 <= at < len(inputs) and 0 <= axis < len(inputs[at]) - 1)
 
 
 def _is_rule(rule: Any, inputs: Sequence[Sequence[Any]]) -> bool:

@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import onnxruntime as ort
+
 from compress.artifact import Signature
 from compress.errors import SignatureError, StageError
 from compress.formats.onnx.outline import outline
@@ -16,6 +18,7 @@ from compress.formats.onnx.scope import opset_of
 from compress.model import OnnxModel
 from compress.model.infer import infer_signature, proven
 from compress.signature import TensorSpec
+from compress.storage.shortages import raise_shortage
 from compress.storage.steady import seen
 from compress.vetting.onnx_wire import vet_onnx
 
@@ -74,8 +77,22 @@ def load_onnx(path: Path, sizes: Mapping[str, int] | None = None) -> OnnxModel:
         f"can't run {path}",
         why=f"{first.what}: {first.why}",
         mend="give dimensions that vary a --size that it takes, as in --size seq=128; dimensions of one size need one "
-        "name in the file",
+        "name in the file"
+        if _opens(path)
+        else "ONNX Runtime does not load it, whatever the sizes: export the model again",
     ) from first
+
+
+def _opens(path: Path) -> bool:
+    """Whether ONNX Runtime loads a file, which has been looked through."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as err:  # of its own classes, without a common base
+        raise_shortage(err)
+        return False
+    return True
 
 
 def _readings(inputs: tuple[TensorSpec, ...]) -> Iterator[tuple[TensorSpec, ...]]:

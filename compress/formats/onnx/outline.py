@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Iterator
@@ -14,18 +15,17 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from onnx.external_data_helper import (
     ExternalDataInfo,
-    load_external_data_for_tensor,
     set_external_data,
     uses_external_data,
 )
 
 from compress.vetting.files import open_file
-from compress.vetting.onnx_wire import OnnxFileError, check_size
+from compress.vetting.onnx_wire import BITS, OnnxFileError, check_size
 from compress.vetting.wire import BYTES, WireError, fields
 
 __all__ = [
-    "GRAPH", "INITIALIZER", "LARGE", "RAW", "appended", "bytes_of", "header", "outline", "put_outside", "set_apart",
-    "take_in", "values_of",
+    "GRAPH", "INITIALIZER", "LARGE", "RAW", "appended", "bytes_of", "header", "outline", "put_outside", "read_whole",
+    "set_apart", "take_in", "values_of",
 ]  # fmt: skip
 
 # A tensor that is written in more bytes than this has more than 1,024 elements: nobody looks at its values.
@@ -100,9 +100,22 @@ def take_in(model: onnx.ModelProto, folder: Path) -> None:
     """
     for tensor in _tensors(model):
         if uses_external_data(tensor):
-            load_external_data_for_tensor(tensor, str(folder))
+            with values_of(tensor, folder) as values:  # onnx's own takes no links, which ONNX Runtime does
+                tensor.raw_data = bytes(values)
             tensor.ClearField("data_location")
             tensor.ClearField("external_data")
+
+
+def read_whole(path: Path) -> onnx.ModelProto:
+    """A model that has been looked through, with its weights inside.
+
+    Raises:
+        OSError, ValueError: they can't be read.
+        DecodeError: it is no ONNX file.
+    """
+    model = onnx.load(path, load_external_data=False)
+    take_in(model, path.parent)
+    return model
 
 
 def _tensors(message: Message) -> Iterator[onnx.TensorProto]:
@@ -136,9 +149,7 @@ def bytes_of(tensor: onnx.TensorProto) -> int:
     if not uses_external_data(tensor):
         return len(tensor.raw_data)
     length: int | None = ExternalDataInfo(tensor).length
-    if length is None:
-        raise OSError(f"the tensor {tensor.name!r} lies outside of its file, and does not say how long it is")
-    return length
+    return -(-math.prod(tensor.dims) * BITS[tensor.data_type] // 8) if length is None else length
 
 
 @contextmanager
@@ -149,6 +160,9 @@ def values_of(tensor: onnx.TensorProto, folder: Path) -> Iterator[bytes | memory
         return
     told = ExternalDataInfo(tensor)
     begin = told.offset or 0
+    if not bytes_of(tensor):  # of an empty file there is no map
+        yield b""
+        return
     with (
         (folder / told.location).open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,

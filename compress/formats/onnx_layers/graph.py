@@ -15,7 +15,8 @@ from compress.errors import StageError, first_line
 from compress.formats.native.graph import GraphError, from_data, to_data
 from compress.formats.onnx.scope import bodies, captured, drop_dead, fresh, in_order, inner_names, names_in, rename
 from compress.formats.onnx_layers.layers import HANDLERS
-from compress.formats.onnx_layers.parts import UNTOLD, has_weights, measured, no_gradient_before, part_of, read_by
+from compress.formats.onnx_layers.measured_sizes import UnprovenError, measured
+from compress.formats.onnx_layers.parts import UNTOLD, has_weights, no_gradient_before, part_of, read_by
 from compress.formats.onnx_layers.static import static_shapes
 from compress.formats.onnx_layers.values import Graph, Live, NotTakenBackError, Sizes, TooLargeError
 from compress.model.inputs import Arrays
@@ -55,23 +56,30 @@ def layers_of(
         StageError: nothing of it has a form as a layer, or what has none can't stay as it is.
     """
     drop_dead(model.graph)
-    taking = _Taking(model, source, opset)
-    for number, value in enumerate(model.graph.input):
-        if value.name not in taking.held:
-            node = taking.grown.graph.placeholder(f"x{number}")
-            taking.held[value.name] = Live(node, torch.from_numpy(inputs[value.name]))
-    taking.take()
-    module = taking.module()
-    try:
-        if taking.left:
-            names = [value.name for value in model.graph.input]
-            measured(module, [[torch.from_numpy(each[name]) for name in names] for each in (inputs, *others())])
-            no_gradient_before(module)
-        return from_data(to_data(module, inputs=len(inputs))), taking.reasons
-    except GraphError as err:
-        raise StageError(f"can't take {source} back to layers", why=str(err), mend=NOT_PRUNED) from err
-    except NotTakenBackError as err:
-        raise _refused(source, *next(iter(taking.left.values())), str(err)) from err
+    unproven: dict[str, str] = {}
+    while True:
+        taking = _Taking(model, source, opset, unproven)
+        for number, value in enumerate(model.graph.input):
+            if value.name not in taking.held:
+                node = taking.grown.graph.placeholder(f"x{number}")
+                taking.held[value.name] = Live(node, torch.from_numpy(inputs[value.name]))
+        taking.take()
+        module = taking.module()
+        try:
+            if taking.left:
+                names = [value.name for value in model.graph.input]
+                measured(module, [[torch.from_numpy(each[name]) for name in names] for each in (inputs, *others())])
+                no_gradient_before(module)
+            return from_data(to_data(module, inputs=len(inputs))), taking.reasons
+        except UnprovenError as err:  # with all behind these in ONNX, too, no size of what they give has to be known
+            more = {taking.at[path]: str(err) for path in err.paths}
+            if unproven.keys() >= more.keys():
+                raise _refused(source, *taking.left[next(iter(more))], str(err)) from err
+            unproven |= more
+        except GraphError as err:
+            raise StageError(f"can't take {source} back to layers", why=str(err), mend=NOT_PRUNED) from err
+        except NotTakenBackError as err:
+            raise _refused(source, *next(iter(taking.left.values())), str(err)) from err
 
 
 class _Taking:
@@ -79,10 +87,19 @@ class _Taking:
 
     Attributes:
         held: by name, what there is of the file's tensors.
-        left: by their first output, nodes that stay as they are, with the reason.
+        left: by their first output that is read, nodes that stay as they are, with the reason.
+        at: by the path of a part, the name in `left` of its node.
     """
 
-    def __init__(self, model: ModelProto, source: str, opset: int) -> None:
+    def __init__(self, model: ModelProto, source: str, opset: int, unproven: Mapping[str, str]) -> None:
+        """Start.
+
+        Args:
+            model: that is taken back.
+            source: names the file in errors.
+            opset: that the network will be written in.
+            unproven: by their first output that is read, nodes that give nobody knows how much, with the reason.
+        """
         self._model, self._source, self._opset = model, source, opset
         try:
             self._nodes = in_order(model.graph)
@@ -95,6 +112,8 @@ class _Taking:
         self.grown = Graph()
         self.held: dict[str, Any] = {"": None}
         self.left: dict[str, tuple[NodeProto, str]] = {}
+        self.at: dict[str, str] = {}
+        self._unproven = unproven
         self._taken = names_in(model.graph) | inner_names(model.graph)
         self._readers: Counter[str] = Counter()  # how many nodes read a tensor; of those that are left
         self._unread: Counter[str] = Counter()
@@ -156,6 +175,7 @@ class _Taking:
         module = fx.GraphModule(grown.placed.root, grown.graph)
         module.graph.eliminate_dead_code()
         module.delete_all_unused_submodules()
+        module.recompile()  # its code still calls the layers of nodes that stay as they are after all
         if self.left and not has_weights(module):
             node, why = next(iter(self.left.values()))
             raise _refused(self._source, node, why, "nothing else of it has weights")
@@ -182,6 +202,10 @@ class _Taking:
             raise _refused(self._source, node, str(err)) from err
         except NotTakenBackError as err:
             why = str(err)
+        if (more := self._unproven.get(read[0])) is not None:
+            self._put_last(node)
+            self.left[read[0]] = node, f"{why}; {more}: all behind it stays, too"
+            return {}, False
         if node.op_type in UNTOLD and any(_hangs_on_inputs(self.held.get(name)) for name in read_by(node)):
             self._put_last(node)
             self.left[node.output[0]] = node, why
@@ -196,6 +220,7 @@ class _Taking:
             raise _refused(self._source, node, why, f"it can't stay as it is: {err}") from err
         if any(isinstance(each, Live) for each in found.values()):
             self.left[read[0]] = node, why
+            self.at[str(next(iter(found.values())).node.args[0].target)] = read[0]
         return found, False
 
     def _put_last(self, node: NodeProto) -> None:

@@ -121,8 +121,10 @@ def _instance_norm(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
 def _prelu(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
     in_file(x, 1)
     slope = g.call("reshape", x[1], (-1,))
-    if len(slope) > 1 and x[1].ndim and len(slope) != samples(x[0]).shape[1]:
-        raise NotTakenBackError("it has no slope for each channel")
+    rank = samples(x[0]).ndim
+    spread = [1] * (rank - x[1].ndim) + list(x[1].shape)  # over the last axes, as numpy does
+    if len(slope) > 1 and any(size != 1 for axis, size in enumerate(spread) if axis != 1):
+        raise NotTakenBackError("it has slopes for other axes than the channels")
     return g.layer(nn.PReLU, (len(slope),), {"weight": slope}, x[0])
 
 

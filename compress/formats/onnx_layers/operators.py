@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from compress.formats.onnx_layers.resize import resize
 from compress.formats.onnx_layers.shapes import SHAPES, Handler, axes_of, fixed, kept, of_type, spread
-from compress.formats.onnx_layers.static import same_pads
+from compress.formats.onnx_layers.static import VARIES, same_pads
 from compress.formats.onnx_layers.values import ARITHMETIC, Graph, Live, NotTakenBackError, Sizes, is_count, samples
 
 __all__ = ["FUNCTIONS", "torch_pads"]
@@ -93,6 +93,9 @@ def _split(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     if len(x) > 1 and x[1] is not None:
         sizes = [fixed(each) for each in g.sizes(x[1]).items]
     else:
+        shape = a.get("shape")
+        if shape is not None and shape[axis] == VARIES:
+            raise NotTakenBackError("it splits an axis whose size varies")
         whole, count = samples(value).shape[axis], int(a["num_outputs"] if "num_outputs" in a else a["outputs"])
         each = -(-whole // count)
         sizes = [min(each, whole - at * each) for at in range(count)]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,17 +14,26 @@ import onnx
 import onnxruntime as ort
 import torch
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, version_converter
-from torch import fx, nn
+from torch import fx
 
 from compress.errors import ToolkitError, first_line
 from compress.formats.native.onnx_part import ANY, DTYPES, OnnxPart
 from compress.formats.native.onnx_part import MOST as MOST_BYTES
-from compress.formats.onnx.scope import captured, inner_bodies, inner_nodes, opset_of
+from compress.formats.onnx.scope import (
+    captured,
+    fresh,
+    inner_bodies,
+    inner_names,
+    inner_nodes,
+    names_in,
+    opset_of,
+    rename,
+)
 from compress.formats.onnx_layers.values import MOST, Graph, Live, NotTakenBackError, samples
 from compress.model.watched import Watched
 from compress.storage.shortages import raise_shortage
 
-__all__ = ["UNTOLD", "has_weights", "measured", "no_gradient_before", "part_of", "read_by", "trained"]
+__all__ = ["UNTOLD", "has_weights", "no_gradient_before", "part_of", "read_by", "trained"]
 
 # How much these give hangs on the values that they get; or it is no tensor.
 UNTOLD = {
@@ -36,9 +43,7 @@ UNTOLD = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MOST_BYTES = MOST_BYTES - (1 << 20)  # of its constants
 _TABLE = 1024  # bytes; of smaller constants, which axes and sizes are, each part has its own
-_FACTORS = range(1, 9)
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
-Shape = tuple[int, ...]
 
 
 def read_by(node: NodeProto) -> list[str]:
@@ -154,7 +159,7 @@ def _runs(part: ModelProto, arrays: Mapping[str, torch.Tensor], opset: int) -> t
     """
     given = {name: tensor.detach().numpy() for name, tensor in arrays.items()}
     why = ""
-    for change in (_said, _converted):
+    for change in (_said, _node_by_node if any(inner_nodes(part.graph)) else _converted):
         try:
             found = change(part, opset)
             options = ort.SessionOptions()
@@ -167,7 +172,7 @@ def _runs(part: ModelProto, arrays: Mapping[str, torch.Tensor], opset: int) -> t
         except Exception as err:  # of ONNX Runtime's and of onnx's C++
             raise_shortage(err)
             why = why or first_line(err)
-            if opset_of(part) == opset or any(inner_nodes(part.graph)):  # which the converter leaves as they are
+            if opset_of(part) == opset:
                 break
     raise NotTakenBackError(f"it does not run by itself in opset {opset}: {why[:150]}")
 
@@ -186,6 +191,43 @@ def _converted(part: ModelProto, opset: int) -> ModelProto:
     return found
 
 
+def _untold(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+
+
+def _node_by_node(part: ModelProto, opset: int) -> ModelProto:
+    """As `_converted`, but that nodes with bodies, which the converter does not look into, stay as they are."""
+    before = opset_of(part)
+    kinds = {each.name: each for each in onnx.shape_inference.infer_shapes(part).graph.value_info}
+    kinds |= {each.name: each for each in part.graph.input}
+    tables = {each.name: each for each in part.graph.initializer}
+    found = _said(part, opset)
+    taken = names_in(found.graph) | inner_names(found.graph)
+    del found.graph.node[:]
+    for node in part.graph.node:
+        same = node.domain not in ("", "ai.onnx") or onnx.defs.get_schema(node.op_type, opset).since_version <= before
+        if same or any(a.HasField("g") for a in node.attribute):
+            found.graph.node.append(node)
+            continue
+        names = [name for name in dict.fromkeys(node.input) if name]
+        one = helper.make_graph(
+            [node], "one",
+            [kinds.get(name, _untold(name)) for name in names if name not in tables],
+            [_untold(name) for name in node.output if name],
+            [tables[name] for name in names if name in tables],
+        )  # fmt: skip
+        opsets = [helper.make_opsetid("", before)]
+        made = version_converter.convert_version(
+            helper.make_model(one, opset_imports=opsets, ir_version=part.ir_version), opset
+        ).graph
+        new = names_in(made) - {*node.input, *node.output}
+        rename(made, {name: fresh(f"{node.output[0]}/{name}", taken) for name in sorted(new)})
+        taken |= names_in(made)
+        found.graph.node.extend(made.node)
+        found.graph.initializer.extend(each for each in made.initializer if each.name not in tables)
+    return found
+
+
 def _tensor(value: Any) -> torch.Tensor:
     if not isinstance(value, np.ndarray):
         raise NotTakenBackError("what it gives is no tensor")
@@ -198,106 +240,6 @@ def _tensor(value: Any) -> torch.Tensor:
     if tensor.dtype not in _NAMES:
         raise NotTakenBackError("what it gives is of a type that torch has no arrays of")
     return tensor
-
-
-def measured(module: fx.GraphModule, runs_on: Sequence[Sequence[torch.Tensor]]) -> None:
-    """Find by runs at several sizes how the sizes of what parts give hang on those that they get; in place.
-
-    Args:
-        module: with parts that know one size alone.
-        runs_on: inputs of its forward, at sizes that it takes.
-
-    Raises:
-        NotTakenBackError: a size hangs on other things, and what comes behind would not know it.
-    """
-    seen: dict[OnnxPart, list[tuple[list[tuple[int, ...]], list[tuple[int, ...]]]]] = {
-        part: [] for part in module.modules() if isinstance(part, OnnxPart)
-    }
-
-    def hook(part: nn.Module, given: Any, found: Any) -> None:
-        seen[part].append(([tuple(x.shape) for x in given], [tuple(y.shape) for y in found]))  # type: ignore[index]
-
-    for part in seen:  # at any size, until it is known which vary
-        part.inputs = tuple((dtype, *(ANY for _ in sizes)) for dtype, *sizes in part.inputs)
-    hooks = [part.register_forward_hook(hook) for part in seen]
-    failed = ""
-    try:
-        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where torch.fx prints what fails
-            for sample in runs_on:
-                module(*sample)
-    except ToolkitError:
-        raise
-    except Exception as err:  # of what comes behind a part, and ONNX Runtime's own classes
-        raise_shortage(err)
-        failed = first_line(err)[:150]
-    finally:
-        for each in hooks:
-            each.remove()
-    for part, runs in seen.items():
-        if failed and any(len({len(found[at]) for _, found in runs}) > 1 for at in range(len(part.outputs))):
-            raise NotTakenBackError(f"how many axes {part.told} gives hangs on what it gets")
-    if failed:
-        raise NotTakenBackError(f"at other sizes, what was made of the file fails: {failed}")
-    for part, runs in seen.items():
-        given = [shapes for shapes, _ in runs]
-        part.inputs = tuple(
-            (
-                dtype,
-                *(
-                    size if len({run[at][axis] for run in given}) == 1 else ANY
-                    for axis, size in enumerate(given[0][at])
-                ),
-            )
-            for at, (dtype, *_) in enumerate(part.inputs)
-        )
-        part.outputs = tuple(
-            (
-                dtype,
-                *_rules(
-                    part, given, [found[at] for _, found in runs], sizes, free=ANY in sizes or _is_last(module, part)
-                ),
-            )
-            for at, (dtype, *sizes) in enumerate(part.outputs)
-        )
-
-
-def _rules(
-    part: OnnxPart, given: Sequence[Sequence[Shape]], found: Sequence[Shape], sizes: Sequence[Any], *, free: bool
-) -> Iterator[Any]:  # fmt: skip
-    """By axis, how large one of its outputs is; -1 for what is not known, where it is `free` not to be."""
-    if len({len(shape) for shape in found}) > 1 and not free:
-        raise NotTakenBackError(f"how many axes {part.told} gives hangs on what it gets")
-    for axis in range(len(found[0])):
-        rule = None if ANY in sizes else _rule(given, [shape[axis] for shape in found])
-        if rule is None and not free:
-            raise NotTakenBackError(f"how large what {part.told} gives is hangs on values")
-        yield ANY if rule is None else rule
-
-
-def _is_last(module: fx.GraphModule, part: OnnxPart) -> bool:
-    """Whether nothing reads what it gives but the outputs."""
-    (node,) = [n for n in module.graph.nodes if n.op == "call_module" and module.get_submodule(n.target) is part]
-    return all(reader.op == "output" for item in node.users for reader in item.users)
-
-
-def _rule(given: Sequence[Sequence[Shape]], sizes: Sequence[int]) -> Any:
-    if len(set(sizes)) == 1:
-        return sizes[0]
-    shapes = enumerate(given[0])
-    places = [(at, axis, [run[at][axis] for run in given]) for at, shape in shapes for axis in range(len(shape))]
-    for at, axis, have in places:
-        if have == sizes:
-            return (at, axis, 1, 0, 1)
-    for at, axis, have in places:
-        for times, over in itertools.product(_FACTORS, _FACTORS):
-            plus = sizes[0] * over - times * have[0]
-            for more in range(plus, plus + over):
-                if all((times * one + more) // over == size for one, size in zip(have, sizes, strict=True)):
-                    return (at, axis, times, more, over)
-    for (at, axis, have), (other, beside, too) in itertools.combinations(places, 2):
-        if [one * two for one, two in zip(have, too, strict=True)] == sizes:
-            return (at, axis, other, beside)
-    return None
 
 
 def has_weights(module: fx.GraphModule) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from compress.formats.onnx_layers.static import VARIES
 from compress.formats.onnx_layers.values import MOST, Graph, Live, NotTakenBackError, samples
 
 __all__ = ["resize"]
@@ -44,7 +45,7 @@ def resize(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     to: dict[str, Any] = {}
     if sizes is None:
         still = a.get("shape") or [None] * len(shape)
-        if any(still[axis] is None and not (64 * by_axis.get(axis, 1.0)).is_integer() for axis in pictures):
+        if any(still[axis] in (None, VARIES) and not (64 * by_axis.get(axis, 1.0)).is_integer() for axis in pictures):
             raise NotTakenBackError("its factors are rounded, and with them the sizes that it makes of such as vary")
         to["scale_factor"] = tuple(by_axis.get(axis, 1.0) for axis in pictures)
     else:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx
 from onnx import ModelProto, helper, shape_inference
 
 from compress.formats.onnx_layers.values import NotTakenBackError
 
-__all__ = ["Shape", "same_pads", "static_shapes"]
+__all__ = ["VARIES", "Shape", "same_pads", "static_shapes"]
 
 SMALL = 1024  # bytes of a weight that shapes may be computed from
+VARIES = -1
 Shape = Sequence[int | None] | None
 
 
 def static_shapes(model: ModelProto) -> Mapping[str, Shape]:
-    """The sizes of each tensor, as far as they are the same whatever comes in; None where they vary.
+    """The sizes of each tensor, as far as they are the same whatever comes in.
+
+    None where they may vary, `VARIES` where they do.
 
     Args:
         model: with the shapes of its inputs. Where no operator of it hangs on such sizes, nothing is told.
     """
     if not any(
-        node.op_type == "Resize" or any(a.name == "auto_pad" for a in node.attribute) for node in model.graph.node
+        node.op_type in ("Resize", "Split") or any(a.name == "auto_pad" for a in node.attribute)
+        for node in model.graph.node
     ):
         return {}
     bare = ModelProto()
@@ -44,11 +48,19 @@ def static_shapes(model: ModelProto) -> Mapping[str, Shape]:
         found = shape_inference.infer_shapes(bare).graph
     except Exception:  # of nodes that contradict each other, which the sample says better
         return {}
+    names = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim} - {""}
     return {
-        value.name: [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
+        value.name: [_size(dim, names) for dim in value.type.tensor_type.shape.dim]
         for value in (*found.input, *found.value_info, *found.output)
         if value.type.tensor_type.HasField("shape")
     }
+
+
+def _size(dim: onnx.TensorShapeProto.Dimension, names: Collection[str]) -> int | None:
+    """Of a dimension; names are those that inputs have: inference makes up others for what it can't tell."""
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value)
+    return VARIES if dim.dim_param in names else None
 
 
 def same_pads(
@@ -68,7 +80,7 @@ def same_pads(
     for size, wide, step, apart in zip(sizes, kernel, stride, dilation, strict=True):
         if step == 1:
             whole = apart * (wide - 1)
-        elif size is None:
+        elif size in (None, VARIES):
             raise NotTakenBackError("its padding is automatic, and hangs on the size of what it gets, which varies")
         else:
             whole = max(0, (-(-size // step) - 1) * step + apart * (wide - 1) + 1 - size)

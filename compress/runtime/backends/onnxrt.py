@@ -10,7 +10,7 @@ import onnxruntime as ort
 from google.protobuf.message import DecodeError
 
 from compress.errors import StageError, first_line
-from compress.formats.onnx.outline import outline
+from compress.formats.onnx.outline import outline, read_whole
 from compress.model import Arrays, OnnxModel
 from compress.model.inputs import in_calls, run_on
 from compress.model.watched import Watched
@@ -33,7 +33,7 @@ def session(path: Path, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     if is_emulated(path):
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # others may drop the rounding
-        return _opened(path, emulated(onnx.load(path)).SerializeToString(), options, threads)
+        return _opened(path, emulated(read_whole(path)).SerializeToString(), options, threads)
     half = is_half(path)
     if half:  # the layout optimizations of ONNX Runtime 1.31 crash on some of these, on the CPU
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED

@@ -17,6 +17,7 @@ from compress.formats.onnx.load import beside, is_onnx, load_onnx
 from compress.model import OnnxModel, sample_inputs
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_file import LEAST_OPSET, OnnxFromFile, refuse_random
+from compress.onnx_export.torch_from_onnx import TorchFromOnnx
 from compress.runtime.backends import OnnxBackend
 from tests.unit.compress.onnx_graphs import branching, normal
 from tests.unit.compress.prune.test_prune_channels import quiet
@@ -412,3 +413,52 @@ def test_a_file_is_known_by_its_ending_or_its_beginning(tmp_path: Path) -> None:
     assert is_onnx(tmp_path / "missing.onnx")
     assert not is_onnx(tmp_path / "model.pt")
     assert not is_onnx(tmp_path)
+
+
+def linked(folder: Path) -> None:
+    (folder / "m.weights").rename(folder / "blob")
+    (folder / "m.weights").symlink_to("blob")
+
+
+def linked_twice(folder: Path) -> None:
+    """As in the caches of package managers, and after cp -al."""
+    (folder / "other").hardlink_to(folder / "m.weights")
+
+
+def without_lengths(folder: Path) -> None:
+    model = onnx.load(folder / "m.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        told = [each for each in tensor.external_data if each.key != "length"]
+        del tensor.external_data[:]
+        tensor.external_data.extend(told)
+    onnx.save(model, folder / "m.onnx")
+
+
+@pytest.mark.parametrize("stage", [OnnxFromFile(), TorchFromOnnx()], ids=["as it is", "taken back"])
+@pytest.mark.parametrize("change", [linked, linked_twice, without_lengths])
+def test_weights_beside_it_are_taken_as_onnx_runtime_takes_them(
+    change: Callable[[Path], None], stage: OnnxFromFile | TorchFromOnnx, tmp_path: Path
+) -> None:
+    onnx.save(gemm(), tmp_path / "m.onnx", save_as_external_data=True, location="m.weights", size_threshold=0)
+    change(tmp_path)
+    (tmp_path / "out").mkdir()
+    stage.run(load_onnx(tmp_path / "m.onnx"), tmp_path / "out", quiet)  # which proves it
+
+
+@pytest.mark.parametrize("stage", [OnnxFromFile(), TorchFromOnnx()], ids=["as it is", "taken back"])
+def test_two_weights_of_one_name_are_refused_by_that_name(stage: OnnxFromFile | TorchFromOnnx, tmp_path: Path) -> None:
+    model = gemm()
+    model.graph.initializer.append(numpy_helper.from_array(normal(16, 4), "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(StageError, match="can't compress") as caught:
+        stage.run(load_onnx(tmp_path / "m.onnx"), tmp_path, quiet)
+    assert "2 initializers named 'w'" in caught.value.why
+
+
+def test_what_onnx_runtime_does_not_load_is_mended_by_no_size(tmp_path: Path) -> None:
+    circle = [node("Add", ["x", "b"], ["a"]), node("Relu", ["a"], ["b"]), node("Gemm", ["b", "w"], ["y"])]
+    onnx.save(model_of(circle, {"w": normal(16, 4)}), tmp_path / "m.onnx")
+    with pytest.raises(SignatureError) as caught:
+        load_onnx(tmp_path / "m.onnx")
+    assert "--size" not in caught.value.mend
+    assert "export the model again" in caught.value.mend

@@ -18,6 +18,7 @@ from compress.errors import StageError
 from compress.formats.onnx.load import load_onnx
 from compress.formats.onnx_layers.layers import HANDLERS
 from compress.model import OnnxModel
+from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.onnx_export.torch_from_onnx import taken_back
 from tests.unit.compress.onnx_graphs import normal
 
@@ -336,7 +337,13 @@ def test_sizes_at_which_the_file_gives_no_numbers_are_not_tried(tmp_path: Path) 
 
 
 def test_layers_of_one_size_name_the_dimension_and_what_fixes_it(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Split", ["x"], ["y", "z"], axis=1, num_outputs=2)]
+    nodes = [
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Mul", ["sizes", "sizes"], ["squares"]),
+        helper.make_node("Div", ["squares", "sizes"], ["as_large"]),
+        helper.make_node("Reshape", ["x", "as_large"], ["same"]),  # behind which nothing is known of sizes
+        helper.make_node("Split", ["same"], ["y", "z"], axis=1, num_outputs=2),
+    ]
     with pytest.raises(StageError, match="fails at batch 2, width = 6") as caught:
         taken_back(load_onnx(stored(nodes, {}, ("batch", "width"), tmp_path), {"width": 12}))
     assert "fix width at it in the file" in caught.value.mend
@@ -445,3 +452,14 @@ def test_a_constant_that_would_fill_the_memory_is_refused(operator: str, inputs:
     declared = OnnxModel(path, Signature((x,), (y,)))  # ONNX Runtime could not run it
     with pytest.raises(StageError, match="at 'huge'"):
         taken_back(declared)
+
+
+def test_an_output_that_is_an_input_is_written_back_as_that(tmp_path: Path) -> None:
+    path = stored([helper.make_node("MatMul", ["x", "w"], ["y"])], {"w": normal(6, 4)}, ROW, tmp_path)
+    model = onnx.load(path)
+    model.graph.output.append(model.graph.input[0])
+    onnx.save(model, path)
+    (tmp_path / "out").mkdir()
+    found = OnnxFromTorch().run(taken_back(load_onnx(path)), tmp_path / "out", lambda *_: None).model
+    assert isinstance(found, OnnxModel)
+    assert [value.name for value in onnx.load(found.path).graph.output] == ["y", "x"]

@@ -102,3 +102,11 @@ def test_what_python_writes_is_read_as_it_was(
         assert [tuple(row.values()) for row in rows_of(path)] == rows
     except DatasetError as err:
         assert "are one row by a quote" in err.why  # noqa: PT017
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_field_may_be_as_long_as_a_row(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"long{suffix}"
+    text = "good film " * 500_000
+    path.write_text(f"text\n{text}\n")
+    assert [row["text"] for row in rows_of(path)] == [text]

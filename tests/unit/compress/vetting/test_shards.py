@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +43,53 @@ def test_files_of_a_folder_are_read_in_order_of_their_names(tmp_path: Path, name
     assert [row["text"] for row in rows_of(folder)] == [str(at) for at in range(len(names)) for _ in range(2)]
 
 
-def test_files_of_several_splits_are_no_table(tmp_path: Path) -> None:
-    folder = sharded(tmp_path / "set", "test-00000-of-00001.parquet", "train-00000-of-00001.parquet")
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("test-00000-of-00001.parquet", "train-00000-of-00001.parquet"),
+        ("imdb_test.parquet", "imdb_train.parquet"),
+        ("default-test-00000-of-00001.parquet", "default-train-00000-of-00001.parquet"),
+        ("more.parquet", "train.parquet"),
+        ("0000-Dev.parquet", "0001-Test.parquet"),
+    ],
+)
+def test_files_of_several_splits_are_no_table(tmp_path: Path, one: str, other: str) -> None:
+    folder = sharded(tmp_path / "set", one, other)
     with pytest.raises(DatasetError, match="can't read the data") as caught:
         list(rows_of(folder))
-    assert "several splits: test, train" in caught.value.why
-    assert str(folder / "test-00000-of-00001.parquet") in caught.value.mend
+    assert "several splits: " in caught.value.why
+    assert one in caught.value.why
+    assert other in caught.value.why
+    assert str(folder) in caught.value.mend
+
+
+def test_an_empty_file_of_a_folder_has_no_rows(tmp_path: Path) -> None:
+    """As Spark and Dask write an empty partition."""
+    folder = sharded(tmp_path / "set", "0.parquet", "2.parquet")
+    parquet.write_table(arrow.table({"text": arrow.array([], arrow.string())}), folder / "1.parquet")
+    assert [row["text"] for row in rows_of(folder)] == ["0", "0", "1", "1"]
+    assert list(rows_of(folder / "1.parquet")) == []
+
+
+def piped(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"), [(piped, "no file that could be read twice"), (dangling, "a link to nothing")]
+)
+def test_what_is_no_file_among_those_of_a_folder_is_named(
+    tmp_path: Path, make: Callable[[Path], None], why: str
+) -> None:
+    folder = sharded(tmp_path / "set", "0.parquet")
+    make(folder / "1.parquet")
+    with pytest.raises(DatasetError, match="can't read the data") as caught:
+        list(rows_of(folder))
+    assert f"1.parquet in it is {why}" in caught.value.why
 
 
 def test_a_damaged_file_of_a_folder_is_named(tmp_path: Path) -> None:
@@ -120,3 +163,25 @@ def test_another_separator_is_told(tmp_path: Path, sign: str, words: str) -> Non
         list(rows_of(tmp_path / "1.csv"))
     assert f"separated by {words}" in caught.value.why
     assert "commas" in caught.value.mend
+
+
+@pytest.mark.parametrize("before", [" " * 100, "\n" * 1000, ""])
+def test_a_list_may_begin_behind_any_space(tmp_path: Path, before: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(before + json.dumps(ROWS))
+    assert list(rows_of(path)) == ROWS
+
+
+def test_texts_of_the_kind_of_views_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "views.parquet"
+    parquet.write_table(arrow.table({"text": arrow.array(["good", "bad", None]).cast(arrow.string_view())}), path)
+    assert [row["text"] for row in rows_of(path, {"text"})] == ["good", "bad", None]
+    assert unread_kind(path, "text") is None
+
+
+def test_what_a_note_of_classes_lacks_is_told(tmp_path: Path) -> None:
+    table = arrow.table({"text": ["x"]}).replace_schema_metadata({"huggingface": "{}"})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match="can't read the data") as caught:
+        class_names(tmp_path / "a.parquet")
+    assert "it has no 'info'" in caught.value.why
