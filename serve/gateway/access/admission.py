@@ -199,7 +199,7 @@ class Admission:
             return None if waiting else NOBODY
         now, fairness = self._clock(), self.fairness
         account = fairness.of(who, priority, now)
-        if account.target_s != math.inf and not fairness.may(account, limit, now, self.model):
+        if (account.target_s != math.inf or account.overdue) and not fairness.may(account, limit, now, self.model):
             return None
         return account if not waiting or self._whose(now) is None else None
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.gateway.access.admission import Admission, Bounds
-from serve.gateway.access.fairness import BESIDE_S, LOOK_S, Fairness
+from serve.gateway.access.fairness import BATCH_S, BESIDE_S, LOOK_S, Fairness
 from serve.gateway.access.left_behind import OVERDUE_S
 from serve.gateway.errors import OverloadedError
 from serve.http.client import Connection, ExchangeError, Pool, Response, encode_head
@@ -225,6 +225,77 @@ async def test_an_answer_that_comes_past_it_shows_that_it_is_with_no_instance() 
     for who in LIGHT:
         assert places.fairness.of(who, 5, time.monotonic()).cost == pytest.approx(LIGHT_S, rel=0.5)
     assert counted(places.fairness) == nothing(places.fairness)
+
+
+@in_time
+async def test_what_an_answer_has_shown_to_be_over_is_ended_once() -> None:
+    """Its own answer comes right after the one that came past it."""
+    places = a_model()
+    await light_requests(places)
+    through = await times_out(places, "greedy")
+    assert places.try_enter("one")
+    await asyncio.sleep(LIGHT_S)
+    places.leave(LIGHT_S, who="one")
+    await asyncio.sleep(2 * BATCH_S)
+    through.set_result(True)
+    await asyncio.sleep(0)
+    assert counted(places.fairness) == nothing(places.fairness)
+
+
+async def is_odd_once(places: Admission, who: str) -> None:
+    """A request that the model answers after LONG_S, of a key whose others are light."""
+    through = await times_out(places, who)
+    await waits(places, LONG_S - TIMEOUT_S)
+    through.set_result(True)
+    await waits(places, 2 * LOOK_S)
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_one_odd_request_of_a_key_with_light_ones_keeps_it_back_no_longer(instances: int) -> None:
+    """A model that hung, or another's request that was in its way."""
+
+    async def main() -> None:
+        places = a_model(instances, in_order=instances == 1)
+        await light_requests(places)
+        used = places.fairness.of("one", 5, time.monotonic()).used
+        await is_odd_once(places, "one")
+        account = places.fairness.of("one", 5, time.monotonic())
+        assert (account.heavy, account.cost) == (False, pytest.approx(LIGHT_S, rel=0.5))
+        assert account.used - used < 1
+        await light_requests(places)
+
+    simulated(main())
+
+
+@in_time
+async def test_the_second_within_a_while_is_believed() -> None:
+    places = a_model()
+    await light_requests(places)
+    await is_odd_once(places, "one")
+    await light_requests(places)
+    await is_odd_once(places, "one")
+    assert places.fairness.of("one", 5, time.monotonic()).heavy
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_key_that_gets_no_answer_piles_up_no_requests(alone: bool) -> None:
+    """What it sends behind its overdue one would be overdue, too, for as long as it likes."""
+
+    async def main() -> None:
+        places, sent = a_model(), 0
+        if not alone:
+            await light_requests(places)
+            await times_out(places, "greedy")
+        loop = asyncio.get_running_loop()
+        for _ in range(10):
+            entered = places.try_enter("piles")
+            sent += entered
+            await (asyncio.sleep(TIMEOUT_S) if alone else waits(places, TIMEOUT_S))
+            if entered:
+                places.outlast(TIMEOUT_S, 100, "piles", [loop.create_future()])
+        assert sent <= 2
+
+    simulated(main())
 
 
 @in_time
@@ -473,11 +544,11 @@ async def test_a_connection_tells_when_the_server_is_through_with_what_was_late(
 async def test_connections_that_linger_are_few_and_of_a_key() -> None:
     answers = asyncio.Event()
 
-    async def late(pool: Pool, who: str) -> asyncio.Future[bool]:
+    async def late(pool: Pool, who: str, model: str = "m") -> asyncio.Future[bool]:
         leaving = Leaving()
         above = LEFT.set(leaving)
         with pytest.raises(ExchangeError):
-            await pool.request(b"POST", b"/late", body=b"{}", timeout_s=0.05, whose=("m", who))
+            await pool.request(b"POST", b"/late", body=b"{}", timeout_s=0.05, whose=(model, who))
         LEFT.reset(above)
         leaving.linger()
         await asyncio.sleep(0.01)
@@ -493,5 +564,10 @@ async def test_connections_that_linger_are_few_and_of_a_key() -> None:
         assert [each.done() for each in others] == [False] * 6 + [True] * 2
         answers.set()
         await asyncio.gather(*mine, *others)
+        answers.clear()
+        many = [await late(pool, "mine", f"m{n}") for n in range(6)]  # of many models, half of them
+        assert [each.done() for each in many] == [False] * 4 + [True] * 2
+        answers.set()
+        await asyncio.gather(*many)
         assert pool._slots.used == 0
         await pool.close()
