@@ -167,7 +167,7 @@ class Fairness:
 
     def may(self, account: Account, limit: float, now: float, model: str = "") -> bool:
         """Whether one more request of a key for a model may be with the server, of so many that are in all."""
-        if account.overdue and account.unanswered and account.overdue > self._instances_of[model]:
+        if account.unanswered and account.overdue >= max(1, self._instances_of[model]):
             return False  # one behind what is at work would be overdue, too
         if account.target_s == math.inf:
             return True
