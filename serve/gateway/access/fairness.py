@@ -167,8 +167,13 @@ class Fairness:
 
     def may(self, account: Account, limit: float, now: float, model: str = "") -> bool:
         """Whether one more request of a key for a model may be with the server, of so many that are in all."""
-        if account.unanswered and account.overdue >= max(1, self._instances_of[model]):
-            return False  # one behind what is at work would be overdue, too
+        # One behind what is at work would be overdue, too; but what a light key has there keeps heavy ones back.
+        if (
+            account.unanswered
+            and account.overdue >= max(1, self._instances_of[model])
+            and (account.heavy or account.answers < FEWEST or account.target_s == math.inf)
+        ):
+            return False
         if account.target_s == math.inf:
             return True
         held = account.in_flight - account.overdue
