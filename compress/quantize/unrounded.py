@@ -23,30 +23,28 @@ def ways(graph: GraphProto, kept: Collection[str]) -> set[str]:
     The quantizer would round such a node's result once more.
 
     Args:
-        graph: float.
+        graph: float; its nodes in order.
         kept: names of nodes that stay in float.
     """
     makers = {name: node for node in graph.node for name in node.output}
+    known = {*makers, *(value.name for value in graph.input)}
     exact: dict[str, bool] = {}
-
-    def is_exact(name: str) -> bool:
-        if name not in exact:
-            maker = makers.get(name)
-            if maker is None or maker.name in kept:
-                exact[name] = True
-            elif maker.op_type in MOVING:
-                exact[name] = any(is_exact(given) for given in maker.input if given in fed or given in makers)
-            else:
-                exact[name] = maker.op_type not in ROUNDED
-        return exact[name]
-
-    fed = {value.name for value in graph.input}
+    for node in graph.node:
+        if node.name in kept:
+            is_exact = True
+        elif node.op_type in MOVING:
+            is_exact = any(exact.get(given, True) for given in node.input if given in known)
+        else:
+            is_exact = node.op_type not in ROUNDED
+        exact |= dict.fromkeys(node.output, is_exact)
     found: set[str] = set()
     waiting = [node for node in graph.node if node.name in kept]
     while waiting:
         for name in waiting.pop().input:
             maker = makers.get(name)
-            if maker is not None and maker.op_type in MOVING and maker.name not in {*kept, *found} and is_exact(name):
+            if maker is None or maker.op_type not in MOVING or not exact[name]:
+                continue
+            if maker.name not in kept and maker.name not in found:
                 found.add(maker.name)
                 waiting.append(maker)
     return found

@@ -16,6 +16,7 @@ from compress.data.dataset import Dataset
 from compress.model import OnnxModel
 from compress.quantize.half.index_arithmetic import index_arithmetic, kept_from_int8
 from compress.quantize.quantize_onnx import QuantizeOnnx, quantized
+from compress.quantize.unrounded import ways
 from tests.families import family
 from tests.unit.compress.prune.test_prune_channels import quiet
 from tests.unit.compress.quantize.test_half_onnx import exported
@@ -280,3 +281,11 @@ def test_what_is_compared_is_not_rounded_where_the_answer_becomes_a_number(case:
 def test_a_comparison_that_chooses_between_data_takes_no_layer_away() -> None:
     leaky = [GREATER, node("Mul", ["s", "bound"], "less"), node("Where", ["over", "s", "less"], "y")]
     assert compared(leaky) == set()
+
+
+def test_a_long_way_to_a_node_in_float_is_followed_to_its_end() -> None:
+    length = 3000
+    nodes = [helper.make_node("Transpose", [f"t{n}"], [f"t{n + 1}"], f"move{n}", perm=[1, 0]) for n in range(length)]
+    nodes.append(helper.make_node("Sin", [f"t{length}"], ["y"], "sin"))
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in ("t0", "y")]
+    assert len(ways(helper.make_graph(nodes, "long", ends[:1], ends[1:]), {"sin"})) == length
