@@ -23,7 +23,7 @@ from serve.pack.options import PackOptions
 from serve.repository.folders import PACKED_FILE
 from serve.repository.provenance import write_provenance
 
-__all__ = ["BACKENDS", "Wanted", "keep_edits", "runs_on_openvino", "wanted_models", "write_model"]
+__all__ = ["Wanted", "keep_edits", "runs_on_openvino", "wanted_models", "write_model"]
 
 BACKENDS = {
     "onnx": ("onnxruntime", "", "model.onnx"),

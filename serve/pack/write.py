@@ -16,7 +16,7 @@ from serve.hooks.check import UnprovenError, check_hooks
 from serve.hooks.load import Hooks
 from serve.hooks.served_texts import EMBEDDINGS
 from serve.pack.around import Around, around
-from serve.pack.models import BACKENDS, keep_edits, runs_on_openvino, wanted_models, write_model
+from serve.pack.models import keep_edits, runs_on_openvino, wanted_models, write_model
 from serve.pack.options import PackOptions
 from serve.pack.source import load_source
 from serve.repository.folders import recover, replaceable, replacing, staging
@@ -109,10 +109,6 @@ def pack(
     if keep < 1:
         raise RepositoryError(f"can't keep {keep} versions", why="the new one is one of them", mend="give 1 or more")
     source = load_source(artifact, signature, options.runtime or "onnxruntime")
-    if source.format not in BACKENDS:
-        raise RepositoryError(
-            f"can't serve {artifact}", why=f"its format is {source.format!r}", mend="name an artifact that holds ONNX"
-        )
     if repository.exists() and not repository.is_dir():
         raise RepositoryError(f"can't write into {repository}", why="it is not a folder", mend="name a folder")
     with around(source, hooks, text=text, pair=text_pair, image=image) as found:

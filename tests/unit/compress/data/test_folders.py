@@ -95,10 +95,10 @@ def test_words_that_are_null_at_first_are_told_as_such(bert: Path, tmp_path: Pat
 
 def test_words_of_a_kind_that_is_not_read_are_told(bert: Path, tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    views = arrow.array([["word1"]], arrow.list_(arrow.string_view()))
-    parquet.write_table(arrow.table({"tokens": views, "ner_tags": [[1]]}), tmp_path / "1.parquet")
+    raw = arrow.array([[b"word1"]], arrow.list_(arrow.binary()))
+    parquet.write_table(arrow.table({"tokens": raw, "ner_tags": [[1]]}), tmp_path / "1.parquet")
     processor = Processor("text", "token-classification", {"tokenizer.json": ""}, TAGS, 32, bert)
-    assert "its 'tokens' is of the kind list<element: string_view>" in refused(tmp_path / "1.parquet", processor).why
+    assert "its 'tokens' is of the kind list<element: binary>" in refused(tmp_path / "1.parquet", processor).why
 
 
 def test_a_csv_with_semicolons_is_told(bert: Path, tmp_path: Path) -> None:
