@@ -64,13 +64,13 @@ def index_arithmetic(model: onnx.ModelProto, largest_whole: int) -> IndexArithme
         model: float32; node names are unique.
         largest_whole: up to which the type holds all whole numbers.
     """
-    inferred = _inferred(model)
-    values = (*inferred.value_info, *inferred.input, *inferred.output)
-    kinds = {value.name: value.type.tensor_type.elem_type for value in values}
-    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
+    return _index_arithmetic(model, largest_whole, *_typed(model))
+
+
+def _index_arithmetic(
+    model: onnx.ModelProto, largest_whole: int, kinds: Mapping[str, int], shapes: Mapping[str, list[int]]
+) -> IndexArithmetic:
     constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type == TensorProto.FLOAT}
-    kinds |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    shapes |= {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
     whole = {name for name, stored in constants.items() if _counts(stored, largest_whole)}
     found = IndexArithmetic()
     positions: set[str] = set()
@@ -110,11 +110,20 @@ def kept_from_int8(model: onnx.ModelProto) -> set[str]:
     arguments = {
         node.name for node in model.graph.node if node.op_type in ONE_BY_ONE and turning.intersection(node.output)
     }
-    inferred = _inferred(model)
-    kinds = {v.name: v.type.tensor_type.elem_type for v in (*inferred.value_info, *inferred.input, *inferred.output)}
-    kinds |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    kinds, shapes = _typed(model)
     compared = _back(_decisive(model.graph, kinds), model.graph, kinds)
-    return index_arithmetic(model, INT8_WHOLE).nodes | arguments | compared
+    return _index_arithmetic(model, INT8_WHOLE, kinds, shapes).nodes | arguments | compared
+
+
+def _typed(model: onnx.ModelProto) -> tuple[dict[str, int], dict[str, list[int]]]:
+    """By tensor its type, and its sizes as far as they are known, else 0."""
+    inferred = _inferred(model)
+    values = (*inferred.value_info, *inferred.input, *inferred.output)
+    kinds = {value.name: value.type.tensor_type.elem_type for value in values}
+    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
+    kinds |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    shapes |= {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    return kinds, shapes
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.GraphProto:
