@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import statistics
 import sys
@@ -27,9 +28,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
-from train_common import FOLDER, Clock, Reached, accuracy, loaded, open_data, original_and_pruned, test_data
+from train_common import FOLDER, Clock, Reached, accuracy, loaded, open_data, original_and_pruned, plain_loop, test_data
 
 from compress.formats.checkpoint import write
 from compress.model import TorchModel
@@ -134,24 +133,14 @@ class Bench:
             return stage.run(loaded(FOLDER / "pruned.pt"), Path(work), lambda _d, _t, _n: None)
 
     def plain(self, seed: int) -> dict[str, Any]:
-        """As most tutorials write it, until the target."""
-        torch.manual_seed(seed)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        module = loaded(FOLDER / "pruned.pt").module.to(device)
-        arrays, labels = self.data.take(slice(0, len(self.data)))
-        whole = TensorDataset(torch.from_numpy(np.array(arrays["image"])), torch.from_numpy(np.array(labels)))
-        loader = DataLoader(whole, batch_size=SIZE, shuffle=True)
-        optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
-        clock = Clock(lambda: accuracy(module, self.images, self.labels), len(loader) // 8, self.target)
+        """The plain loop, until the target."""
+        module = loaded(FOLDER / "pruned.pt").module
+        per_epoch = -(-len(self.data) // SIZE)
+        steps = plain_loop(self.data, module, seed, SIZE)
+        clock = Clock(lambda: accuracy(module, self.images, self.labels), per_epoch // 8, self.target)
         with contextlib.suppress(Reached):
-            for _ in range(MOST):
-                for shown, wanted in loader:
-                    module.train()
-                    loss = F.cross_entropy(module(shown.to(device)), wanted.to(device))
-                    optimizer.zero_grad()
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
-                    clock.step()
+            for _ in itertools.islice(steps, MOST * per_epoch):
+                clock.step()
         best = max(value for _, _, value in clock.found)
         return {
             "seconds": clock.seconds, "accuracy": best, "steps": clock.steps, "precision": "32",

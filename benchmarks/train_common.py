@@ -6,13 +6,15 @@ import copy
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples/fashion_mnist"))
@@ -25,7 +27,17 @@ from compress.formats.checkpoint import load, save  # noqa: E402
 from compress.prune.prune_channels import PruneChannels  # noqa: E402
 from compress.runtime.measure import cores  # noqa: E402
 
-__all__ = ["Clock", "Reached", "accuracy", "fresh", "loaded", "open_data", "original_and_pruned", "test_data"]
+__all__ = [
+    "Clock",
+    "Reached",
+    "accuracy",
+    "fresh",
+    "loaded",
+    "open_data",
+    "original_and_pruned",
+    "plain_loop",
+    "test_data",
+]
 
 FOLDER = ROOT / "build/train-benchmark"
 SIGNATURE = "image:float32[batch,1,28,28]"
@@ -68,6 +80,29 @@ def original_and_pruned(fraction: float) -> tuple[Any, Any, float]:
     begun = time.perf_counter()
     pruned = PruneChannels(fraction).run(original, FOLDER, lambda _d, _t, _n: None).model
     return original, pruned, time.perf_counter() - begun
+
+
+def plain_loop(data: Dataset, module: nn.Module, seed: int, size: int) -> Iterator[None]:
+    """As most tutorials write it, by labels alone, in batches of so many: a step each time, without end."""
+    torch.manual_seed(seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    module.to(device)
+    arrays, labels = data.take(slice(0, len(data)))
+    whole = TensorDataset(torch.from_numpy(np.array(arrays["image"])), torch.from_numpy(np.array(labels)))
+    loader = DataLoader(whole, batch_size=size, shuffle=True)
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
+
+    def steps() -> Iterator[None]:
+        while True:
+            for shown, wanted in loader:
+                module.train()
+                loss = F.cross_entropy(module(shown.to(device)), wanted.to(device))
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                yield
+
+    return steps()
 
 
 def loaded(path: Path) -> Any:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import statistics
@@ -38,9 +39,8 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
-from train_common import FOLDER, Clock, Reached, accuracy, fresh, open_data, test_data
+from torch.utils.data import TensorDataset
+from train_common import FOLDER, Clock, Reached, accuracy, fresh, open_data, plain_loop, test_data
 
 from compress.data.dataset import Dataset
 from compress.data.sources import Fetched, Fetcher
@@ -225,24 +225,12 @@ class Bench:
         return trained.steps, accuracy(module, self.images, self.labels)
 
     def _plain(self, data: Dataset, seed: int, told: Any, steps: int, module: torch.nn.Module | None = None) -> None:
-        """As most tutorials write it."""
-        torch.manual_seed(seed)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        module = (module or fresh(seed)).to(device)
-        arrays, labels = data.take(slice(0, len(data)))
-        whole = TensorDataset(torch.from_numpy(np.array(arrays["image"])), torch.from_numpy(np.array(labels)))
-        loader = DataLoader(whole, batch_size=64, shuffle=True)
-        optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
-        done = 0
-        while done < steps:
-            for shown, wanted in loader:
-                module.train()
-                loss = F.cross_entropy(module(shown.to(device)), wanted.to(device))
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                told(module)
-                done += 1
+        """The plain loop, for so many steps, or whole epochs beyond them."""
+        module = module or fresh(seed)
+        per_epoch = -(-len(data) // 64)
+        whole = math.ceil(steps / per_epoch) * per_epoch
+        for _ in itertools.islice(plain_loop(data, module, seed, 64), whole):
+            told(module)
 
 
 def _one_by_one(data: Dataset) -> Dataset:
