@@ -202,11 +202,17 @@ class Overdue:
     Attributes:
         usual_s: what its key's requests took before, where this one is so odd among them that it is not believed; None
             where it is.
+        server: that has it, of several; "" where nobody knows.
+        behind: whether it waits there for others that are overdue, as far as is known.
+        ahead: when the last of those ended.
         since: when an instance began with it; infinite until that is charged for.
         charged: seconds of the model's time.
     """
 
     usual_s: float | None = None
+    server: str = ""
+    behind: bool = False
+    ahead: float = -math.inf
     since: float = math.inf
     charged: float = 0.0
 

@@ -30,6 +30,7 @@ from serve.gateway.access.left_behind import OVERDUE_S, any_answered, leave_once
 from serve.gateway.access.memory import Share
 from serve.gateway.access.queues import Queues, Waiter
 from serve.gateway.errors import OverloadedError
+from serve.gateway.health.flights import Needs
 
 __all__ = ["Admission", "Beside", "Bounds"]
 
@@ -232,6 +233,10 @@ class Admission:
         if work is not None:
             insort(self._works.setdefault(who, deque()), work, key=lambda each: each.begun)
 
+    def needs(self, who: str) -> Needs:
+        """What a request of a key keeps at work at one of several servers; nothing where there is one."""
+        return self.fairness.needs(who, self.model)
+
     @property
     def kinds(self) -> tuple[Admission, ...]:
         """These places, and those beside them."""
@@ -381,6 +386,7 @@ class Admission:
         size: int = 0,
         who: str = "",
         through: Sequence[asyncio.Future[Any]] = (),
+        server: str = "",
         begun: float = -math.inf,
     ) -> None:
         """Give a place back whose answer did not come in time: the server is at work on the request all the same.
@@ -390,20 +396,21 @@ class Admission:
         Args:
             seconds, size, who, begun: as of `leave`.
             through: each is done when the server is, True or an answer where it answered.
+            server: that has it, of several, as far as is known.
         """
         if seconds is not None and (not who or self.fairness.is_usual(who)):
             self._learn(seconds, size.bit_length(), who)
         if who and (work := self._work_of(who, begun)) is not None:
             still = [each for each in through if not each.done()]
             if still:
-                self._follow_overdue(work, still, size)
+                self._follow_overdue(work, still, size, server)
             else:
                 work.fairness.end(work, size, self._clock(), answered=False)
         self._free()
 
-    def _follow_overdue(self, work: Work, through: Sequence[asyncio.Future[Any]], size: int) -> None:
+    def _follow_overdue(self, work: Work, through: Sequence[asyncio.Future[Any]], size: int, server: str) -> None:
         """Count what is over for its client as overdue, until the server is through with it."""
-        work.fairness.outlasts(work, self._clock())
+        work.fairness.outlasts(work, self._clock(), server)
 
         def over() -> None:
             late.cancel()
@@ -420,6 +427,7 @@ class Admission:
         held: Share | None = None,
         who: str = "",
         through: Sequence[asyncio.Future[Any]] = (),
+        server: str = "",
     ) -> None:
         """Give a place back whose client gave up, once the model server is through with what it was sent.
 
@@ -434,6 +442,7 @@ class Admission:
             held: for its key, holds the request until then, which may still be on its way.
             who: the key that had it.
             through: each is done when the server is, where that may be later.
+            server: as of `outlast`.
         """
 
         def leave(answered: bool) -> None:
@@ -441,7 +450,7 @@ class Admission:
             if answered or all(each.done() for each in through):
                 self.leave(time.monotonic() - started if answered else None, size, who)
             else:
-                self.outlast(None, size, who, through)
+                self.outlast(None, size, who, through, server)
 
         self.left += 1
         leave_once_through(ended, leave, size, held)

@@ -37,6 +37,7 @@ from serve.gateway.access.accounts import (
     Work,
     Works,
 )
+from serve.gateway.health.flights import NO_NEEDS, Needs
 
 __all__ = ["Fairness"]
 
@@ -300,6 +301,14 @@ class Fairness:
         self._met_s = max(there, default=0.0)
         return max(met_s, self._met_s)
 
+    def needs(self, who: str, model: str) -> Needs:
+        """What a request of a key for a model keeps at work at one of several servers; nothing where there is one."""
+        if self.servers == 1 or (works := self.works.get(model)) is None:
+            return NO_NEEDS
+        account = self._accounts.get(who)
+        each = {step: self.works.get(step, UNKNOWN).instances for step in works.steps}
+        return Needs(each, long=account is not None and account.heavy)
+
     def is_usual(self, who: str) -> bool:
         """Whether the requests of a key are such as most others': only those tell how busy the model is."""
         account = self._accounts.get(who)
@@ -409,10 +418,13 @@ class Fairness:
             since = work.before
         return since
 
-    def outlasts(self, work: Work, now: float) -> None:
+    def outlasts(self, work: Work, now: float, server: str = "") -> None:
         """A request was not answered in time; the server goes on with it, for which its key pays.
 
         It takes nobody's place any longer: how many others may have with the server goes without it.
+
+        Args:
+            server: that has it, of several; "" where nobody knows.
         """
         account = work.account
         if self._was_silent(work, now):
@@ -425,11 +437,27 @@ class Fairness:
         if work.guards:
             self._unguard(work)
         is_odd = not (account.heavy or account.large) and account.answers >= FEWEST and now >= account.odd_until
-        work.overdue = self._overdue[work] = Overdue(account.cost if is_odd else None)
+        work.overdue = self._overdue[work] = Overdue(account.cost if is_odd else None, server)
+        self._line_up(server, now)
         account.overdue += 1
         account.unanswered = True
         self._charge_overdue(work, work.overdue, now)
         self._looked_at = -math.inf
+
+    def _line_up(self, server: str, now: float) -> None:
+        """Of what is overdue at a server, as many as it has instances are at work; others wait for them."""
+        if not server:
+            return
+        there: Counter[str] = Counter()
+        for work, overdue in self._overdue.items():
+            if overdue.server != server:
+                continue
+            of_one = ((step, self._instances_of[step] // self.servers) for step in work.steps)
+            behind = any(there[step] >= max(1, instances) for step, instances in of_one)
+            if overdue.behind and not behind:
+                overdue.ahead = now
+            overdue.behind = behind
+            there.update(work.steps)
 
     def _was_silent(self, work: Work, now: float) -> bool:
         """Whether a silent server may be why a request took as long."""
@@ -441,7 +469,9 @@ class Fairness:
         Where it is not known which server has it, that is known when it ends, if it may be behind a heavy one.
         """
         account = work.account
-        if work.at == math.inf or self.silence.astray or (work.beside_heavy and not self._is_in_order):
+        if work.at == math.inf or overdue.behind or self.silence.astray:
+            return
+        if work.beside_heavy and not self._is_in_order:
             return
         if overdue.charged or (now - work.at) / self._instances_of[work.model] > account.cost:
             self._charge_in_all(work, overdue, now)
@@ -449,7 +479,7 @@ class Fairness:
     def _charge_in_all(self, work: Work, overdue: Overdue, now: float) -> None:
         account, instances = work.account, self._instances_of[work.model]
         if overdue.since == math.inf:
-            overdue.since = self._since(work, now)
+            overdue.since = max(self._since(work, now), overdue.ahead)
         seconds = max(overdue.charged, (now - overdue.since) / instances)
         if overdue.charged:
             account.charge_more(overdue.charged, seconds)
@@ -465,11 +495,12 @@ class Fairness:
     def _end_overdue(self, work: Work, overdue: Overdue, now: float) -> None:
         """The server is through with one that was not answered in time, or nobody waits to know it any longer."""
         account = work.account
-        if not overdue.charged and self._was_silent(work, now):
+        was_behind = overdue.behind and overdue.usual_s is not None
+        if not overdue.charged and (was_behind or self._was_silent(work, now)):
             account.used -= account.cost
         else:
             self._charge_in_all(work, overdue, now)
-            if overdue.usual_s is None:
+            if overdue.usual_s is None or overdue.charged <= account.target_s:
                 account.saw(overdue.charged, now)
                 account.took.append(overdue.charged * self._instances_of[work.model])
             else:
@@ -580,6 +611,7 @@ class Fairness:
         else:
             work.account.overdue -= 1
             del self._overdue[work]
+            self._line_up(work.overdue.server, now)
         if work.account.heavy:
             self._heavy_of.subtract(work.steps)
         if work.guards:

@@ -113,17 +113,23 @@ class ListPart:
         held: Share | None = None,
         who: str = "",
         through: Sequence[asyncio.Future[Any]] = (),
+        server: str = "",
     ) -> None:
         """See `Admission`."""
-        self._places.leave_after(ended, started, size, held, who, through)
+        self._places.leave_after(ended, started, size, held, who, through, server)
 
     def outlast(
-        self, seconds: float | None, size: int = 0, who: str = "", through: Sequence[asyncio.Future[Any]] = ()
+        self,
+        seconds: float | None,
+        size: int = 0,
+        who: str = "",
+        through: Sequence[asyncio.Future[Any]] = (),
+        server: str = "",
     ) -> None:
         """See `Admission`."""
         if seconds is not None:
             self._turns.of.learn(self._cost, seconds)
-        self._places.outlast(seconds, size, who, through)
+        self._places.outlast(seconds, size, who, through, server)
 
     def abandon(self, seconds: float, who: str = "", ended: Sequence[asyncio.Future[Any]] = (), size: int = 0) -> None:
         """See `Admission`."""

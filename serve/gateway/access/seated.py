@@ -115,6 +115,7 @@ class Seated:
         held: Share | None = None,
         who: str = "",
         through: Sequence[asyncio.Future[Any]] = (),
+        server: str = "",
     ) -> None:
         """As of `Admission`; until the server is through it may still be set aside."""
 
@@ -122,7 +123,7 @@ class Seated:
             if answered or all(each.done() for each in through):
                 self.leave(time.monotonic() - started if answered else None, size, who)
             else:
-                self.outlast(None, size, who, through)
+                self.outlast(None, size, who, through, server)
 
         if not self._aside:
             self._left = True
@@ -138,7 +139,12 @@ class Seated:
             self._places.abandon(seconds, who, ended, size)
 
     def outlast(
-        self, seconds: float | None, size: int = 0, who: str = "", through: Sequence[asyncio.Future[Any]] = ()
+        self,
+        seconds: float | None,
+        size: int = 0,
+        who: str = "",
+        through: Sequence[asyncio.Future[Any]] = (),
+        server: str = "",
     ) -> None:
         """As of `Admission`."""
         self._ends()
@@ -146,7 +152,7 @@ class Seated:
             self._beside.leave(None)
         else:
             self._comes_back()
-            self._places.outlast(seconds, size, who, through, self._begun)
+            self._places.outlast(seconds, size, who, through, server, self._begun)
 
     def _comes_back(self) -> None:
         """Its place is about to be free, which its client may have left."""

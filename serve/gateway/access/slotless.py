@@ -93,12 +93,18 @@ class Slotless:
         held: Share | None = None,
         _who: str = "",
         _through: Sequence[asyncio.Future[Any]] = (),
+        _server: str = "",
     ) -> None:
         """What its client left stands here until the model server is through with it; arguments as of `Admission`."""
         leave_once_through(ended, lambda _: self.leave(None), size, held)
 
     def outlast(
-        self, _seconds: float | None, _size: int = 0, _who: str = "", _through: Sequence[asyncio.Future[Any]] = ()
+        self,
+        _seconds: float | None,
+        _size: int = 0,
+        _who: str = "",
+        _through: Sequence[asyncio.Future[Any]] = (),
+        _server: str = "",
     ) -> None:
         """It got no slot in time, and nobody is at work on it."""
         self.leave(None)

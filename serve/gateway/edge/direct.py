@@ -288,7 +288,7 @@ class _Call(Observed):
             through, work = self._connection.through, self._work
             self._places.stand(work, self._identity.id)
             begun = -math.inf if work is None else work.begun
-            self._places.outlast(seconds, self.received, self._identity.id, [through] if through else [], begun)
+            self._places.outlast(seconds, self.received, self._identity.id, [through] if through else [], begun=begun)
         else:
             self._places.rise(self._work, seconds, self.received, self._identity.id)
         self._client.answer(code, head, body, last=refusal is not None and refusal.closes, who=self._identity.id)

@@ -164,6 +164,7 @@ class Inference:
             started = time.monotonic()
             self._gate.incidents.outages.check(model)
             suspects.take_off(flight)
+            flight.needs = self._gate.places(model).needs(identity.id)
             above = ABOARD.set(flight)
             release = self._releases.get(model) if not request.model_version else None
             beside = self._releases.beside(stays or asked, release)
@@ -232,11 +233,12 @@ class Inference:
             hold_until_through(left, Share(self._gate.memory, share.key), len(body))
             if entered:
                 if given_up and left:
-                    places.leave_after(ended, started, len(body), None, identity.id, left)
+                    places.leave_after(ended, started, len(body), None, identity.id, left, flight.server)
                 elif given_up:
                     places.abandon(time.monotonic() - started, identity.id, aside, len(body))
                 elif late:
-                    places.outlast(seconds, len(body), identity.id, left or ([] if release else aside))
+                    through = left or ([] if release else aside)
+                    places.outlast(seconds, len(body), identity.id, through, flight.server)
                 else:
                     places.leave(seconds, len(body), identity.id)
             if entered and seen.trace is not None:

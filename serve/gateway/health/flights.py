@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 from serve.gateway.health.fingerprints import Suspect
 from serve.http.body import GrowingBody
 
-__all__ = ["ABOARD", "Flight", "may_be", "within"]
+__all__ = ["ABOARD", "NO_NEEDS", "Flight", "Needs", "may_be", "within"]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a request keeps at work at a server.
+
+    Attributes:
+        instances: models that it may be with, each with how many instances one server has of it.
+        long: whether its key's requests take longer than an answer to others may.
+    """
+
+    instances: Mapping[str, int] = field(default_factory=dict)
+    long: bool = False
+
+
+NO_NEEDS = Needs()
 
 
 class Flight:
@@ -21,6 +38,7 @@ class Flight:
 
     Attributes:
         left: whether its client did not wait for it any more, or the gateway: the model may be at work on it.
+        needs: what it keeps at work, as far as is known.
         server: that has it, by its name; "" where there is one only, or it is not known.
         turn: whether it has its turn.
     """
@@ -31,6 +49,7 @@ class Flight:
     counted = 0
     first = turn = guest = lost = cleared = False
     suspect: Suspect | None = None
+    needs = NO_NEEDS
     _owner = ""
 
     def __init__(self, key: str, model: str, body: bytes | GrowingBody) -> None:

@@ -27,7 +27,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from serve.gateway.health.flights import ABOARD, Flight
+from serve.gateway.health.flights import ABOARD, NO_NEEDS, Flight, Needs
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.upstream.deadline import tells
 from serve.gateway.upstream.deaths import Deaths
@@ -79,14 +79,18 @@ class Attempt:
     Attributes:
         node: the server.
         begun: when, on the monotonic clock.
+        needs: what it keeps at work there.
         trial: whether it decides on the server's return.
     """
 
-    __slots__ = ("_balancer", "_tickets", "begun", "node", "scope")
+    __slots__ = ("_balancer", "_tickets", "begun", "needs", "node", "scope")
 
-    def __init__(self, balancer: Balancer, node: Node, scope: Scope, now: float, *, who: str, trial: bool) -> None:
+    def __init__(
+        self, balancer: Balancer, node: Node, scope: Scope, now: float, *, who: str, trial: bool, needs: Needs
+    ) -> None:
         self.node = node
         self.scope = scope
+        self.needs = needs
         self._balancer = balancer
         self.begun = now
         self._tickets = [level.begin(node, who, now, trial=trial) for level in balancer.levels(scope)]
@@ -422,6 +426,8 @@ class Balancer:
             flight: the request, where deaths are followed.
         """
         now = time.monotonic()
+        aboard = ABOARD.get()
+        needs = NO_NEEDS if aboard is None else aboard.needs
         for node in self.nodes if len(self.nodes) > 1 else ():
             if node.quiet(now):
                 self._probes.doubt(node)
@@ -434,10 +440,10 @@ class Balancer:
         elif due is not None and trial:
             node = due
         else:
-            node = self._least(scope, able, now, who)
+            node = self._least(scope, able, now, who, needs)
         if flight is not None:
             flight.server = node.name
-        return Attempt(self, node, scope, now, who=who, trial=trial)
+        return Attempt(self, node, scope, now, who=who, trial=trial, needs=needs)
 
     def _able(self, scope: Scope, tried: Sequence[Node], now: float, who: str) -> tuple[list[Node], Node | None]:
         """Servers that may be asked, best ones only, and one whose trial is due.
@@ -463,15 +469,22 @@ class Balancer:
         able = able or [node for node in ready if node not in tried]
         return able or [node for node in self.nodes if node not in tried] or self.nodes, due
 
-    def _least(self, scope: Scope, able: list[Node], now: float, who: str) -> Node:
-        """The least busy one; one that came into service a short while ago has a share only."""
+    def _least(self, scope: Scope, able: list[Node], now: float, who: str, needs: Needs) -> Node:
+        """The least busy one, of those that have an instance free of what takes long.
+
+        One that came into service a short while ago has a share only.
+        """
         levels = self.levels(scope)
         weights = [min(level.of(node).weight(now, who) for level in levels) for node in able]
         if min(weights) < 1.0:
             drawn = random.random()  # noqa: S311  no secret
             able = [node for node, weight in zip(able, weights, strict=True) if drawn < weight] or able
         first = next(self._turn) % len(able)
-        return min(able[first:] + able[:first], key=lambda node: node.load(now))
+        usual_s = scope.seconds
+        return min(
+            able[first:] + able[:first],
+            key=lambda node: (node.is_taken(needs, now, usual_s), node.load(now)),
+        )
 
     async def _one(
         self,

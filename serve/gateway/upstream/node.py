@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from itertools import takewhile
-from typing import Any
+from typing import Any, Protocol
 
 from serve.gateway.access.left_behind import OVERDUE_S
+from serve.gateway.health.flights import Needs
 from serve.http.client import Address, ExchangeError, Pool
-from serve.http.message import Held
+from serve.http.message import Held as HeldBytes
 
 __all__ = ["LONGEST", "PROBE_TIMEOUT_S", "READY", "Node"]
 
@@ -22,9 +23,18 @@ FAILED_PROBES = 2
 QUIET_S = 0.5  # without any answer while something waits for one, after which it is probed at once
 DOUBTED_S = 0.25  # that a probe waits, after which others are asked; it takes a millisecond
 LONG_S, LONG_COUNTS = 0.25, 3  # a request that is there for so long counts as so many
+ODD = 4.0  # times what good answers take, from which a request is taken to keep an instance for long
 LATE = 1.5  # a probe whose time-out comes so much too late met a gateway that was busy, not a server
 CONTROL_CONNECTIONS = 2
 LONGEST = 1 << 30  # answer, where nobody bounds what is held
+
+
+class Held(Protocol):
+    """A request, as one of those that are with a server."""
+
+    @property
+    def needs(self) -> Needs:
+        """What it keeps at work there."""
 
 
 class Node:
@@ -49,7 +59,7 @@ class Node:
         address: Address,
         max_connections: int,
         timeout_s: float,
-        hold: Callable[[str], Held] | None = None,
+        hold: Callable[[str], HeldBytes] | None = None,
         max_answer_bytes: int = LONGEST,
         connect_s: float = math.inf,
     ) -> None:
@@ -72,7 +82,9 @@ class Node:
         self._failed_probes = 0
         self._unanswered_since = math.inf
         self._calls: set[asyncio.Task[Any]] = set()
-        self._with_it: dict[object, float] = {}  # since when, the longest ago first
+        self._with_it: dict[Held, float] = {}  # since when, the longest ago first
+        self._at: defaultdict[str, dict[Held, float]] = defaultdict(dict)  # the same, by the models they may be with
+        self._long_at: Counter[str] = Counter()  # those of keys whose requests take long, in the same way
         self.heard_at = -math.inf
         self.deaf_since = math.inf
         self.ready = self.says_ready = True
@@ -99,17 +111,41 @@ class Node:
         """Requests with it, streams included."""
         return len(self._with_it)
 
-    def took(self, what: object, now: float) -> None:
+    def is_taken(self, needs: Needs, now: float, usual_s: float) -> bool:
+        """Whether all its instances of a model that a request needs are with what takes long, as far as can be told.
+
+        Behind that it would wait, however few are there: those of keys that are known for such, and what is there for
+        much longer already than good answers take.
+        """
+        before = now - max(LONG_S, ODD * usual_s)
+        for step, instances in needs.instances.items():
+            if not instances or not (there := self._at.get(step)):
+                continue
+            long = self._long_at[step]
+            old = takewhile(lambda found: found[1] < before, there.items())
+            if long + sum(not each.needs.long for each, _ in old) >= instances:
+                return True
+        return False
+
+    def took(self, what: Held, now: float) -> None:
         """It has a request more."""
         if not self._with_it:
             self.heard_at = now
         self._with_it[what] = now
+        for step in what.needs.instances:
+            self._at[step][what] = now
+            self._long_at[step] += what.needs.long
 
-    def over(self, what: object) -> None:
+    def over(self, what: Held) -> None:
         """It is through with one."""
         del self._with_it[what]
+        for step in what.needs.instances:
+            del self._at[step][what]
+            self._long_at[step] -= what.needs.long
+            if not self._at[step]:
+                del self._at[step], self._long_at[step]
 
-    def let_go(self, what: object, ended: asyncio.Future[Any]) -> None:
+    def let_go(self, what: Held, ended: asyncio.Future[Any]) -> None:
         """It is through with one that nobody waited for: True or an answer where it answered."""
         self.over(what)
         if not (ended.cancelled() or ended.exception() is not None or ended.result() is False):
