@@ -261,7 +261,8 @@ class GrpcChannels:
             self._balancer.known(attempt.scope)
             return answer
         except grpc.aio.AioRpcError as err:
-            server, model = _verdicts(err, early=not tells(timeout_s, self._balancer.timeout_s))
+            early = not tells(timeout_s, self._balancer.timeout_s) or attempt.was_behind
+            server, model = _verdicts(err, early=early)
             if (_leaving(err) and not attempt.scope.known) or _hurried(err, body):
                 model = Verdict.NOTHING
             raise

@@ -97,6 +97,12 @@ class Attempt:
         node.took(self, now)
 
     @property
+    def was_behind(self) -> bool:
+        """Whether it waited there for others that take long, as far as can be told: its time says nothing."""
+        now = time.monotonic()
+        return self.node.is_taken(self.needs, now, self.scope.seconds, before=self.begun)
+
+    @property
     def trial(self) -> bool:
         return any(ticket.trials for ticket in self._tickets)
 
@@ -437,7 +443,7 @@ class Balancer:
         if sequence is not None:
             place = _place(scope, sequence)
             node = self._sequences.host(place, self.nodes, lambda node: str(node.address), able)
-        elif due is not None and trial:
+        elif due is not None and trial and not due.is_taken(needs, now, scope.seconds):
             node = due
         else:
             node = self._least(scope, able, now, who, needs)
@@ -483,7 +489,7 @@ class Balancer:
         usual_s = scope.seconds
         return min(
             able[first:] + able[:first],
-            key=lambda node: (node.is_taken(needs, now, usual_s), node.load(now)),
+            key=lambda node: (node.is_taken(needs, now, usual_s), node.load(now, needs)),
         )
 
     async def _one(
@@ -518,7 +524,7 @@ class Balancer:
         except ExchangeError as err:
             self._on_error(err.kind)
             err.early = not tells(timeout_s, self.timeout_s)
-            if err.kind == "timeout" and not err.early:
+            if err.kind == "timeout" and not err.early and not attempt.was_behind:
                 model = Verdict.GATEWAY_FAILURE
             elif err.kind in ("refused", "closed", "malformed"):
                 server = Verdict.GATEWAY_FAILURE

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable
-from itertools import takewhile
 from typing import Any, Protocol
 
 from serve.gateway.access.left_behind import OVERDUE_S
-from serve.gateway.health.flights import Needs
+from serve.gateway.health.flights import NO_NEEDS, Needs
 from serve.http.client import Address, ExchangeError, Pool
 from serve.http.message import Held as HeldBytes
 
@@ -23,7 +23,7 @@ FAILED_PROBES = 2
 QUIET_S = 0.5  # without any answer while something waits for one, after which it is probed at once
 DOUBTED_S = 0.25  # that a probe waits, after which others are asked; it takes a millisecond
 LONG_S, LONG_COUNTS = 0.25, 3  # a request that is there for so long counts as so many
-ODD = 4.0  # times what good answers take, from which a request is taken to keep an instance for long
+ODD_S, ODD = 0.05, 4.0  # or so many times what good answers take, from which a request keeps an instance for long
 LATE = 1.5  # a probe whose time-out comes so much too late met a gateway that was busy, not a server
 CONTROL_CONNECTIONS = 2
 LONGEST = 1 << 30  # answer, where nobody bounds what is held
@@ -84,22 +84,31 @@ class Node:
         self._calls: set[asyncio.Task[Any]] = set()
         self._with_it: dict[Held, float] = {}  # since when, the longest ago first
         self._at: defaultdict[str, dict[Held, float]] = defaultdict(dict)  # the same, by the models they may be with
-        self._long_at: Counter[str] = Counter()  # those of keys whose requests take long, in the same way
+        # Of keys whose requests take long.
+        self._long_at: defaultdict[str, dict[Held, float]] = defaultdict(dict)
         self.heard_at = -math.inf
         self.deaf_since = math.inf
         self.ready = self.says_ready = True
         self.answers = False
 
-    def load(self, now: float) -> int:
+    def load(self, now: float, needs: Needs = NO_NEEDS) -> int:
         """Requests with it, and those that failed too fast: each counts for as long as a good answer takes.
 
         Else a server that fails at once would always be the least busy one. What is there for long counts more: it
         keeps an instance from what comes behind it, of which nobody knows how long that will be.
+
+        Args:
+            needs: what the request needs there that is to be sent; what is there for long of others is not in its way.
         """
         held = self._held
         while held and held[0] <= now:
             held.popleft()
-        long = sum(1 for _ in takewhile(lambda since: now - since > LONG_S, self._with_it.values()))
+        in_its_way = (
+            [self._at[step] for step in needs.instances if step in self._at] if needs.instances else [self._with_it]
+        )
+        long = sum(
+            1 for each in in_its_way for _ in itertools.takewhile(lambda since: now - since > LONG_S, each.values())
+        )
         return len(self._with_it) + (LONG_COUNTS - 1) * long + len(held)
 
     def hold(self, until: float) -> None:
@@ -111,19 +120,22 @@ class Node:
         """Requests with it, streams included."""
         return len(self._with_it)
 
-    def is_taken(self, needs: Needs, now: float, usual_s: float) -> bool:
+    def is_taken(self, needs: Needs, now: float, usual_s: float, before: float = math.inf) -> bool:
         """Whether all its instances of a model that a request needs are with what takes long, as far as can be told.
 
         Behind that it would wait, however few are there: those of keys that are known for such, and what is there for
         much longer already than good answers take.
+
+        Args:
+            before: only what came until then.
         """
-        before = now - max(LONG_S, ODD * usual_s)
+        longest = min(before, now - max(ODD_S, ODD * usual_s))
         for step, instances in needs.instances.items():
             if not instances or not (there := self._at.get(step)):
                 continue
-            long = self._long_at[step]
-            old = takewhile(lambda found: found[1] < before, there.items())
-            if long + sum(not each.needs.long for each, _ in old) >= instances:
+            known = itertools.takewhile(lambda each: each[1] < before, self._long_at[step].items())
+            old = itertools.takewhile(lambda each: each[1] < longest, there.items())
+            if sum(1 for _ in known) + sum(not each.needs.long for each, _ in old) >= instances:
                 return True
         return False
 
@@ -134,16 +146,17 @@ class Node:
         self._with_it[what] = now
         for step in what.needs.instances:
             self._at[step][what] = now
-            self._long_at[step] += what.needs.long
+            if what.needs.long:
+                self._long_at[step][what] = now
 
     def over(self, what: Held) -> None:
         """It is through with one."""
         del self._with_it[what]
         for step in what.needs.instances:
-            del self._at[step][what]
-            self._long_at[step] -= what.needs.long
-            if not self._at[step]:
-                del self._at[step], self._long_at[step]
+            for each in (self._at, self._long_at):
+                each[step].pop(what, None)
+                if not each[step]:
+                    del each[step]
 
     def let_go(self, what: Held, ended: asyncio.Future[Any]) -> None:
         """It is through with one that nobody waited for: True or an answer where it answered."""
