@@ -47,6 +47,13 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
         server.stop(within_s=5)  # what tests have left with it is of no use
 
 
+@pytest.fixture
+def another_triton(triton: TritonServer) -> Iterator[TritonServer]:
+    with TritonServer(triton.repository, ports=Ports(0, 0, 0)) as server:
+        yield server
+        server.stop(within_s=5)
+
+
 def body_of(seconds: float, **parameters: object) -> bytes:
     item = {"name": "seconds", "datatype": "FP32", "shape": [1, 1], "data": [seconds]}
     return json.dumps({"inputs": [item], "parameters": parameters}).encode()
@@ -157,3 +164,50 @@ def test_others_are_answered_once_the_first_request_that_takes_too_long_is_over(
     assert len(after) > 0.6 * 9 * len(others) * (TIME_S - LONG_S - 1), (len(after), len(late))
     if way != "left":
         assert len(late) <= 2
+
+
+def test_of_two_servers_the_one_that_is_free_of_long_requests_answers_the_others(
+    triton: TritonServer, another_triton: TritonServer, tmp_path: Path
+) -> None:
+    """One key asks two models at once for what takes long, which may well be with one server each."""
+    keys = tmp_path / "keys.json"
+    greedy, *others = (add_key(keys, name)[0] for name in ("greedy", "one", "two", "three"))
+    upstream = tuple(f"http://{each.http_address}" for each in (triton, another_triton))
+    settings = Settings(upstream=upstream, port=0, keys=keys, timeout_s=TIMEOUT_S, max_address_share=1.0)
+    statuses: list[int] = []
+    go, ends = threading.Event(), threading.Event()
+
+    with gateway_thread(settings) as url:
+        address = url.removeprefix("http://")
+
+        def light(key: str, model: str) -> None:
+            with closing(http.client.HTTPConnection(address, timeout=60)) as connection:
+                while not ends.is_set():
+                    status = ask(connection, key, model, 0.0, {})
+                    if go.is_set():
+                        statuses.append(status)
+                    time.sleep(0.1)
+
+        def heavy(model: str) -> None:
+            with closing(http.client.HTTPConnection(address, timeout=60)) as connection:
+                go.wait()
+                while not ends.is_set():
+                    ask(connection, greedy, model, LONG_S, {})
+                    time.sleep(0.1)
+
+        models = ("short", "long")
+        threads = [threading.Thread(target=light, args=(key, model)) for key in others for model in models]
+        threads += [threading.Thread(target=heavy, args=(model,)) for model in models]
+        for thread in threads:
+            thread.start()
+        time.sleep(2)
+        go.set()
+        time.sleep(1.6 * LONG_S)
+        ends.set()
+        for thread in threads:
+            thread.join()
+
+    # At first nobody knows that they are long: who is behind one then waits for as long as it may, once.
+    assert statuses.count(504) <= len(others) * len(models), statuses.count(504)
+    assert statuses.count(200) > 0.8 * 9 * len(others) * len(models) * (1.6 * LONG_S - TIMEOUT_S)
+    assert len(statuses) - statuses.count(200) <= len(others) * len(models)

@@ -15,8 +15,10 @@ import pytest
 import uvloop
 
 from serve.gateway.access.keys import add_key
+from serve.gateway.health.flights import ABOARD, Flight, Needs
 from serve.gateway.settings import Settings
-from serve.gateway.upstream.balancer import CONNECT_S, Balancer
+from serve.gateway.upstream.balancer import CONNECT_S, Attempt, Balancer
+from serve.gateway.upstream.node import ODD_S
 from serve.gateway.upstream.outliers import Verdict
 from serve.gateway.upstream.scopes import BUDGET_MOST
 from serve.gateway.upstream.verdicts import is_leaving, verdict_of
@@ -53,13 +55,15 @@ async def full(request: Received, writer: asyncio.StreamWriter) -> None:
     writer.write(answer(b'{"error":"Exceeds maximum queue size"}', "503 Service Unavailable"))
 
 
-def between(responds: list[Respond], check: Callable[[Balancer, list[Scripted]], Awaitable[Any]]) -> None:
+def between(
+    responds: list[Respond], check: Callable[[Balancer, list[Scripted]], Awaitable[Any]], timeout_s: float = 2.0
+) -> None:
     """Run `check` with a balancer of scripted servers."""
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
             servers = [await stack.enter_async_context(scripted_server(respond)) for respond in responds]
-            balancer = Balancer([server.address for server in servers], max_connections=64, timeout_s=2.0)
+            balancer = Balancer([server.address for server in servers], max_connections=64, timeout_s=timeout_s)
             try:
                 await check(balancer, servers)
             finally:
@@ -390,6 +394,82 @@ def test_what_a_server_is_at_work_on_for_nobody_counts_until_it_is_through() -> 
         assert inferences(busy) == 6
 
     between([works, works], check)
+
+
+def sent(balancer: Balancer, *, long: bool = False, instances: int = 1, model: bytes = b"m") -> Attempt:
+    """A request begins that needs the instances of a model, of which each server has so many."""
+    flight = Flight("key", model.decode(), b"")
+    flight.needs = Needs({model.decode(): instances}, long=long)
+    aboard = ABOARD.set(flight)
+    try:
+        return balancer.begin(balancer.scope(b"/v2/models/" + model))
+    finally:
+        ABOARD.reset(aboard)
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_one_with_an_instance_free_of_what_takes_long_is_asked_however_busy_it_is(instances: int) -> None:
+    async def check(balancer: Balancer, _: list[Scripted]) -> None:
+        first, second = balancer.nodes
+        long = [sent(balancer, long=True, instances=instances) for _ in range(2 * instances - 1)]
+        taken = first if sum(each.node is first for each in long) == instances else second
+        assert {sent(balancer, instances=instances).node for _ in range(20)} == {first, second} - {taken}
+        others = [sent(balancer, model=b"other") for _ in range(20)]
+        assert taken in {each.node for each in others}  # its instances of another model are free
+        for each in [*long, *others]:
+            each.end(Verdict.NOTHING, Verdict.NOTHING)
+        assert sent(balancer, instances=instances).node is taken  # it is the less busy one now
+
+    between([fine, fine], check)
+
+
+def test_what_is_there_for_much_longer_than_usual_takes_an_instance_too() -> None:
+    async def check(balancer: Balancer, _: list[Scripted]) -> None:
+        odd = sent(balancer)
+        await asyncio.sleep(2 * ODD_S)
+        assert odd.node not in {sent(balancer).node for _ in range(10)}
+
+    between([fine, fine], check)
+
+
+def test_what_waited_behind_a_long_request_has_nobody_eject_the_server_and_is_no_trial_of_it() -> None:
+    async def check(balancer: Balancer, _servers: list[Scripted]) -> None:
+        long, *behind = (sent(balancer, long=True), *(sent(balancer) for _ in range(10)))
+        assert not long.was_behind
+        assert [each.was_behind for each in behind] == [each.node is long.node for each in behind]
+        for _ in range(5):
+            sent(balancer).end(Verdict.GOOD, Verdict.GOOD)
+        outliers = balancer.scope(b"/v2/models/m").outliers
+        for who in ("one", "two", "three"):
+            failed = Attempt(balancer, long.node, long.scope, time.monotonic(), who=who, trial=False, needs=long.needs)
+            failed.end(Verdict.NOTHING, Verdict.GATEWAY_FAILURE)
+        assert outliers.of(long.node).ejected(time.monotonic())
+        await asyncio.sleep(1.1)  # its trial is due
+        assert long.node not in {sent(balancer).node for _ in range(10)}
+        long.end(Verdict.NOTHING, Verdict.NOTHING)
+        assert sent(balancer).node is long.node
+
+    between([fine, fine], check)
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_time_out_tells_of_a_server_where_the_request_waited_for_no_other(is_behind: bool) -> None:
+    async def check(balancer: Balancer, servers: list[Scripted]) -> None:
+        for _ in range(2):  # at both
+            sent(balancer, long=True) if is_behind else None
+        flight = Flight("key", "m", b"")
+        flight.needs = Needs({"m": 1})
+        aboard = ABOARD.set(flight)
+        try:
+            for who in ("one", "two", "three", "one", "two", "three"):
+                with pytest.raises(ExchangeError):
+                    await balancer.exchange(b"POST", INFER, timeout_s=balancer.timeout_s, who=who)
+        finally:
+            ABOARD.reset(aboard)
+        assert bool(balancer.ejected()) is not is_behind
+        assert all(inferences(server) for server in servers)
+
+    between([silent, silent], check, timeout_s=0.2)
 
 
 def test_a_server_that_falls_silent_is_doubted_by_what_waits_for_it_and_others_are_asked() -> None:

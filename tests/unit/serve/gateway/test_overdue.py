@@ -341,6 +341,60 @@ async def test_what_a_client_left_counts_after_its_place_was_given_back() -> Non
     assert counted(places.fairness) == nothing(places.fairness)
 
 
+@in_time
+async def test_who_waits_at_one_of_several_servers_behind_an_overdue_request_pays_nothing_for_it() -> None:
+    places = a_model(2, in_order=False)
+    fairness = places.fairness
+    fairness.servers = 2
+    await light_requests(places)
+    loop = asyncio.get_running_loop()
+    first, behind = loop.create_future(), loop.create_future()
+    assert places.try_enter("greedy")
+    await asyncio.sleep(LIGHT_S)
+    assert places.try_enter("one")  # at the same server, as the other one answers the others all the while
+    for _ in range(int(TIMEOUT_S / LIGHT_S)):
+        assert places.try_enter("two")
+        await asyncio.sleep(LIGHT_S)
+        places.leave(LIGHT_S, who="two")
+    places.outlast(TIMEOUT_S, 100, "greedy", [first], "a")
+    places.outlast(TIMEOUT_S, 100, "one", [behind], "a")
+    await waits(places, LONG_S - TIMEOUT_S)
+    one = fairness.of("one", 5, time.monotonic())
+    assert not one.heavy
+    assert one.cost < 2 * LIGHT_S
+    assert fairness.may(one, places.limit, time.monotonic(), "m")
+    assert fairness.of("greedy", 5, time.monotonic()).heavy
+    first.set_result(True)
+    await asyncio.sleep(LIGHT_S)
+    behind.set_result(True)
+    await asyncio.sleep(0)
+    assert one.cost < 2 * LIGHT_S
+    assert one.odd_until < time.monotonic()  # nothing had to be forgiven
+    assert counted(fairness) == nothing(fairness)
+
+
+@in_time
+async def test_what_comes_next_of_what_is_overdue_at_a_server_is_charged_from_then_on() -> None:
+    places = a_model(2, in_order=False)
+    fairness = places.fairness
+    fairness.servers = 2
+    await light_requests(places)
+    loop = asyncio.get_running_loop()
+    through = [loop.create_future() for _ in range(2)]
+    for who in ("greedy", "another"):
+        assert places.try_enter(who)
+    await waits(places, TIMEOUT_S)
+    for who, each in zip(("greedy", "another"), through, strict=True):
+        places.outlast(TIMEOUT_S, 100, who, [each], "a")
+    await waits(places, LONG_S - TIMEOUT_S)
+    through[0].set_result(True)
+    await waits(places, LONG_S)
+    through[1].set_result(True)
+    await asyncio.sleep(0)
+    costs = [fairness.of(who, 5, time.monotonic()).cost for who in ("greedy", "another")]
+    assert costs == pytest.approx([LONG_S / 2, LONG_S / 2], rel=0.05)  # of the time of both servers
+
+
 @pytest.mark.parametrize("connections", [1, 4])
 @pytest.mark.parametrize("instances", [1, 2])
 def test_others_are_answered_for_most_of_the_time_beside_requests_that_time_out(
