@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -18,11 +18,19 @@ class Needs:
 
     Attributes:
         instances: models that it may be with, each with how many instances one server has of it.
+        all_of_them: whether it is with one after the other; else with the one that it is sent to.
         long: whether its key's requests take longer than an answer to others may.
     """
 
     instances: Mapping[str, int] = field(default_factory=dict)
+    all_of_them: bool = False
     long: bool = False
+
+    def of(self, model: str) -> Iterator[tuple[str, int]]:
+        """What is needed by one that is sent to a model: models, each with the instances of a server."""
+        for each in self.instances if self.all_of_them else (model,):
+            if instances := self.instances.get(each, 0):
+                yield each, instances
 
 
 NO_NEEDS = Needs()

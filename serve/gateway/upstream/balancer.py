@@ -35,7 +35,7 @@ from serve.gateway.upstream.ejections import State
 from serve.gateway.upstream.node import LONGEST, PROBE_TIMEOUT_S, Node
 from serve.gateway.upstream.outliers import Outliers, Verdict
 from serve.gateway.upstream.probes import Probes
-from serve.gateway.upstream.scopes import Budget, Scope
+from serve.gateway.upstream.scopes import MODELS, Budget, Scope
 from serve.gateway.upstream.sequences import Sequences
 from serve.gateway.upstream.silence import Silence
 from serve.gateway.upstream.verdicts import STOPPING, is_leaving, verdict_of
@@ -53,7 +53,6 @@ LOST_S, MOST_LOST, LOST_BYTES = 600.0, 1024, 256 * 1024  # requests whose connec
 ONE_DEATH_S = 1.0  # in which a dead server's connections are all found to be closed
 MOST_SCOPES, MOST_UNKNOWN = 1000, 64
 SMOOTHING = 0.05
-MODELS = "/v2/models/"
 _SCOPE = re.compile(rb"(/v2/models/[^/]+(?:/versions/[^/]+)?)(?:/[a-z]+)?")
 
 logger = logging.getLogger(__name__)
@@ -97,10 +96,15 @@ class Attempt:
         node.took(self, now)
 
     @property
+    def model(self) -> str:
+        """That it is sent to."""
+        return self.scope.model
+
+    @property
     def was_behind(self) -> bool:
         """Whether it waited there for others that take long, as far as can be told: its time says nothing."""
         now = time.monotonic()
-        return self.node.is_taken(self.needs, now, self.scope.seconds, before=self.begun)
+        return self.node.is_taken(self.scope.model, self.needs, now, self.scope.seconds, before=self.begun)
 
     @property
     def trial(self) -> bool:
@@ -443,7 +447,7 @@ class Balancer:
         if sequence is not None:
             place = _place(scope, sequence)
             node = self._sequences.host(place, self.nodes, lambda node: str(node.address), able)
-        elif due is not None and trial and not due.is_taken(needs, now, scope.seconds):
+        elif due is not None and trial and not due.is_taken(scope.model, needs, now, scope.seconds):
             node = due
         else:
             node = self._least(scope, able, now, who, needs)
@@ -486,10 +490,10 @@ class Balancer:
             drawn = random.random()  # noqa: S311  no secret
             able = [node for node, weight in zip(able, weights, strict=True) if drawn < weight] or able
         first = next(self._turn) % len(able)
-        usual_s = scope.seconds
+        model, usual_s = scope.model, scope.seconds
         return min(
             able[first:] + able[:first],
-            key=lambda node: (node.is_taken(needs, now, usual_s), node.load(now, needs)),
+            key=lambda node: (node.is_taken(model, needs, now, usual_s), node.load(now, model, needs)),
         )
 
     async def _one(

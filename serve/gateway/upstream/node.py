@@ -36,6 +36,10 @@ class Held(Protocol):
     def needs(self) -> Needs:
         """What it keeps at work there."""
 
+    @property
+    def model(self) -> str:
+        """That it is sent to."""
+
 
 class Node:
     """One model server.
@@ -83,7 +87,9 @@ class Node:
         self._unanswered_since = math.inf
         self._calls: set[asyncio.Task[Any]] = set()
         self._with_it: dict[Held, float] = {}  # since when, the longest ago first
-        self._at: defaultdict[str, dict[Held, float]] = defaultdict(dict)  # the same, by the models they may be with
+        self._at: defaultdict[str, dict[Held, float]] = defaultdict(
+            dict
+        )  # the same, by the models that they were sent to
         # Of keys whose requests take long.
         self._long_at: defaultdict[str, dict[Held, float]] = defaultdict(dict)
         self.heard_at = -math.inf
@@ -91,21 +97,20 @@ class Node:
         self.ready = self.says_ready = True
         self.answers = False
 
-    def load(self, now: float, needs: Needs = NO_NEEDS) -> int:
+    def load(self, now: float, model: str = "", needs: Needs = NO_NEEDS) -> int:
         """Requests with it, and those that failed too fast: each counts for as long as a good answer takes.
 
         Else a server that fails at once would always be the least busy one. What is there for long counts more: it
         keeps an instance from what comes behind it, of which nobody knows how long that will be.
 
         Args:
-            needs: what the request needs there that is to be sent; what is there for long of others is not in its way.
+            model, needs: as of `is_taken`; what is there for long with other models is not in its way.
         """
         held = self._held
         while held and held[0] <= now:
             held.popleft()
-        in_its_way = (
-            [self._at[step] for step in needs.instances if step in self._at] if needs.instances else [self._with_it]
-        )
+        theirs = [self._at[step] for step, _ in needs.of(model) if step in self._at]
+        in_its_way = theirs if needs.instances else [self._with_it]
         long = sum(
             1 for each in in_its_way for _ in itertools.takewhile(lambda since: now - since > LONG_S, each.values())
         )
@@ -120,18 +125,22 @@ class Node:
         """Requests with it, streams included."""
         return len(self._with_it)
 
-    def is_taken(self, needs: Needs, now: float, usual_s: float, before: float = math.inf) -> bool:
+    def is_taken(self, model: str, needs: Needs, now: float, usual_s: float, before: float = math.inf) -> bool:
         """Whether all its instances of a model that a request needs are with what takes long, as far as can be told.
 
         Behind that it would wait, however few are there: those of keys that are known for such, and what is there for
-        much longer already than good answers take.
+        much longer already than good answers take. Of one that passes several models nobody knows with which it is:
+        those that are stuck behind it tell.
 
         Args:
+            model: that the request is to be sent to.
+            needs: what it needs there.
+            usual_s: what good answers take.
             before: only what came until then.
         """
         longest = min(before, now - max(ODD_S, ODD * usual_s))
-        for step, instances in needs.instances.items():
-            if not instances or not (there := self._at.get(step)):
+        for step, instances in needs.of(model):
+            if not (there := self._at.get(step)):
                 continue
             known = itertools.takewhile(lambda each: each[1] < before, self._long_at[step].items())
             old = itertools.takewhile(lambda each: each[1] < longest, there.items())
@@ -144,19 +153,19 @@ class Node:
         if not self._with_it:
             self.heard_at = now
         self._with_it[what] = now
-        for step in what.needs.instances:
-            self._at[step][what] = now
+        if what.needs.instances:
+            self._at[what.model][what] = now
             if what.needs.long:
-                self._long_at[step][what] = now
+                self._long_at[what.model][what] = now
 
     def over(self, what: Held) -> None:
         """It is through with one."""
         del self._with_it[what]
-        for step in what.needs.instances:
-            for each in (self._at, self._long_at):
-                each[step].pop(what, None)
-                if not each[step]:
-                    del each[step]
+        for each in (self._at, self._long_at):
+            if what.model in each:
+                each[what.model].pop(what, None)
+                if not each[what.model]:
+                    del each[what.model]
 
     def let_go(self, what: Held, ended: asyncio.Future[Any]) -> None:
         """It is through with one that nobody waited for: True or an answer where it answered."""

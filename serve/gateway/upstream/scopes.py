@@ -5,8 +5,9 @@ from __future__ import annotations
 from serve.gateway.upstream.node import Node
 from serve.gateway.upstream.outliers import Outliers
 
-__all__ = ["Budget", "Scope"]
+__all__ = ["MODELS", "Budget", "Scope"]
 
+MODELS = "/v2/models/"
 BUDGET_SHARE = 0.2
 BUDGET_MOST = 50.0
 BUDGET_FIRST = 10.0
@@ -36,16 +37,18 @@ class Scope:
     """What one model's requests may do, and have shown.
 
     Attributes:
+        model: its name, whatever the version.
         outliers: which servers fail for it.
         budget: its own, or the one of all names that no server has answered for yet.
         seconds: that good answers take, smoothed; 0 before the first.
         known: whether a server has answered for it.
     """
 
-    __slots__ = ("budget", "known", "name", "outliers", "seconds")
+    __slots__ = ("budget", "known", "model", "name", "outliers", "seconds")
 
     def __init__(self, name: bytes, outliers: Outliers[Node], budget: Budget) -> None:
         self.name = name
+        self.model = name.partition(b"/versions/")[0].decode("latin-1").removeprefix(MODELS)
         self.outliers = outliers
         self.budget = budget
         self.seconds = 0.0

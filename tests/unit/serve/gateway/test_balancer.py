@@ -396,10 +396,12 @@ def test_what_a_server_is_at_work_on_for_nobody_counts_until_it_is_through() -> 
     between([works, works], check)
 
 
-def sent(balancer: Balancer, *, long: bool = False, instances: int = 1, model: bytes = b"m") -> Attempt:
+def sent(
+    balancer: Balancer, *, long: bool = False, instances: int = 1, model: bytes = b"m", needs: Needs | None = None
+) -> Attempt:
     """A request begins that needs the instances of a model, of which each server has so many."""
     flight = Flight("key", model.decode(), b"")
-    flight.needs = Needs({model.decode(): instances}, long=long)
+    flight.needs = Needs({model.decode(): instances}, long=long) if needs is None else needs
     aboard = ABOARD.set(flight)
     try:
         return balancer.begin(balancer.scope(b"/v2/models/" + model))
@@ -419,6 +421,52 @@ def test_one_with_an_instance_free_of_what_takes_long_is_asked_however_busy_it_i
         for each in [*long, *others]:
             each.end(Verdict.NOTHING, Verdict.NOTHING)
         assert sent(balancer, instances=instances).node is taken  # it is the less busy one now
+
+    between([fine, fine], check)
+
+
+ENSEMBLE = {"ensemble": 1, "first": 1, "second": 1}
+
+
+@pytest.mark.parametrize("asked", [b"first", b"second", b"ensemble"])
+def test_a_long_request_to_an_ensemble_keeps_only_the_ensemble_from_others(asked: bytes) -> None:
+    """Nobody knows with which of its models it is."""
+
+    async def check(balancer: Balancer, _: list[Scripted]) -> None:
+        long = sent(balancer, model=b"ensemble", needs=Needs(ENSEMBLE, all_of_them=True, long=True))
+        alone = {asked.decode(): 1}
+        needs = Needs(ENSEMBLE, all_of_them=True) if asked == b"ensemble" else Needs(alone)
+        nodes = {sent(balancer, model=asked, needs=needs).node for _ in range(4)}
+        assert (long.node in nodes) is (asked != b"ensemble")
+
+    between([fine, fine], check)
+
+
+def test_a_long_request_to_one_of_its_models_keeps_an_ensemble_from_the_server() -> None:
+    async def check(balancer: Balancer, _: list[Scripted]) -> None:
+        long = sent(balancer, model=b"second", long=True)
+        needs = Needs(ENSEMBLE, all_of_them=True)
+        assert long.node not in {sent(balancer, model=b"ensemble", needs=needs).node for _ in range(4)}
+
+    between([fine, fine], check)
+
+
+def test_a_candidate_that_is_with_a_long_request_keeps_nobody_from_the_baseline() -> None:
+    async def check(balancer: Balancer, _: list[Scripted]) -> None:
+        either = Needs({"m": 1, "m-2": 1})
+        long = sent(balancer, model=b"m-2", needs=Needs(either.instances, long=True))
+        assert long.node in {sent(balancer, needs=either).node for _ in range(4)}
+        assert long.node not in {sent(balancer, model=b"m-2", needs=either).node for _ in range(2)}
+
+    between([fine, fine], check)
+
+
+def test_nothing_is_left_of_what_was_counted_of_a_server() -> None:
+    async def check(balancer: Balancer, _: list[Scripted]) -> None:
+        attempts = [sent(balancer, long=long, model=model) for long in (True, False) for model in (b"a", b"b") * 3]
+        for each in attempts:
+            each.end(Verdict.NOTHING, Verdict.NOTHING)
+        assert [(node.in_flight, dict(node._at), dict(node._long_at)) for node in balancer.nodes] == [(0, {}, {})] * 2
 
     between([fine, fine], check)
 
