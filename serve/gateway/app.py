@@ -133,9 +133,10 @@ def create_app(
         validate=settings.validate,
     )
 
-    def works(model: str, instances: int, asks: Sequence[str], together: int, waits_s: float) -> None:
+    def works(model: str, instances: int, asks: Sequence[str], together: int, waits_s: float, several: bool) -> None:
         servers = max(1, len(upstream.balancer.nodes))
-        gate.works(model, instances * servers, asks, servers=servers, together=together, waits_s=waits_s)
+        instances *= servers
+        gate.works(model, instances, asks, servers=servers, together=together, waits_s=waits_s, several=several)
 
     contracts.works = works
     releases.bound = gate.answer_for

@@ -253,11 +253,13 @@ class Works:
             knows.
         steps: models that it is, or asks, or that answer for it.
         models: that work on a request of it, one after the other.
+        several: whether several versions of it are served, each with instances of its own.
     """
 
     instances: int = 0
     steps: frozenset[str] = frozenset(("",))
     models: int = 1
+    several: bool = False
 
 
 @dataclass(frozen=True)

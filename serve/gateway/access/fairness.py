@@ -307,7 +307,8 @@ class Fairness:
             return NO_NEEDS
         account = self._accounts.get(who)
         each = {step: self.works.get(step, UNKNOWN).instances for step in works.steps}
-        return Needs(each, works.models > 1, account is not None and account.heavy)
+        is_long = account is not None and account.heavy
+        return Needs(each, all_of_them=works.models > 1, by_version=works.several, long=is_long)
 
     def is_usual(self, who: str) -> bool:
         """Whether the requests of a key are such as most others': only those tell how busy the model is."""

@@ -21,11 +21,13 @@ class Told:
         instances: that work at the same time.
         together: requests that one of them answers at a time at most; 0 where nobody knows.
         waits_s: for how long one that is free waits for more of a batch, at most.
+        several: whether several versions are served, each with instances of its own.
     """
 
     instances: int
     together: int
     waits_s: float
+    several: bool = False
 
 
 class Families:
@@ -89,6 +91,7 @@ class Families:
                     told[model].instances // self._servers if model in told else 0,
                     self._steps(model),
                     len(self._asked(model)),
+                    model in told and told[model].several,
                 )
                 for model in family
             }

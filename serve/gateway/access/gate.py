@@ -168,6 +168,7 @@ class Gate:
         servers: int = 1,
         together: int = 0,
         waits_s: float = math.inf,
+        several: bool = False,
     ) -> None:
         """So many instances of a model work at the same time, on all servers.
 
@@ -175,11 +176,12 @@ class Gate:
             servers: how many there are.
             together: requests that an instance answers at a time at most; 0 where nobody knows.
             waits_s: for how long one that is free waits for more of a batch, at most; see `Fairness`.
+            several: whether several versions are served, each with instances of its own.
             asks: other models that answer for it; what keys have used of the one, they have used of the others.
         """
         for each in (*asks, model):
             self.known(each)
-        self._families.works(model, Told(instances, together, waits_s), asks, servers)
+        self._families.works(model, Told(instances, together, waits_s, several), asks, servers)
         self._families.settle(self._places)
 
     def answer_for(self, groups: Collection[frozenset[str]]) -> None:

@@ -19,18 +19,29 @@ class Needs:
     Attributes:
         instances: models that it may be with, each with how many instances one server has of it.
         all_of_them: whether it is with one after the other; else with the one that it is sent to.
+        by_version: whether each version of the model has instances of its own.
         long: whether its key's requests take longer than an answer to others may.
     """
 
     instances: Mapping[str, int] = field(default_factory=dict)
     all_of_them: bool = False
+    by_version: bool = False
     long: bool = False
 
-    def of(self, model: str) -> Iterator[tuple[str, int]]:
-        """What is needed by one that is sent to a model: models, each with the instances of a server."""
-        for each in self.instances if self.all_of_them else (model,):
-            if instances := self.instances.get(each, 0):
-                yield each, instances
+    def of(self, model: str, path: str) -> Iterator[tuple[str, int]]:
+        """What is needed by one that is sent to a model: places, each with the instances of a server.
+
+        Args:
+            path: of the model, with its version where one was asked for.
+        """
+        if self.all_of_them:
+            yield from ((each, instances) for each, instances in self.instances.items() if instances)
+        elif instances := self.instances.get(model, 0):
+            yield self.place(model, path), instances
+
+    def place(self, model: str, path: str) -> str:
+        """Where one is that is sent to a model: what has instances of its own."""
+        return path if self.by_version else model
 
 
 NO_NEEDS = Needs()

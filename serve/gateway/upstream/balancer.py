@@ -79,10 +79,11 @@ class Attempt:
         node: the server.
         begun: when, on the monotonic clock.
         needs: what it keeps at work there.
+        place: what it was sent to, by the name of what has instances of its own.
         trial: whether it decides on the server's return.
     """
 
-    __slots__ = ("_balancer", "_tickets", "begun", "needs", "node", "scope")
+    __slots__ = ("_balancer", "_tickets", "begun", "needs", "node", "place", "scope")
 
     def __init__(
         self, balancer: Balancer, node: Node, scope: Scope, now: float, *, who: str, trial: bool, needs: Needs
@@ -90,21 +91,17 @@ class Attempt:
         self.node = node
         self.scope = scope
         self.needs = needs
+        self.place = needs.place(scope.model, scope.path)
         self._balancer = balancer
         self.begun = now
         self._tickets = [level.begin(node, who, now, trial=trial) for level in balancer.levels(scope)]
         node.took(self, now)
 
     @property
-    def model(self) -> str:
-        """That it is sent to."""
-        return self.scope.model
-
-    @property
     def was_behind(self) -> bool:
         """Whether it waited there for others that take long, as far as can be told: its time says nothing."""
         now = time.monotonic()
-        return self.node.is_taken(self.scope.model, self.needs, now, self.scope.seconds, before=self.begun)
+        return self.node.is_taken(self.scope, self.needs, now, before=self.begun)
 
     @property
     def trial(self) -> bool:
@@ -447,7 +444,7 @@ class Balancer:
         if sequence is not None:
             place = _place(scope, sequence)
             node = self._sequences.host(place, self.nodes, lambda node: str(node.address), able)
-        elif due is not None and trial and not due.is_taken(scope.model, needs, now, scope.seconds):
+        elif due is not None and trial and not due.is_taken(scope, needs, now):
             node = due
         else:
             node = self._least(scope, able, now, who, needs)
@@ -490,10 +487,9 @@ class Balancer:
             drawn = random.random()  # noqa: S311  no secret
             able = [node for node, weight in zip(able, weights, strict=True) if drawn < weight] or able
         first = next(self._turn) % len(able)
-        model, usual_s = scope.model, scope.seconds
         return min(
             able[first:] + able[:first],
-            key=lambda node: (node.is_taken(model, needs, now, usual_s), node.load(now, model, needs)),
+            key=lambda node: (node.is_taken(scope, needs, now), node.load(now, scope, needs)),
         )
 
     async def _one(

@@ -8,12 +8,16 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from serve.gateway.access.left_behind import OVERDUE_S
 from serve.gateway.health.flights import NO_NEEDS, Needs
 from serve.http.client import Address, ExchangeError, Pool
-from serve.http.message import Held as HeldBytes
+from serve.http.message import Held
+
+if TYPE_CHECKING:
+    from serve.gateway.upstream.balancer import Attempt
+    from serve.gateway.upstream.scopes import Scope
 
 __all__ = ["LONGEST", "PROBE_TIMEOUT_S", "READY", "Node"]
 
@@ -27,18 +31,6 @@ ODD_S, ODD = 0.05, 4.0  # or so many times what good answers take, from which a 
 LATE = 1.5  # a probe whose time-out comes so much too late met a gateway that was busy, not a server
 CONTROL_CONNECTIONS = 2
 LONGEST = 1 << 30  # answer, where nobody bounds what is held
-
-
-class Held(Protocol):
-    """A request, as one of those that are with a server."""
-
-    @property
-    def needs(self) -> Needs:
-        """What it keeps at work there."""
-
-    @property
-    def model(self) -> str:
-        """That it is sent to."""
 
 
 class Node:
@@ -63,7 +55,7 @@ class Node:
         address: Address,
         max_connections: int,
         timeout_s: float,
-        hold: Callable[[str], HeldBytes] | None = None,
+        hold: Callable[[str], Held] | None = None,
         max_answer_bytes: int = LONGEST,
         connect_s: float = math.inf,
     ) -> None:
@@ -86,30 +78,30 @@ class Node:
         self._failed_probes = 0
         self._unanswered_since = math.inf
         self._calls: set[asyncio.Task[Any]] = set()
-        self._with_it: dict[Held, float] = {}  # since when, the longest ago first
-        self._at: defaultdict[str, dict[Held, float]] = defaultdict(
+        self._with_it: dict[Attempt, float] = {}  # since when, the longest ago first
+        self._at: defaultdict[str, dict[Attempt, float]] = defaultdict(
             dict
         )  # the same, by the models that they were sent to
         # Of keys whose requests take long.
-        self._long_at: defaultdict[str, dict[Held, float]] = defaultdict(dict)
+        self._long_at: defaultdict[str, dict[Attempt, float]] = defaultdict(dict)
         self.heard_at = -math.inf
         self.deaf_since = math.inf
         self.ready = self.says_ready = True
         self.answers = False
 
-    def load(self, now: float, model: str = "", needs: Needs = NO_NEEDS) -> int:
+    def load(self, now: float, scope: Scope, needs: Needs = NO_NEEDS) -> int:
         """Requests with it, and those that failed too fast: each counts for as long as a good answer takes.
 
         Else a server that fails at once would always be the least busy one. What is there for long counts more: it
         keeps an instance from what comes behind it, of which nobody knows how long that will be.
 
         Args:
-            model, needs: as of `is_taken`; what is there for long with other models is not in its way.
+            scope, needs: as of `is_taken`; what is there for long with other models is not in its way.
         """
         held = self._held
         while held and held[0] <= now:
             held.popleft()
-        theirs = [self._at[step] for step, _ in needs.of(model) if step in self._at]
+        theirs = [self._at[step] for step, _ in needs.of(scope.model, scope.path) if step in self._at]
         in_its_way = theirs if needs.instances else [self._with_it]
         long = sum(
             1 for each in in_its_way for _ in itertools.takewhile(lambda since: now - since > LONG_S, each.values())
@@ -125,7 +117,7 @@ class Node:
         """Requests with it, streams included."""
         return len(self._with_it)
 
-    def is_taken(self, model: str, needs: Needs, now: float, usual_s: float, before: float = math.inf) -> bool:
+    def is_taken(self, scope: Scope, needs: Needs, now: float, before: float = math.inf) -> bool:
         """Whether all its instances of a model that a request needs are with what takes long, as far as can be told.
 
         Behind that it would wait, however few are there: those of keys that are known for such, and what is there for
@@ -133,13 +125,12 @@ class Node:
         those that are stuck behind it tell.
 
         Args:
-            model: that the request is to be sent to.
+            scope: that the request is to be sent to.
             needs: what it needs there.
-            usual_s: what good answers take.
             before: only what came until then.
         """
-        longest = min(before, now - max(ODD_S, ODD * usual_s))
-        for step, instances in needs.of(model):
+        longest = min(before, now - max(ODD_S, ODD * scope.seconds))
+        for step, instances in needs.of(scope.model, scope.path):
             if not (there := self._at.get(step)):
                 continue
             known = itertools.takewhile(lambda each: each[1] < before, self._long_at[step].items())
@@ -148,26 +139,26 @@ class Node:
                 return True
         return False
 
-    def took(self, what: Held, now: float) -> None:
+    def took(self, what: Attempt, now: float) -> None:
         """It has a request more."""
         if not self._with_it:
             self.heard_at = now
         self._with_it[what] = now
         if what.needs.instances:
-            self._at[what.model][what] = now
+            self._at[what.place][what] = now
             if what.needs.long:
-                self._long_at[what.model][what] = now
+                self._long_at[what.place][what] = now
 
-    def over(self, what: Held) -> None:
+    def over(self, what: Attempt) -> None:
         """It is through with one."""
         del self._with_it[what]
         for each in (self._at, self._long_at):
-            if what.model in each:
-                each[what.model].pop(what, None)
-                if not each[what.model]:
-                    del each[what.model]
+            if what.place in each:
+                each[what.place].pop(what, None)
+                if not each[what.place]:
+                    del each[what.place]
 
-    def let_go(self, what: Held, ended: asyncio.Future[Any]) -> None:
+    def let_go(self, what: Attempt, ended: asyncio.Future[Any]) -> None:
         """It is through with one that nobody waited for: True or an answer where it answered."""
         self.over(what)
         if not (ended.cancelled() or ended.exception() is not None or ended.result() is False):

@@ -38,17 +38,19 @@ class Scope:
 
     Attributes:
         model: its name, whatever the version.
+        path: its name, with the version where that was asked for.
         outliers: which servers fail for it.
         budget: its own, or the one of all names that no server has answered for yet.
         seconds: that good answers take, smoothed; 0 before the first.
         known: whether a server has answered for it.
     """
 
-    __slots__ = ("budget", "known", "model", "name", "outliers", "seconds")
+    __slots__ = ("budget", "known", "model", "name", "outliers", "path", "seconds")
 
     def __init__(self, name: bytes, outliers: Outliers[Node], budget: Budget) -> None:
         self.name = name
-        self.model = name.partition(b"/versions/")[0].decode("latin-1").removeprefix(MODELS)
+        self.path = name.decode("latin-1").removeprefix(MODELS)
+        self.model = self.path.partition("/versions/")[0]
         self.outliers = outliers
         self.budget = budget
         self.seconds = 0.0

@@ -461,6 +461,19 @@ def test_a_candidate_that_is_with_a_long_request_keeps_nobody_from_the_baseline(
     between([fine, fine], check)
 
 
+def test_a_version_with_instances_of_its_own_is_kept_from_nobody_by_another() -> None:
+    async def check(balancer: Balancer, _: list[Scripted]) -> None:
+        long = sent(balancer, model=b"m/versions/1", needs=Needs({"m": 1}, by_version=True, long=True))
+        of_two, of_one = Needs({"m": 1}, by_version=True), Needs({"m": 1})
+        assert long.node in {sent(balancer, model=b"m/versions/2", needs=of_two).node for _ in range(4)}
+        assert long.node not in {sent(balancer, model=b"m/versions/1", needs=of_two).node for _ in range(2)}
+        alone = sent(balancer, model=b"n/versions/1", needs=Needs({"n": 1}, long=True))
+        assert alone.node not in {sent(balancer, model=b"n", needs=Needs({"n": 1})).node for _ in range(8)}
+        assert of_one.place("m", "m/versions/1") == "m"
+
+    between([fine, fine], check)
+
+
 def test_nothing_is_left_of_what_was_counted_of_a_server() -> None:
     async def check(balancer: Balancer, _: list[Scripted]) -> None:
         attempts = [sent(balancer, long=long, model=model) for long in (True, False) for model in (b"a", b"b") * 3]
