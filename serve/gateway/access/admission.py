@@ -364,7 +364,9 @@ class Admission:
             if waiter.timer is not None:
                 waiter.timer.cancel()
 
-    def leave(self, seconds: float | None, size: int = 0, who: str = "", begun: float = -math.inf) -> None:
+    def leave(
+        self, seconds: float | None, size: int = 0, who: str = "", begun: float = -math.inf, server: str = ""
+    ) -> None:
         """Give a place back.
 
         Args:
@@ -373,11 +375,12 @@ class Admission:
             size: of the request, in bytes.
             who: the key that had it.
             begun: when it was taken, on the clock of these places; else it counts as the key's oldest.
+            server: that had it, of several, as far as is known.
         """
         if seconds is not None and (not who or self.fairness.is_usual(who)):
             self._learn(seconds, size.bit_length(), who)
         if who and (work := self._work_of(who, begun)) is not None:
-            work.fairness.end(work, size, self._clock(), answered=seconds is not None)
+            work.fairness.end(work, size, self._clock(), answered=seconds is not None, server=server)
         self._free()
 
     def outlast(
@@ -396,7 +399,7 @@ class Admission:
         Args:
             seconds, size, who, begun: as of `leave`.
             through: each is done when the server is, True or an answer where it answered.
-            server: that has it, of several, as far as is known.
+            server: as of `leave`.
         """
         if seconds is not None and (not who or self.fairness.is_usual(who)):
             self._learn(seconds, size.bit_length(), who)
@@ -442,13 +445,13 @@ class Admission:
             held: for its key, holds the request until then, which may still be on its way.
             who: the key that had it.
             through: each is done when the server is, where that may be later.
-            server: as of `outlast`.
+            server: as of `leave`.
         """
 
         def leave(answered: bool) -> None:
             self.left -= 1
             if answered or all(each.done() for each in through):
-                self.leave(time.monotonic() - started if answered else None, size, who)
+                self.leave(time.monotonic() - started if answered else None, size, who, server=server)
             else:
                 self.outlast(None, size, who, through, server)
 

@@ -141,6 +141,9 @@ class Fairness:
         self._depths: dict[str, int] = {}  # as of the last look
         self._instances_of = _Instances(self)  # in the same way
         self._is_in_order = False  # whether it is known in which they are worked on
+        self._is_by_server = False  # whether it is for each of several servers, by itself
+        # By server, of those: the last answer, and the last of the batch before.
+        self._by_server: dict[str, tuple[float, float]] = {}
         self._batches = 1.0  # the most that an instance was seen to answer together, of those that are here
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
         self._guarding: deque[Work] = deque()  # they, and some that are over
@@ -400,8 +403,18 @@ class Fairness:
             for step in work.steps:
                 there[step] += 1
 
-    def _since(self, work: Work, now: float) -> float:
+    def _freed(self, server: str, now: float) -> None:
+        """A server has answered, where it has one instance, which works on requests in their order."""
+        if len(self._by_server) > MOST:  # they come and go
+            self._by_server.clear()
+        last, before = self._by_server.get(server, (-math.inf, -math.inf))
+        self._by_server[server] = now, last if now - last > BATCH_S else before
+
+    def _since(self, work: Work, now: float, server: str = "") -> float:
         """When an instance began with a request that is answered now, or with the batch that it is of."""
+        if self._is_by_server and server in self._by_server:
+            last, before = self._by_server[server]
+            return max(work.begun, last if now - last > BATCH_S else before)
         if not self._is_in_order:
             answered = max(work.begun, self._before)
             if work.at == math.inf:
@@ -480,7 +493,7 @@ class Fairness:
     def _charge_in_all(self, work: Work, overdue: Overdue, now: float) -> None:
         account, instances = work.account, self._instances_of[work.model]
         if overdue.since == math.inf:
-            overdue.since = max(self._since(work, now), overdue.ahead)
+            overdue.since = max(self._since(work, now, overdue.server), overdue.ahead)
         seconds = max(overdue.charged, (now - overdue.since) / instances)
         if overdue.charged:
             account.charge_more(overdue.charged, seconds)
@@ -537,8 +550,12 @@ class Fairness:
                 self._end_overdue(work, overdue, now)
                 return
 
-    def end(self, work: Work, size: int, now: float, *, answered: bool = False) -> None:
-        """The server is through with a request, however it ended; `answered` is whether by an answer that is one."""
+    def end(self, work: Work, size: int, now: float, *, answered: bool = False, server: str = "") -> None:
+        """The server is through with a request, however it ended; `answered` is whether by an answer that is one.
+
+        Args:
+            server: that had it, of several; "" where nobody knows.
+        """
         account, begun = work.account, work.begun
         if begun < self.silence.over_at and work.overdue is None and self._was_silent(work, now):
             self.undo(work)
@@ -548,6 +565,9 @@ class Fairness:
             self._settle()
             self._before = self._answered_at
         self._answered_at = now
+        server = server if work.overdue is None else work.overdue.server
+        if server and self._is_by_server:
+            self._freed(server, now)
         if work.over:  # what was settled just now has shown that it is
             return
         if work.overdue is not None:
@@ -557,19 +577,19 @@ class Fairness:
         work.over = True
         account.unanswered = account.unanswered and not answered
         account.in_flight -= 1
-        since = self._since(work, now)
+        since = self._since(work, now, server)
         instances = self._instances_of[work.model]
         seconds = (now - since) / instances
         more = max(0.0, seconds - account.cost)
-        is_due = work.at < math.inf
+        is_due = work.at < math.inf or (self._is_by_server and server != "")
         self._is_any_due |= is_due
         late_s = 0.0 if is_due or since < now else (now - max(begun, self._before)) / instances
         self._batch.append((account, size or 1, more, since, seconds, late_s))
         account.used += more  # until it is known what else was of its batch: whose turn is next is asked now
-        account.took.append(now - begun)
+        account.took.append(now - (since if self._is_by_server else begun))
         if account.answers < FEWEST:
-            alone_s = (now - begun) / instances if self.instances > 1 else seconds
-            self._saw_first(account, alone_s, at_once=work.at == begun)
+            alone_s = (now - begun) / instances if self.instances > 1 and not self._is_by_server else seconds
+            self._saw_first(account, alone_s, at_once=(since if self._is_by_server else work.at) == begun)
         if now > self._at_once_until:
             self._count_at_once()
             self._at_once_until = now + max(BATCH_S, min(account.cost * self.instances / 2, min(account.took) / 10))
@@ -646,7 +666,8 @@ class Fairness:
             batches: dict[float, list[Answered]] = {}
             for number, each in enumerate(answered):
                 # Where nobody knows the order, nobody knows what was one; and of a model without batches, nothing was.
-                batch = 0.0 if not self._is_in_order else number if self.most_together == 1 else each[3]
+                is_known = self._is_in_order or self._is_by_server
+                batch = 0.0 if not is_known else number if self.most_together == 1 else each[3]
                 if batch in batches:
                     batches[batch].append(each)
                 else:
@@ -748,7 +769,9 @@ class Fairness:
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
         self._batches_heavy = max((self._together(each) for each in beside if each.heavy), default=1.0)
         self._batches = max((self._together(each) for each in beside), default=1.0)
-        self._is_in_order = self.servers == 1 and self.waits_s < math.inf  # of several nobody knows which had it
+        is_plain = self.waits_s < math.inf
+        self._is_in_order = is_plain and self.servers == 1
+        self._is_by_server = is_plain and self.servers > 1 and self.instances == self.servers and len(self.works) == 1
         self._depths.clear()
         self._instances_of.clear()
 

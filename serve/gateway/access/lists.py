@@ -99,11 +99,11 @@ class ListPart:
             await self._places.enter(priority, left, who, patient=True)
             self._turns.begun = True
 
-    def leave(self, seconds: float | None, size: int = 0, who: str = "") -> None:
+    def leave(self, seconds: float | None, size: int = 0, who: str = "", server: str = "") -> None:
         """See `Admission`."""
         if seconds is not None:
             self._turns.of.learn(self._cost, seconds)
-        self._places.leave(seconds, size, who)
+        self._places.leave(seconds, size, who, server=server)
 
     def leave_after(
         self,

@@ -98,14 +98,14 @@ class Seated:
             self._comes_back()
             self._places.take_back(who, self._begun)
 
-    def leave(self, seconds: float | None, size: int = 0, who: str = "") -> None:
+    def leave(self, seconds: float | None, size: int = 0, who: str = "", server: str = "") -> None:
         """As of `Admission`."""
         self._ends()
         if self._aside:
             self._beside.leave(None)
         else:
             self._comes_back()
-            self._places.leave(seconds, size, who, self._begun)
+            self._places.leave(seconds, size, who, self._begun, server)
 
     def leave_after(
         self,
@@ -121,7 +121,7 @@ class Seated:
 
         def leave(answered: bool) -> None:
             if answered or all(each.done() for each in through):
-                self.leave(time.monotonic() - started if answered else None, size, who)
+                self.leave(time.monotonic() - started if answered else None, size, who, server)
             else:
                 self.outlast(None, size, who, through, server)
 

@@ -83,6 +83,7 @@ class Node:
             dict
         )  # the same, by the models that they were sent to
         # Of keys whose requests take long.
+        self._anywhere: dict[Attempt, float] = {}  # those of which nobody knows what they need, as streams
         self._long_at: defaultdict[str, dict[Attempt, float]] = defaultdict(dict)
         self.heard_at = -math.inf
         self.deaf_since = math.inf
@@ -101,8 +102,8 @@ class Node:
         held = self._held
         while held and held[0] <= now:
             held.popleft()
-        theirs = [self._at[step] for step, _ in needs.of(scope.model, scope.path) if step in self._at]
-        in_its_way = theirs if needs.instances else [self._with_it]
+        of_step = [self._at[step] for step, _ in needs.of(scope.model, scope.path) if step in self._at]
+        in_its_way = [*of_step, self._anywhere] if needs.instances else [self._with_it]
         long = sum(
             1 for each in in_its_way for _ in itertools.takewhile(lambda since: now - since > LONG_S, each.values())
         )
@@ -148,10 +149,13 @@ class Node:
             self._at[what.place][what] = now
             if what.needs.long:
                 self._long_at[what.place][what] = now
+        else:
+            self._anywhere[what] = now
 
     def over(self, what: Attempt) -> None:
         """It is through with one."""
         del self._with_it[what]
+        self._anywhere.pop(what, None)
         for each in (self._at, self._long_at):
             if what.place in each:
                 each[what.place].pop(what, None)

@@ -20,14 +20,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.gateway.access.accounts import FEWEST, NoSilence
+from serve.gateway.access.accounts import FEWEST, NoSilence, Works
 from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.fairness import GUARDS_S, LOOK_S, Fairness
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.lists import Lists
 from serve.gateway.errors import OverloadedError
+from serve.gateway.health.flights import ABOARD, Flight
 from serve.gateway.settings import Settings
+from serve.gateway.upstream.balancer import Balancer
 from serve.gateway.upstream.node import LONG_COUNTS, LONG_S
+from serve.gateway.upstream.outliers import Verdict
+from serve.http.client import Address
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
 simulated: Callable[[Coroutine[Any, Any, Any]], Any] = importlib.import_module("simulated_time").simulated
@@ -133,8 +137,11 @@ class World:
                 await asyncio.sleep(max(pause_s, 0.05))
                 continue
             sent = time.monotonic()
+            ABOARD.set(flight := Flight(who, places.model, b""))
+            flight.needs = places.needs(who)
             await self.answer(cost_s())
-            places.leave(time.monotonic() - sent if self.ends_well else None, 100, who)
+            seconds = time.monotonic() - sent if self.ends_well else None
+            places.leave(seconds, 100, who, server=flight.server)
             self.took[who].append(time.monotonic() - begun)
             self.since[who].append(begun)
             await asyncio.sleep(pause_s * (0.5 + self.chance.random()))
@@ -170,6 +177,26 @@ class World:
             answered = asyncio.ensure_future(self.answer(cost_s))
             await asyncio.wait([answered], timeout=patience_s)
             self.places.abandon(time.monotonic() - sent, who, [answered])
+
+
+class Chosen(World):
+    """Of servers with one instance each, one is chosen as the gateway does it, and it is told which."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.places.fairness.works = {"m": Works(1, frozenset(("m",)))}
+        addresses = [Address("127.0.0.1", 1 + number) for number in range(self.servers)]
+        self.balancer = Balancer(addresses, max_connections=64, timeout_s=30.0)
+        for node in self.balancer.nodes:  # nobody is there who would answer a probe
+            node.quiet = lambda _: False  # type: ignore[method-assign]
+
+    async def answer(self, seconds: float) -> None:
+        flight = ABOARD.get()
+        assert flight is not None
+        attempt = self.balancer.begin(self.balancer.scope(b"/v2/models/m"), who=flight.key)
+        flight.server = attempt.node.name
+        await self.fleet[self.balancer.nodes.index(attempt.node)].answer(seconds)
+        attempt.end(Verdict.GOOD, Verdict.GOOD)
 
 
 class InAnyOrder(World):
@@ -818,6 +845,40 @@ def test_who_meets_heavy_requests_on_one_of_several_servers_is_not_taken_for_hea
     took, refused = of_lights(world)
     assert not refused  # it was 638 and 1,174
     assert np.percentile(took, 99) < 0.05
+
+
+@pytest.mark.parametrize("connections", [1, 2, 8])
+@pytest.mark.parametrize("servers", [2, 3])
+@pytest.mark.parametrize("cost_s", [0.7, 2.5])
+def test_where_it_is_known_which_server_had_it_nobody_pays_for_what_came_before(
+    cost_s: float, servers: int, connections: int
+) -> None:
+    until, lights = 40.0, [f"light{n}" for n in range(4)]
+    heavy_found: set[str] = set()
+
+    async def heavy(world: World) -> None:
+        await asyncio.sleep(4.0)
+        await world.client("heavy", lambda: cost_s, 0.1, until)
+
+    async def look(world: World) -> None:
+        while time.monotonic() < until:
+            heavy_found.update(who for who, each in world.places.fairness._accounts.items() if each.heavy)
+            await asyncio.sleep(0.1)
+
+    world = run(
+        lambda: Chosen(servers, servers=servers),
+        lambda w: [
+            look(w),
+            *[w.client(who, lambda: 0.005, 0.1, until) for who in lights],
+            *[heavy(w) for _ in range(connections)],
+        ],
+    )
+    took, refused = of_lights(world)
+    assert heavy_found == {"heavy"}
+    assert not refused
+    assert np.percentile(took, 98) < 0.05
+    assert max(took) < cost_s + 0.1  # behind the first, which nobody knew
+    assert cost_s / servers == pytest.approx(world.places.fairness._accounts["heavy"].cost, rel=0.05)
 
 
 def test_who_leaves_long_work_behind_slows_nobody() -> None:
