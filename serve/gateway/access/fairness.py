@@ -306,7 +306,7 @@ class Fairness:
 
     def needs(self, who: str, model: str) -> Needs:
         """What a request of a key for a model keeps at work at one of several servers; nothing where there is one."""
-        if self.servers == 1 or (works := self.works.get(model)) is None:
+        if self.servers == 1 or self.any_number or (works := self.works.get(model)) is None:
             return NO_NEEDS
         account = self._accounts.get(who)
         each = {step: self.works.get(step, UNKNOWN).instances for step in works.steps}

@@ -338,7 +338,7 @@ class GrpcChannels:
         asked = self._balancer.scope(scope_name)
         attempt = self._balancer.begin(asked, (), sequence, who=who, trial=False, flight=first)
         if flights is not None:
-            flights.take_to(attempt.node.name)
+            flights.take_to(attempt.node.name, attempt.node.occupied)
         server = Verdict.NOTHING
         way = Way(late)
         left = False

@@ -183,12 +183,13 @@ class Placed:
         if (found := self._of(model)) is not None and not found.begun:
             self._first_came(found)
 
-    def answered(self, model: str, *, good: bool) -> None:
+    def answered(self, model: str, *, good: bool, server: str = "") -> None:
         """The last answer of a message has come.
 
         Args:
             model: that it names; "" where it names none.
             good: whether it is none of an error.
+            server: that the stream goes to, of several, as far as is known.
         """
         if (found := self._of(model)) is None:
             return
@@ -197,7 +198,7 @@ class Placed:
         self._messages.remove(found)
         seconds = time.monotonic() - found.sent
         tells = good and found.tells and not self._decoupled and self._taking_s - found.taking_s <= SLOW_PART * seconds
-        self._leave(found, seconds if tells else None)
+        self._leave(found, seconds if tells else None, server)
         if good:
             self._places.knows(found.model, decoupled=False)
 
@@ -249,12 +250,12 @@ class Placed:
             message.trial.over(unanswered=unanswered)
             message.trial = None
 
-    def _leave(self, message: _Message, seconds: float | None) -> None:
+    def _leave(self, message: _Message, seconds: float | None, server: str = "") -> None:
         self._over_trying(message)
         if message.timer is not None:
             message.timer.cancel()
         message.over()
-        message.place.leave(seconds, message.size)
+        message.place.leave(seconds, message.size, server)
         if message.beside is not None:
             message.beside.leave()
 

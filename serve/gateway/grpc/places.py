@@ -219,13 +219,14 @@ class Place:
         else:
             self.of_model.take_back(self._who, self._begun)
 
-    def leave(self, seconds: float | None, size: int = 0) -> None:
+    def leave(self, seconds: float | None, size: int = 0, server: str = "") -> None:
         """The message is over; arguments as for `Admission.leave`."""
         self._over = True
         self._comes_back()
         self._all.leave(self._caller, self.of_model, self._slotless)
         if not self._slotless:
-            self.of_model.leave(seconds, size, self._who, self._begun if self._of_sequence else -math.inf)
+            begun = self._begun if self._of_sequence else -math.inf
+            self.of_model.leave(seconds, size, self._who, begun, server)
 
 
 def _most(places: Admission, slotless: bool) -> int:

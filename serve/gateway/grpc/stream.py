@@ -156,7 +156,8 @@ class Streams:
                         of_sequence=sequence is not None, decoupled=kind if isinstance(kind, bool) else None,
                         beside=self._incoming.beside(request),
                     )  # fmt: skip
-                    await flights.sent(identity.id, request.model_name, self._settings.timeout_s, place)
+                    needs = partial(self._gate.places(request.model_name).needs, identity.id)
+                    await flights.sent(identity.id, request.model_name, self._settings.timeout_s, place, needs)
                     self._gate.incidents.outages.check(request.model_name)  # it may have waited long
                 except GatewayError as err:
                     failed.append(bare(err))
@@ -203,7 +204,7 @@ class Streams:
                             if not last:
                                 placed.goes_on(unanswered.model)
                             if last:
-                                placed.answered(unanswered.model, good=not failed_at_triton)
+                                placed.answered(unanswered.model, good=not failed_at_triton, server=flights.server)
                                 flights.answered()
                                 if leases:
                                     leases.popleft().close()

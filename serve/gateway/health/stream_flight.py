@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 
-from serve.gateway.health.flights import Flight
+from serve.gateway.health.flights import NO_NEEDS, Flight, Needs
+from serve.gateway.health.occupied import Occupied
 from serve.gateway.health.suspects import Suspects
 
 __all__ = ["StreamFlight"]
@@ -15,18 +17,31 @@ class StreamFlight:
 
     Args:
         suspects: are told.
+
+    Attributes:
+        server: that it goes to, by its name; "" until that is known.
     """
 
     def __init__(self, suspects: Suspects) -> None:
         self._suspects = suspects
         self._flying: list[Flight] = []
-        self._server = ""
+        self.server = ""
+        self._occupied: Occupied | None = None
 
-    def take_to(self, server: str) -> None:
-        """The stream goes to this server."""
-        self._server = server
+    def take_to(self, server: str, occupied: Occupied) -> None:
+        """The stream goes to this server, and its messages keep instances there at work."""
+        self.server, self._occupied = server, occupied
         for flight in self._flying:
-            flight.server = server
+            self._lands_at(flight)
+
+    def _lands_at(self, flight: Flight) -> None:
+        flight.server = self.server
+        if self._occupied is not None and flight.needs.instances:
+            self._occupied.enter(flight.model, flight, time.monotonic(), long=flight.needs.long)
+
+    def _is_over(self, flight: Flight) -> None:
+        if self._occupied is not None:
+            self._occupied.leave(flight.model, flight)
 
     @property
     def first(self) -> Flight | None:
@@ -34,12 +49,18 @@ class StreamFlight:
         return self._flying[0] if self._flying else None
 
     async def sent(
-        self, key: str, model: str, patience_s: float, place: Callable[[], Awaitable[None]] | None = None
+        self,
+        key: str,
+        model: str,
+        patience_s: float,
+        place: Callable[[], Awaitable[None]] | None = None,
+        needs: Callable[[], Needs] | None = None,
     ) -> None:
         """A message goes to the model server, once it is its key's turn.
 
         Args:
             place: waits for its place, then; None where it needs none.
+            needs: what it keeps at work, once it has that.
 
         Raises:
             OverloadedError: it did not come in time.
@@ -53,14 +74,16 @@ class StreamFlight:
             except BaseException:
                 self._suspects.land(flight, answered=False, sent=False)
                 raise
-        flight.server = self._server
+        flight.needs = NO_NEEDS if needs is None else needs()
         self._flying.append(flight)
+        self._lands_at(flight)
         self._suspects.take_off(flight)
 
     def answered(self) -> None:
         """An answer came: the oldest message is over."""
         if self._flying:
-            self._suspects.land(self._flying.pop(0), answered=True)
+            self._is_over(flight := self._flying.pop(0))
+            self._suspects.land(flight, answered=True)
 
     def end(self, *, left: bool = True) -> None:
         """The stream is over; what was not answered is lost.
@@ -69,6 +92,6 @@ class StreamFlight:
             left: whether it was not the model server that ended it.
         """
         while self._flying:
-            flight = self._flying.pop()
+            self._is_over(flight := self._flying.pop())
             flight.left = left
             self._suspects.land(flight, answered=False)

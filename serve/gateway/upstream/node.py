@@ -6,12 +6,13 @@ import asyncio
 import itertools
 import math
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from serve.gateway.access.left_behind import OVERDUE_S
 from serve.gateway.health.flights import NO_NEEDS, Needs
+from serve.gateway.health.occupied import LONG_S, Occupied
 from serve.http.client import Address, ExchangeError, Pool
 from serve.http.message import Held
 
@@ -26,7 +27,7 @@ PROBE_TIMEOUT_S = 2.0
 FAILED_PROBES = 2
 QUIET_S = 0.5  # without any answer while something waits for one, after which it is probed at once
 DOUBTED_S = 0.25  # that a probe waits, after which others are asked; it takes a millisecond
-LONG_S, LONG_COUNTS = 0.25, 3  # a request that is there for so long counts as so many
+LONG_COUNTS = 3  # as so many one counts that is there for LONG_S
 ODD_S, ODD = 0.05, 4.0  # or so many times what good answers take, from which a request keeps an instance for long
 LATE = 1.5  # a probe whose time-out comes so much too late met a gateway that was busy, not a server
 CONTROL_CONNECTIONS = 2
@@ -44,6 +45,7 @@ class Node:
         heard_at: when it last answered anything, or began to have something to answer, on the monotonic clock.
         says_ready: whether the last probe that was answered said so; one that stops says it on connections that it has.
         name: of its address.
+        occupied: what its models' instances are with.
         refused_at: when it was last seen to refuse connections, on the monotonic clock.
         deaf_since: when its last probe was sent, if that was not answered in time, nor was anything else that waits for
             it; infinite else.
@@ -79,12 +81,8 @@ class Node:
         self._unanswered_since = math.inf
         self._calls: set[asyncio.Task[Any]] = set()
         self._with_it: dict[Attempt, float] = {}  # since when, the longest ago first
-        self._at: defaultdict[str, dict[Attempt, float]] = defaultdict(
-            dict
-        )  # the same, by the models that they were sent to
-        # Of keys whose requests take long.
         self._anywhere: dict[Attempt, float] = {}  # those of which nobody knows what they need, as streams
-        self._long_at: defaultdict[str, dict[Attempt, float]] = defaultdict(dict)
+        self.occupied = Occupied()
         self.heard_at = -math.inf
         self.deaf_since = math.inf
         self.ready = self.says_ready = True
@@ -102,11 +100,10 @@ class Node:
         held = self._held
         while held and held[0] <= now:
             held.popleft()
-        of_step = [self._at[step] for step, _ in needs.of(scope.model, scope.path) if step in self._at]
-        in_its_way = [*of_step, self._anywhere] if needs.instances else [self._with_it]
-        long = sum(
-            1 for each in in_its_way for _ in itertools.takewhile(lambda since: now - since > LONG_S, each.values())
-        )
+        unknown = self._anywhere if needs.instances else self._with_it
+        long = sum(1 for _ in itertools.takewhile(lambda since: now - since > LONG_S, unknown.values()))
+        if needs.instances:
+            long += self.occupied.in_the_way((place for place, _ in needs.of(scope.model, scope.path)), now)
         return len(self._with_it) + (LONG_COUNTS - 1) * long + len(held)
 
     def hold(self, until: float) -> None:
@@ -131,14 +128,7 @@ class Node:
             before: only what came until then.
         """
         longest = min(before, now - max(ODD_S, ODD * scope.seconds))
-        for step, instances in needs.of(scope.model, scope.path):
-            if not (there := self._at.get(step)):
-                continue
-            known = itertools.takewhile(lambda each: each[1] < before, self._long_at[step].items())
-            old = itertools.takewhile(lambda each: each[1] < longest, there.items())
-            if sum(1 for _ in known) + sum(not each.needs.long for each, _ in old) >= instances:
-                return True
-        return False
+        return self.occupied.is_taken(needs.of(scope.model, scope.path), longest, before)
 
     def took(self, what: Attempt, now: float) -> None:
         """It has a request more."""
@@ -146,9 +136,7 @@ class Node:
             self.heard_at = now
         self._with_it[what] = now
         if what.needs.instances:
-            self._at[what.place][what] = now
-            if what.needs.long:
-                self._long_at[what.place][what] = now
+            self.occupied.enter(what.place, what, now, long=what.needs.long)
         else:
             self._anywhere[what] = now
 
@@ -156,11 +144,7 @@ class Node:
         """It is through with one."""
         del self._with_it[what]
         self._anywhere.pop(what, None)
-        for each in (self._at, self._long_at):
-            if what.place in each:
-                each[what.place].pop(what, None)
-                if not each[what.place]:
-                    del each[what.place]
+        self.occupied.leave(what.place, what)
 
     def let_go(self, what: Attempt, ended: asyncio.Future[Any]) -> None:
         """It is through with one that nobody waited for: True or an answer where it answered."""

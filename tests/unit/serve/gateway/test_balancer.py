@@ -479,7 +479,7 @@ def test_nothing_is_left_of_what_was_counted_of_a_server() -> None:
         attempts = [sent(balancer, long=long, model=model) for long in (True, False) for model in (b"a", b"b") * 3]
         for each in attempts:
             each.end(Verdict.NOTHING, Verdict.NOTHING)
-        assert [(node.in_flight, dict(node._at), dict(node._long_at)) for node in balancer.nodes] == [(0, {}, {})] * 2
+        assert [(node.in_flight, len(node.occupied)) for node in balancer.nodes] == [(0, 0)] * 2
 
     between([fine, fine], check)
 

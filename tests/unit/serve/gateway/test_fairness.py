@@ -27,9 +27,10 @@ from serve.gateway.access.gate import Gate
 from serve.gateway.access.lists import Lists
 from serve.gateway.errors import OverloadedError
 from serve.gateway.health.flights import ABOARD, Flight
+from serve.gateway.health.occupied import LONG_S
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.balancer import Balancer
-from serve.gateway.upstream.node import LONG_COUNTS, LONG_S
+from serve.gateway.upstream.node import LONG_COUNTS
 from serve.gateway.upstream.outliers import Verdict
 from serve.http.client import Address
 
@@ -188,7 +189,7 @@ class Chosen(World):
         addresses = [Address("127.0.0.1", 1 + number) for number in range(self.servers)]
         self.balancer = Balancer(addresses, max_connections=64, timeout_s=30.0)
         for node in self.balancer.nodes:  # nobody is there who would answer a probe
-            node.quiet = lambda _: False  # type: ignore[method-assign]
+            node.quiet = lambda _: False  # type: ignore[method-assign, assignment]
 
     async def answer(self, seconds: float) -> None:
         flight = ABOARD.get()
