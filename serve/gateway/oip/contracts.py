@@ -144,8 +144,12 @@ class Contracts:
             made = metadata, contract
             self._made.put(target.path, made)
             asks: list[str] = []
-            instances, together, waits_s = await self._instances(metadata, asks)
-            self.works(target.model, instances, asks, together, waits_s, len(metadata.versions) > 1)
+            whole = metadata
+            if target.version is not None:
+                with contextlib.suppress(GatewayError):  # of one version, Triton tells of no other
+                    whole = await self._source.metadata(target.model, None)
+            instances, together, waits_s = await self._instances(whole, asks)
+            self.works(target.model, instances, asks, together, waits_s, len(whole.versions) > 1)
         if len(self._holding) >= MODELS:
             self._holding.clear()
         self._holding[target.model, target.version] = time.monotonic() + HOLDS_S, made[1]

@@ -263,3 +263,22 @@ def test_how_long_an_answer_may_be_is_known_where_nothing_leaves_it_open(
     tensors = tuple(TensorMetadata(f"y{number}", *each) for number, each in enumerate(outputs))
     metadata = ModelMetadata("m", ("1",), (), tensors, batched=most > 0, max_batch_size=most, decoupled=decoupled)
     assert metadata.answer_bytes == size
+
+
+@pytest.mark.parametrize("version", [None, "2"])
+@pytest.mark.parametrize("served", [("2",), ("1", "2")])
+def test_it_is_known_of_how_many_versions_one_is_whichever_is_asked(
+    served: tuple[str, ...], version: str | None
+) -> None:
+    """Asked for one, Triton tells of that alone."""
+
+    class Versions(Told):
+        async def metadata(self, model: str, _version: str | None = None) -> ModelMetadata:
+            found = await super().metadata(model)
+            return replace(found, versions=served if _version is None else (_version,), instances=1)
+
+    told: list[bool] = []
+    contracts = Contracts(Versions(), 0)
+    contracts.works = lambda *_: told.append(bool(_[-1]))
+    asyncio.run(contracts.of(Target("m", version)))
+    assert told == [len(served) > 1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 
 import orjson
 import pytest
@@ -10,8 +12,9 @@ from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.errors import OverloadedError
 from serve.gateway.health.barred import DEATHS_OF_KEY, BarredError
-from serve.gateway.health.flights import Flight
+from serve.gateway.health.flights import Flight, Needs
 from serve.gateway.health.lost import FLIGHT_BYTES, LOST_BYTES
+from serve.gateway.health.occupied import Occupied
 from serve.gateway.health.one_at_a_time import MOST_WAITING
 from serve.gateway.health.outages import ModelDownError, Outages
 from serve.gateway.health.stream_flight import StreamFlight
@@ -345,3 +348,21 @@ def test_a_model_is_down_until_each_cause_has_ended() -> None:
     outages.end("two")
     assert dict(outages) == {}
     outages.check("m")
+
+
+@in_loop
+async def test_messages_of_a_stream_keep_instances_at_work_from_when_they_are_sent_until_they_are_answered() -> None:
+    occupied = Occupied()
+    stream = StreamFlight(Suspects())
+    needs = Needs({"m": 1}, long=True)
+    await stream.sent("a", "m", 1.0, needs=lambda: needs)
+    stream.take_to("server", occupied)
+    await stream.sent("a", "m", 1.0, needs=lambda: needs)
+    assert len(occupied) == 2
+    now = time.monotonic()
+    assert occupied.is_taken([("m", 2)], now, math.inf)
+    stream.answered()
+    assert not occupied.is_taken([("m", 2)], now, math.inf)
+    assert occupied.is_taken([("m", 1)], now, math.inf)
+    stream.end()
+    assert len(occupied) == 0
