@@ -125,7 +125,13 @@ def test_a_node_that_dies_in_the_middle_changes_nothing(
 
 
 def test_a_winner_is_trained_on_a_node_as_here(cluster: Running, task: Path, tmp_path: Path) -> None:
-    more = {"calibration": "train.npz", "max_drop": 5.0, "int8": ("none",), "importance": ("magnitude", "obs")}
+    more = {
+        "calibration": "train.npz",
+        "max_drop": 5.0,
+        "int8": ("none",),
+        "importance": ("magnitude", "obs"),
+        "prune": (0.0, 0.4),
+    }
     here = search(task, tmp_path / "here", **more)
     there = search(task, tmp_path / "there", ray=cluster.address, **more)
     # A repair on another number of cores rounds otherwise: an answer may turn, no more.
