@@ -19,6 +19,12 @@ from tests.e2e.test_commands import FENCE
 from tests.e2e.test_readme import NOT_RUN, README, blocks, commands
 
 pytestmark = pytest.mark.timeout(5400)  # minutes of work, on a machine that may have other work to do
+# Minutes, which `make test` leaves to `make test-all`: tests/unit/compress/jobs does the same on smaller networks, and
+# test_commands parses the lines as they stand.
+LONG = (
+    "compress sensitivity ", "compress export build/demo/model.pt --target-size-mb ", "compress run ",
+    "compress optimize ", "compress inspect build/demo/best ",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +85,9 @@ def test_every_step_and_the_summary_were_shown(demo: tuple[Path, str]) -> None:
     assert "no process is left, and the ports are free" in demo[1]
 
 
-def test_the_commands_that_are_shown_run_in_their_order(demo: tuple[Path, str], tmp_path: Path) -> None:
+def test_the_commands_that_are_shown_run_in_their_order(
+    demo: tuple[Path, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     folder = tmp_path / "again"  # a copy: a test that is tried again finds what the demo left, not what it left itself
     shutil.copytree(demo[0].parents[1], folder, symlinks=True)
     made = folder / "build/demo"
@@ -103,13 +111,18 @@ def test_the_commands_that_are_shown_run_in_their_order(demo: tuple[Path, str], 
     for answer in answers[:2]:
         assert json.loads(answer)["outputs"]["label"] == "7"
     assert "throughput" in answers[2]
+    left_out = [line for line in waiting if line.startswith(LONG)] if request.config.getoption("--short") else []
     for line in waiting[at + 1 :]:
-        if line.startswith("compress"):
+        if line.startswith("compress") and line not in left_out:
             done(line, folder, script)
     assert (made / "kubernetes/overlays/canary/rollout.yaml").exists()
     assert json.loads((made / "plan.json").read_text())["kept"]
-    assert (made / "small/model.onnx").stat().st_size <= 300_000
-    assert (made / "best.search/search.html").exists()
+    assert (made / "build_engine.py").exists()
+    if left_out:
+        assert len(left_out) == len(LONG), "each is a line that is shown"
+    else:
+        assert (made / "small/model.onnx").stat().st_size <= 300_000
+        assert (made / "best.search/search.html").exists()
 
 
 def test_the_steps_by_hand_work_as_they_are_pasted(demo: tuple[Path, str], tmp_path: Path) -> None:
