@@ -252,12 +252,12 @@ ASK_LABELS = json.dumps({"inputs": [{"name": "x", "datatype": "INT64", "shape": 
     [
         ("reranked", (), False),
         ("reranked", ("--agree", "labels:first"), True),
-        ("reranked", ("--agree", "labels:overlap=0.6"), True),
         ("reranked", ("--agree", "labels:overlap=0.9"), False),
-        ("others", ("--agree", "labels:overlap=0.6"), False),
+        ("reranked", ("--agree", "labels:overlap=0.6"), True),
         ("reranked", ("--agree", "labels:function=in_common"), True),
-        ("others", ("--agree", "labels:function=in_common"), False),
+        ("others", ("--agree", "labels:overlap=0.6"), False),
         ("others", ("--expect-change",), True),
+        ("others", ("--agree", "labels:function=in_common"), False),
     ],
 )
 def test_labels_agree_as_was_asked_for(
