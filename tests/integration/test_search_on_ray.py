@@ -30,13 +30,12 @@ from tests.ray_cluster import ON_RAY, Running, ray_cluster
 
 pytestmark = [pytest.mark.timeout(1200), *ON_RAY]  # a machine may have other work to do
 ASKED: dict[str, Any] = {
-    "eval": "eval.npz", "finetune": "train.npz", "epochs": 3, "prune": (0.0, 0.4, 0.6), "int8": ("none", "dynamic"),
+    "eval": "eval.npz", "finetune": "train.npz", "epochs": 3, "prune": (0.0, 0.4, 0.6), "int8": ("dynamic",),
     "goal": "size", "max_drop": 100.0, "train_threads": 1, "runtime": "onnxruntime",  # of two, the clock would choose
 }  # fmt: skip
 FLAGS = [
-    "--eval", "eval.npz", "--finetune", "train.npz", "--epochs", "3", "--prune", "0", "0.4", "0.6", "--int8", "none",
-    "dynamic", "--goal", "size", "--max-drop", "100", "--train-threads", "1",
-    "--runtime", "onnxruntime",
+    "--eval", "eval.npz", "--finetune", "train.npz", "--epochs", "3", "--prune", "0", "0.4", "0.6", "--int8", "dynamic",
+    "--goal", "size", "--max-drop", "100", "--train-threads", "1", "--runtime", "onnxruntime",
 ]  # fmt: skip
 
 
