@@ -31,6 +31,7 @@ from compress.runtime.backends import Backend
 from compress.runtime.backends.in_turns import InTurns
 
 __all__ = [
+    "BLOCK_SECONDS",
     "Latency",
     "Ratio",
     "Turns",
@@ -345,7 +346,7 @@ def latency(
         claimed: models whose ratios must be narrow; all, if none is named.
         rounds: blocks for each at most; fewer where the intervals are narrow earlier.
         block_seconds: how long a block lasts: of 3 to 200 calls, or as many as fit in 0.3 s, at least one. By default
-            0.06, or 0.01 where `seconds` are 0.
+            0.06, or 0.01 where `seconds` are 0: enough to tell, not to decide what a model becomes.
         seconds: in all; what takes longer ends after 7 rounds. By default what the user says.
         progress: called with rounds done and in all.
 
