@@ -30,7 +30,7 @@ from tests.integration.test_gateway_grpc import free_port
 from tests.integration.test_gateway_heavy import SEQUENCES
 from tests.serve_http import gateway_thread
 
-TIMEOUT_S, LONG_S, CONNECTIONS, TIME_S = 1.0, 4.5, 4, 16.0
+TIMEOUT_S, LONG_S, CONNECTIONS, TIME_S = 1.5, 6.0, 4, 22.0
 WAYS = ("short", "long", "sequence", "grpc", "left")
 NUMBERS = itertools.count(1)
 
