@@ -40,11 +40,22 @@ WAITING = frozenset(("asyncio", "multiprocessing", "signal", "socket", "subproce
 # tries the same examples each time: what it refuses is the change, not the draw. `make hunt` draws new ones.
 settings.register_profile("hunt", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("project", settings.get_profile("hunt"), derandomize=True)
+settings.register_profile("short", settings.get_profile("project"), max_examples=40)
 settings.load_profile("project")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--short", action="store_true", help="of tests that take long, the cases that tests/long.txt says")
+    parser.addoption(
+        "--short",
+        action="store_true",
+        help="of tests that take long, the cases that tests/long.txt says, and fewer examples of properties",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before tests are imported: a property takes the profile's number of examples as it is defined."""
+    if config.getoption("--short") and not config.getoption("--hypothesis-profile"):
+        settings.load_profile("short")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -30,7 +30,7 @@ from compress.runtime.backends import Backend, open_model
 from compress.runtime.backends.onnxrt import is_emulated, is_half
 from compress.runtime.backends.openvino_cpu import check_sizes, installed
 from compress.runtime.footprint import EndedError, Footprint, footprint
-from compress.runtime.latency import FEWEST, Latency, Ratio, latency, ratio
+from compress.runtime.latency import FEWEST, Latency, Ratio, latency, measuring_seconds, ratio
 from compress.runtime.machine import fast_bfloat16
 from compress.runtime.measure import cores
 from compress.vetting.loops import may_not_end
@@ -41,7 +41,7 @@ __all__ = ["apart", "at_batch", "beside", "chosen", "is_worse", "looked_at", "re
 COMPARED = 256  # samples, whose outputs on both runtimes are held against each other
 TWICE = 2  # it is opened once to be measured, and once to be compared
 TRIED = (2, BATCHED)  # samples in a call, beside one
-BATCHED_SECONDS = 15.0  # that timing both runtimes at a larger batch may take
+BATCHED_SECONDS = 15.0  # that timing both runtimes at a larger batch may take, or less where the user says so
 QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", *FOUR_BIT)
 _Value = TypeVar("_Value")
 
@@ -226,7 +226,8 @@ def at_batch(models: Mapping[str, Model], timed: Mapping[str, Latency], threads:
     if not signature.batches or (FEWEST + 3) * round_seconds > BATCHED_SECONDS:  # three more, before the first round
         return None
     opened = {name: open_model(model, threads=threads) for name, model in models.items()}
-    return _ratio(latency(opened, typical_inputs(signature, None, BATCHED), seconds=BATCHED_SECONDS))
+    seconds = min(BATCHED_SECONDS, measuring_seconds())
+    return _ratio(latency(opened, typical_inputs(signature, None, BATCHED), seconds=seconds))
 
 
 def _apart(

@@ -16,7 +16,7 @@ from compress.model import Model, OnnxModel, TorchModel, sample_inputs
 from compress.prune.finished import finished
 from compress.prune.prune_channels import Prepared, PruneChannels
 from compress.runtime.backends import open_model
-from compress.runtime.latency import latency
+from compress.runtime.latency import BLOCK_SECONDS, latency
 from compress.runtime.machine import machine_of
 from compress.runtime.measure import torch_params
 from compress.stage import Given, Progress, Stage
@@ -176,7 +176,7 @@ def _p50(model: OnnxModel, signature: Signature, threads: int) -> float:
             why="the result is in BF16, which ONNX Runtime only emulates on this CPU",
             mend="take --precision fp32 or --runtime openvino, or give --target-params or --target-size-mb",
         )
-    found = latency(opened, sample_inputs(signature, 1))["candidate"]
+    found = latency(opened, sample_inputs(signature, 1), block_seconds=BLOCK_SECONDS)["candidate"]
     # A budget is kept when all of its interval keeps it.
     return found.p50_ms if found.high_ms is None else found.high_ms
 

@@ -31,6 +31,7 @@ from compress.runtime.backends import Backend
 from compress.runtime.backends.in_turns import InTurns
 
 __all__ = [
+    "BLOCK_SECONDS",
     "Latency",
     "Ratio",
     "Turns",
@@ -54,6 +55,7 @@ FORESEEN, FAR_OFF, FAR = 10, 1.4, 1.5
 SECONDS = 20.0  # after these no further round begins, once there are the fewest
 SETTING = "COMPRESS_MEASURE_SECONDS"
 BLOCK_SECONDS = 0.06
+LEAST_BLOCK_SECONDS = 0.01  # where no time is given to measuring
 # Of a block, at least and at most: one call that is held up does not move the median of three. More rounds tell more
 # than longer blocks do: the interval is one over rounds, and what hits a whole block no call in it takes out.
 CALLS = (3, 200)
@@ -328,7 +330,7 @@ def latency(
     references: Collection[str] = (),
     claimed: Collection[str] = (),
     rounds: int = MOST,
-    block_seconds: float = BLOCK_SECONDS,
+    block_seconds: float | None = None,
     seconds: float | None = None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Turns:
@@ -343,10 +345,17 @@ def latency(
         references: models that the others are compared with; the first, if none is named.
         claimed: models whose ratios must be narrow; all, if none is named.
         rounds: blocks for each at most; fewer where the intervals are narrow earlier.
-        block_seconds: how long a block lasts: of 3 to 200 calls, or as many as fit in 0.3 s, at least one.
+        block_seconds: how long a block lasts: of 3 to 200 calls, or as many as fit in 0.3 s, at least one. By default
+            0.06, or 0.01 where `seconds` are 0: enough to tell, not to decide what a model becomes.
         seconds: in all; what takes longer ends after 7 rounds. By default what the user says.
         progress: called with rounds done and in all.
+
+    Raises:
+        RecipeError: `measuring_seconds`.
     """
+    seconds = measuring_seconds() if seconds is None else seconds
+    if block_seconds is None:
+        block_seconds = BLOCK_SECONDS if seconds else LEAST_BLOCK_SECONDS
     return interleave(
         {name: block_of(model, inputs, block_seconds) for name, model in models.items()},
         references=references, claimed=claimed, rounds=rounds, seconds=seconds, progress=progress,

@@ -34,8 +34,8 @@ def checked_out(folder: Path) -> Path:
 
 
 def environ() -> dict[str, str]:
-    """Of a shell that nobody has prepared: no environment is active, and what is measured is measured well."""
-    not_theirs = ("VIRTUAL_ENV", "PYTHONPATH", "COMPRESS_MEASURE_SECONDS")
+    """Of a shell that nobody has prepared: no environment is active."""
+    not_theirs = ("VIRTUAL_ENV", "PYTHONPATH")
     kept = {name: value for name, value in os.environ.items() if name not in not_theirs}
     inside = str(Path(sys.prefix) / "bin")
     paths = [path for path in kept["PATH"].split(os.pathsep) if path != inside]

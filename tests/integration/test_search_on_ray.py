@@ -30,13 +30,12 @@ from tests.ray_cluster import ON_RAY, Running, ray_cluster
 
 pytestmark = [pytest.mark.timeout(1200), *ON_RAY]  # a machine may have other work to do
 ASKED: dict[str, Any] = {
-    "eval": "eval.npz", "finetune": "train.npz", "epochs": 3, "prune": (0.0, 0.4, 0.6), "int8": ("none", "dynamic"),
+    "eval": "eval.npz", "finetune": "train.npz", "epochs": 3, "prune": (0.0, 0.4, 0.6), "int8": ("dynamic",),
     "goal": "size", "max_drop": 100.0, "train_threads": 1, "runtime": "onnxruntime",  # of two, the clock would choose
 }  # fmt: skip
 FLAGS = [
-    "--eval", "eval.npz", "--finetune", "train.npz", "--epochs", "3", "--prune", "0", "0.4", "0.6", "--int8", "none",
-    "dynamic", "--goal", "size", "--max-drop", "100", "--train-threads", "1",
-    "--runtime", "onnxruntime",
+    "--eval", "eval.npz", "--finetune", "train.npz", "--epochs", "3", "--prune", "0", "0.4", "0.6", "--int8", "dynamic",
+    "--goal", "size", "--max-drop", "100", "--train-threads", "1", "--runtime", "onnxruntime",
 ]  # fmt: skip
 
 
@@ -125,7 +124,13 @@ def test_a_node_that_dies_in_the_middle_changes_nothing(
 
 
 def test_a_winner_is_trained_on_a_node_as_here(cluster: Running, task: Path, tmp_path: Path) -> None:
-    more = {"calibration": "train.npz", "max_drop": 5.0, "int8": ("none",), "importance": ("magnitude", "obs")}
+    more = {
+        "calibration": "train.npz",
+        "max_drop": 5.0,
+        "int8": ("none",),
+        "importance": ("magnitude", "obs"),
+        "prune": (0.0, 0.4),
+    }
     here = search(task, tmp_path / "here", **more)
     there = search(task, tmp_path / "there", ray=cluster.address, **more)
     # A repair on another number of cores rounds otherwise: an answer may turn, no more.

@@ -25,7 +25,7 @@ from compress.prune.latency.tables import SECONDS, Clocked, Tables, tables_of
 from compress.prune.rank_by_obs import MOST_BY_OBS, shares_at
 from compress.prune.repair.obs import Elimination
 from compress.runtime.backends import open_model
-from compress.runtime.latency import FEWEST, latency, ratio
+from compress.runtime.latency import BLOCK_SECONDS, FEWEST, latency, ratio
 from compress.runtime.latency import MOST as ROUNDS
 from compress.stage import Given, Progress, Stage
 from compress.storage.stage_cache import StageCache
@@ -249,11 +249,13 @@ class _Measurements:
 
     def alone(self) -> float:
         """Milliseconds of the whole."""
-        return latency({"whole": self._opened}, self._inputs, rounds=FEWEST)["whole"].p50_ms
+        turns = latency({"whole": self._opened}, self._inputs, rounds=FEWEST, block_seconds=BLOCK_SECONDS)
+        return turns["whole"].p50_ms
 
     def share_gone(self, pruned: TorchModel) -> float:
         """Of the whole's latency, what went with the channels."""
-        turns = latency({"whole": self._opened, "pruned": self._open(pruned)}, self._inputs, rounds=FEWEST)
+        models = {"whole": self._opened, "pruned": self._open(pruned)}
+        turns = latency(models, self._inputs, rounds=FEWEST, block_seconds=BLOCK_SECONDS)
         found = ratio(turns["pruned"].rounds_ms, turns["whole"].rounds_ms)
         return 0.0 if found is None else 1 - found.value
 
@@ -262,7 +264,7 @@ class _Measurements:
         models = {"whole": self._opened, "latency": self._open(pruned)}
         if rival is not None:
             models["macs"] = self._open(rival)
-        turns = latency(models, self._inputs, references=("whole", "macs"), rounds=ROUNDS)
+        turns = latency(models, self._inputs, references=("whole", "macs"), rounds=ROUNDS, block_seconds=BLOCK_SECONDS)
         details: dict[str, Any] = {f"{name}_ms": each.p50_ms for name, each in turns.items()}
         if rival is None:
             return details, ["Allocating by MACs would have chosen the same channels, or can't go so far."]

@@ -115,7 +115,7 @@ def test_auto_comes_to_the_budget_and_a_run_that_was_cut_goes_on(folder: Path, t
         assert one.measured.macs == other.measured.macs
 
 
-@pytest.mark.parametrize("budget", ["target_params", "target_size_mb", "target_latency_ms"])
+@pytest.mark.parametrize("budget", ["target_params", "target_latency_ms", "target_size_mb"])
 def test_auto_keeps_each_kind_of_budget(budget: str, folder: Path, tmp_path: Path) -> None:
     data = {"calibration": "images-calibration.npz", "eval": "images-eval.npz"}
     first, _ = compress.export(folder / "images.pt", ExportOptions(output=tmp_path / "float"))

@@ -67,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("int8", [(), ("--int8", "dynamic")], ids=["float", "int8"])
+@pytest.mark.parametrize("int8", [("--int8", "dynamic"), ()], ids=["int8", "float"])
 def test_a_network_for_speech_is_exported_smaller_and_answers_as_torch_does(
     folder: Path, int8: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -257,6 +257,15 @@ def on_the_way(clock: Clock, seed: int, **more: float) -> dict[str, Simulated]:
     return {name: Simulated(clock, name, ms, random.Random(f"{name} {seed}"), **more) for name, ms in RESNET50.items()}
 
 
+@pytest.mark.parametrize(("said", "calls"), [("", 60), ("20", 60), ("0", 10)])
+def test_turns_are_short_where_the_user_gives_them_no_time(
+    said: str, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SETTING, said)
+    found = latency({"a": Simulated(Clock(monkeypatch), "a", 1.0, random.Random(0))}, {})
+    assert len(found["a"].samples_ms) / found.rounds == pytest.approx(calls, abs=1)
+
+
 def test_a_round_calls_a_slow_model_three_times_and_a_fast_one_for_sixty_ms(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     models = on_the_way(clock, 0)
