@@ -54,6 +54,7 @@ LEAST_ODD_S, ODD_PART = 60.0, 10.0  # for so long, or so many times what it took
 FACTOR = 8  # times what requests of most others take, as a model's answers may, too
 SHORTEST_TARGET_S = 0.05
 HEAVY_SHARE = 0.25  # of the time, that all heavy requests have at least
+LONGEST_WAIT_S = 1.0  # that others wait behind heavy ones which are with all instances, however little they use these
 GUARDS_S = 5.0  # that a light request with the server keeps heavy ones back: longer than it waits behind their batches
 KEPT_S = 1.0  # that heavy ones are kept back ahead, at most, or that a key saves of its part
 SOON = 1.5  # times a key's usual pause, in which its next request is waited for
@@ -201,7 +202,8 @@ class Fairness:
         is_kept = self._kept_until(account, now) > now
         for step in self._works_of(model).steps:
             instances = self._instances_of[step]
-            if not is_kept:
+            is_long = instances > 1 and (account.overdue > 0 or min(account.took, default=0.0) > LONGEST_WAIT_S)
+            if not (is_kept or is_long):
                 most = float(_filling(instances, together))
             elif instances > 1:
                 most = max(1.0, min(instances, limit) - 1)
@@ -500,7 +502,8 @@ class Fairness:
         else:
             account.charge(seconds)
         overdue.charged = max(seconds, LEAST_S)
-        if account.answers <= FEWEST and (self.instances == 1 or work.at == work.begun):
+        was_alone = self.instances == 1 or work.at == work.begun or (self._is_by_server and overdue.server != "")
+        if account.answers <= FEWEST and was_alone:
             account.alone_s = seconds * instances / self.instances
             account.doubtful = self._is_usual_known and seconds > account.target_s
             if account.doubtful:
