@@ -29,7 +29,6 @@ from compress.quantize.place_qdq import place
 from compress.quantize.precision import operators, precisions
 from compress.quantize.swamped import swamped
 from compress.quantize.tied_tables import ties
-from compress.quantize.unrounded import take_unrounded, ways
 from compress.quantize.weights_onnx import RECURRENT, quantize_weights
 from compress.stage import Given, Progress
 
@@ -207,10 +206,7 @@ def quantized(options: QuantizeOnnx, original: ModelProto, ranges: Ranges | None
     if options.mode == "static" and options.target == "cpu":
         assert ranges is not None  # noqa: S101  a static model has them
         kept |= swamped(original.graph, ranges)
-        kept |= ways(original.graph, kept)
-        model = static_for_cpu(original, ranges, sorted(kept), reduce_range=options.reduce_range)
-        take_unrounded(original, model, kept)
-        return model
+        return static_for_cpu(original, ranges, kept, reduce_range=options.reduce_range)
     exclude = sorted(kept)
     if options.mode == "dynamic":
         return dynamic(original, exclude, reduce_range=options.reduce_range)
