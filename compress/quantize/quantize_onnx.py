@@ -113,6 +113,8 @@ class QuantizeOnnx:
             wide = _doubles(path)
             of_kind = "none is of a kind that it takes"
             of_kind += ", or large enough to gain" if self.mode == "weights" else ""
+            if layers.floats.keys() <= {*self.exclude, *exclude}:
+                of_kind = "all are to stay in float (--keep-float)"
             raise StageError(
                 "nothing was quantized",
                 why="its weights are float64, and INT8 is made of float32"

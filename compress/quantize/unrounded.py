@@ -1,5 +1,5 @@
-"""Who reads what is rounded to 8 bits: nodes that compute in 8 bits, and those that they give it to; all others the tensor
-as it was.
+"""Who reads what is rounded to 8 bits: nodes that compute in 8 bits, and those that they give it to. All others read
+the tensor as it was.
 
 ONNX Runtime's quantizer decides by kinds of nodes, and gives all takers of a tensor what is restored from 8 bits: a
 comparison, a norm or a cast beside a layer, too.

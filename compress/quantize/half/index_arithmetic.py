@@ -183,8 +183,8 @@ def _before_integers(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> set[st
 
 
 def _decisive(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> list[NodeProto]:
-    """Comparisons of float numbers whose answer becomes a number (an index, a class, a 0 or 1), is an output, or chooses
-    between tensors that are made of other data.
+    """Comparisons of float numbers whose answer becomes a number (an index, a class, a 0 or 1), is an output, or
+    chooses between tensors that are made of other data.
 
     Where it chooses between two of the same data, as in a leaky ReLU, what is rounded at the bound is small.
     """
