@@ -158,7 +158,7 @@ def test_of_flags_and_classes_it_is_told_how_many_change_beside_what_one_answer_
 
 
 def test_one_class_that_changes_by_chance_is_not_warned_of(tmp_path: Path) -> None:
-    x = np.tile(np.float32([3, 2, 1, 0]), (SAMPLES, 1))
+    x = np.tile(np.array([3, 2, 1, 0], np.float32), (SAMPLES, 1))
     x[0, 1] = 2.99
     models = classes([1, 1, 1, 1], tmp_path / "float"), classes([1, 1.01, 1, 1], tmp_path / "other")
     found = outputs_lost(*models, Dataset("", {"x": x}, None, "data"))
@@ -177,13 +177,12 @@ def test_a_file_that_fails_on_what_the_float_file_takes_is_an_error(tmp_path: Pa
         table = np.arange(8, dtype=np.float32)
         return answering(nodes, TensorProto.FLOAT, ["batch", 4], folder, by=np.float32(by), table=table)
 
-    models = looked_up(1.0, tmp_path / "float"), looked_up(9.0, tmp_path / "other")
+    right, wrong = looked_up(1.0, tmp_path / "float"), looked_up(9.0, tmp_path / "other")
+    data = Dataset("", {"x": X}, None, "data")
     with pytest.raises(StageError) as failed:
-        outputs_lost(*models, Dataset("", {"x": X}, None, "data"))
+        outputs_lost(right, wrong, data)
     what, why, mend = str(failed.value).splitlines()
     assert "the INT8 file does not run on the calibration data" in what
     assert "8 bits round" in why
     assert "--keep-float" in mend
-    assert outputs_lost(*reversed(models), Dataset("", {"x": X}, None, "data")) is None, (
-        "float's own failure is not INT8's"
-    )
+    assert outputs_lost(wrong, right, data) is None, "the float file's own failure is not INT8's"

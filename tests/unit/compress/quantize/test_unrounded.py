@@ -236,7 +236,7 @@ def test_an_output_that_a_layer_takes_too_is_given_as_it_was() -> None:
 
 def test_a_class_that_columns_decide_is_the_float_models_where_it_is_an_output(tmp_path: Path) -> None:
     class Flagged(Beside):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer(x), x[:, 0, 0] * 2 > 90.0  # type: ignore[return-value]
 
     model, data = exported(Flagged().eval(), (f"x:float32[batch,{STEPS},8]",), tmp_path), columns()
