@@ -41,11 +41,13 @@ class OutputsLost:
     Attributes:
         output: its name.
         share: of floats, mean squared error beside the variance over samples, infinite where values are no numbers; of
-            classes, flags and other whole numbers, how many change beside how many one answer for all samples misses.
+            classes, flags and other whole numbers, how many change beside how many one answer for all samples misses,
+            one at least.
         samples: that it was found on.
         column: the one along the last axis that loses most; None where there is none, or too many.
         column_share: of that column.
         changed: of whole numbers, the share that changes; None for floats.
+        missed: the share of them that one answer for all samples misses.
         few: whether so few of them change that it may be chance.
     """
 
@@ -55,6 +57,7 @@ class OutputsLost:
     column: int | None = None
     column_share: float | None = None
     changed: float | None = None
+    missed: float | None = None
     few: bool = False
 
     @property
@@ -69,9 +72,8 @@ class OutputsLost:
             return None
         where = f"the output {self.output!a} on {counted(self.samples, 'samples')} of the calibration data"
         if self.changed is not None:
-            missed = self.changed / self.share
             told = f"INT8 changes {self.changed:.1%} of the answers of {where}, and one answer for all samples misses "
-            told += f"{missed:.1%}"
+            told += f"{self.missed:.1%}"
         elif not np.isfinite(self.worst):
             told = f"INT8 makes values that are no numbers of {where}"
         else:
@@ -93,7 +95,7 @@ class OutputsLost:
             "share": _finite(self.share),
             "samples": self.samples,
             **({} if self.column is None else {"column": self.column, "column_share": _finite(self.column_share)}),
-            **({} if self.changed is None else {"changed": self.changed}),
+            **({} if self.changed is None else {"changed": self.changed, "missed": self.missed}),
         }
 
 
@@ -184,8 +186,9 @@ class _Wholes:
         missed = wanted.size - int(most.sum())
         if len(wanted) < 2 or not wanted.size or not (missed or self._changed):
             return None
-        changed = self._changed / wanted.size
-        return OutputsLost(name, self._changed / max(missed, 1), samples, changed=changed, few=self._changed < FEW)
+        share, few = self._changed / max(missed, 1), self._changed < FEW
+        changed, missed_share = self._changed / wanted.size, missed / wanted.size
+        return OutputsLost(name, share, samples, changed=changed, missed=missed_share, few=few)
 
 
 class _Floats:

@@ -155,6 +155,7 @@ def test_of_flags_and_classes_it_is_told_how_many_change_beside_what_one_answer_
         assert found is not None
         assert found.changed is not None
         assert f"changes {found.changed:.1%} of the answers" in (found.warning or "")
+        assert f"misses {found.missed:.1%}" in (found.warning or "")
 
 
 def test_one_class_that_changes_by_chance_is_not_warned_of(tmp_path: Path) -> None:
@@ -164,6 +165,7 @@ def test_one_class_that_changes_by_chance_is_not_warned_of(tmp_path: Path) -> No
     found = outputs_lost(*models, Dataset("", {"x": x}, None, "data"))
     assert found is not None
     assert found.share == 1.0
+    assert found.missed == 0.0
     assert found.warning is None
 
 
