@@ -52,12 +52,21 @@ class ForEach:
     def __call__(self, outputs: Arrays, inputs: Arrays) -> Arrays:
         """The outputs for these inputs: as they are, or [samples, …]."""
         samples = len(next(iter(inputs.values())))
-        if self._axes is None:
-            self._axes = {name: self._axis(name, np.shape(values), samples) for name, values in outputs.items()}
-        axes = {name: self._axes.get(name, 0) for name in outputs}
+        axes = self.axes(outputs, samples)
         if len({*axes.values()}) == 1 and all(np.ndim(values) for values in outputs.values()):
             return outputs
         return {name: _rows(values, axes[name], samples) for name, values in outputs.items()}
+
+    def axes(self, outputs: Arrays, samples: int) -> dict[str, int | None]:
+        """By output the axis that its samples are on; None where it has none.
+
+        Args:
+            outputs: for a batch; the first that is given tells.
+            samples: of the batch.
+        """
+        if self._axes is None:
+            self._axes = {name: self._axis(name, np.shape(values), samples) for name, values in outputs.items()}
+        return {name: self._axes.get(name, 0) for name in outputs}
 
     def _axis(self, name: str, shape: tuple[int, ...], samples: int) -> int | None:
         sizes = zip(self._one.get(name, ()), shape, strict=False)

@@ -8,6 +8,7 @@ import shlex
 import tempfile
 import time
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,9 @@ from compress.options import ExplainOptions
 from compress.pipeline import Watcher
 from compress.quantize.beside import Range, Tensor, beside
 from compress.quantize.int8_onnx import plain
+from compress.quantize.precision import LAYERS
 from compress.quantize.shield import shield, unshield
+from compress.quantize.weights_onnx import RECURRENT
 from compress.runtime.backends import open_model
 from compress.runtime.backends.bfloat16 import emulated
 from compress.runtime.backends.onnxrt import is_emulated
@@ -82,6 +85,7 @@ class Explanation:
         searched: whether there were layers in 8 bits to choose among.
         gone: of the error of those samples, the share that goes with it.
         unmatched: tensors or layers that could not be compared, with why.
+        emptied: whether what was chosen is all that has weights in 8 bits, so that no INT8 would be left.
         not_finite: samples for which an output is NaN or infinite where the original's is not, or is another.
     """
 
@@ -97,6 +101,7 @@ class Explanation:
     tried: tuple[str, ...] = ()
     gone: Gone | None = None
     searched: bool = False
+    emptied: bool = False
 
     @property
     def flags(self) -> str:
@@ -271,7 +276,20 @@ def _beside(
     if proven is None or mixed is None or not mends(proven):
         return dataclasses.replace(known, searched=True, tried=tried, gone=proven)
     mended = float(mixed.all.mean())
+    if _layers(before, variants) <= set(tried):  # an export that keeps them all has nothing to quantize
+        return dataclasses.replace(known, searched=True, error_mended=mended, tried=tried, gone=proven, emptied=True)
     return dataclasses.replace(known, searched=True, keep_float=tried, error_mended=mended, tried=tried, gone=proven)
+
+
+def _layers(before: ModelProto, units: Collection[str]) -> set[str]:
+    """Those of some nodes that have weights."""
+    weights = {tensor.name for tensor in before.graph.initializer}
+    kinds = (*LAYERS, *RECURRENT, "Gather")
+    return {
+        node.name
+        for node in before.graph.node
+        if node.name in units and node.op_type in kinds and weights.intersection(node.input[:2])
+    }
 
 
 def _halves(data: Dataset) -> tuple[Dataset, ...]:

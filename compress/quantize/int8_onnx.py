@@ -33,6 +33,7 @@ from compress.quantize.quantizer_limits import kept_activations, no_matrices, od
 from compress.quantize.shield import shield
 from compress.quantize.stand_ins import StandIns
 from compress.quantize.tied_tables import Ties, tables, tie
+from compress.quantize.unrounded import ANSWERS, ROUNDED, in_float, take_unrounded
 from compress.quantize.weights_onnx import RECURRENT, both_worth, quantize_weights, rounded
 from compress.runtime.memory import give_back
 
@@ -149,7 +150,10 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
     exclude = [*exclude, *beside(model.graph, mask_chain(model.graph).all - set(ranges))]
     quantize_weights(model, exclude, RECURRENT)
     kinds, weightless = attention(model)
-    left = [*exclude, *weightless, *kept_activations(model), *odd(model), *(node.name for node in tables(model))]
+    left = {*exclude, *weightless, *kept_activations(model), *odd(model), *(node.name for node in tables(model))}
+    asked = {n.name for n in model.graph.node if n.op_type in (kinds or ROUNDED) and n.op_type not in ANSWERS} - left
+    asked -= in_float(model.graph, asked)
+    left = {node.name for node in model.graph.node} - asked
     dims = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
     whole = {n.input[1] for n in model.graph.node if len(n.input) > 1 and one_scale(n, dims.get(n.input[1], 0))}
 
@@ -172,7 +176,7 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
             weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod.MinMax,
             op_types_to_quantize=kinds,
-            nodes_to_exclude=left,
+            nodes_to_exclude=sorted(left),
             extra_options={
                 "TensorQuantOverrides": {names.plain[name]: [dict(WHOLE)] for name in whole & dims.keys()},
                 "OpTypesToExcludeOutputQuantization": [] if kinds is None else list(FLOAT_RESULTS),
@@ -180,6 +184,7 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
         )
 
     quantized = _through(model, run)
+    take_unrounded(given, quantized, asked)
     tell(quantized, cuts(given, quantized))
     return quantized
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
-from compress.errors import ToolkitError
+from compress.errors import StageError, ToolkitError
 from compress.evaluate.judge import spread
-from compress.evaluate.scoring import batch_for
-from compress.model import OnnxModel
+from compress.evaluate.scoring import ForEach
+from compress.model import Arrays, OnnxModel
 from compress.model.apart import without_fills
-from compress.runtime.backends import open_model
+from compress.runtime.backends import Backend, open_model
 from compress.runtime.measure import cores
 
 __all__ = ["OutputsLost", "outputs_lost"]
@@ -26,6 +26,9 @@ SAMPLES = 32  # tell what is lost by halves
 # Rounding alone takes some hundredths. Of a constant that lies in the middle, all is lost: beyond half, the outputs are
 # nearer to that than to the float model's.
 MOST = 0.5
+# Of columns along the last axis, the worst is told where they are few: of thousands, some lose much by chance.
+COLUMNS = 64
+FEW = 3  # answers that change by chance, where they are classes or flags
 VARIES = 1e-10  # of an output's mean square: below, float32 alone makes it vary
 
 Array = np.ndarray[Any, Any]
@@ -37,35 +40,67 @@ class OutputsLost:
 
     Attributes:
         output: its name.
-        share: mean squared error beside the variance over samples; infinite where values are no numbers.
+        share: of floats, mean squared error beside the variance over samples, infinite where values are no numbers; of
+            classes, flags and other whole numbers, how many change beside how many one answer for all samples misses,
+            one at least.
         samples: that it was found on.
+        column: the one along the last axis that loses most; None where there is none, or too many.
+        column_share: of that column.
+        changed: of whole numbers, the share that changes; None for floats.
+        missed: the share of them that one answer for all samples misses.
+        few: whether so few of them change that it may be chance.
     """
 
     output: str
     share: float
     samples: int
+    column: int | None = None
+    column_share: float | None = None
+    changed: float | None = None
+    missed: float | None = None
+    few: bool = False
+
+    @property
+    def worst(self) -> float:
+        """The share of the whole, or of its worst column."""
+        return self.share if self.column_share is None else max(self.share, self.column_share)
 
     @property
     def warning(self) -> str | None:
         """What is to be said, where it is too much."""
-        if self.share <= MOST:
+        if self.worst <= MOST or self.few:
             return None
-        where = f"of the output {self.output!a} on {counted(self.samples, 'samples')} of the calibration data"
-        told = (
-            f"INT8 loses {self.share:.0%} {where}: that is its squared error beside what the float model's answers "
-            "vary by, and one answer for all samples loses 100%"
-            if np.isfinite(self.share)
-            else f"INT8 makes values that are no numbers {where}"
-        )
+        where = f"the output {self.output!a} on {counted(self.samples, 'samples')} of the calibration data"
+        if self.changed is not None:
+            told = f"INT8 changes {self.changed:.1%} of the answers of {where}, and one answer for all samples misses "
+            told += f"{self.missed:.1%}"
+        elif not np.isfinite(self.worst):
+            told = f"INT8 makes values that are no numbers of {where}"
+        else:
+            part = (
+                ""
+                if self.share > MOST or self.column is None
+                else f"column {self.column} (from 0, on the last axis) of "
+            )
+            told = (
+                f"INT8 loses {self.share if not part else self.worst:.0%} of {part}{where}: that is its squared error "
+            )
+            told += "beside what the float model's answers vary by, and one answer for all samples loses 100%"
         return f"{told}. `compress explain` tells which nodes lose it; --keep-float keeps them in float"
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; a share that is no number is None."""
         return {
             "output": self.output,
-            "share": self.share if np.isfinite(self.share) else None,
+            "share": _finite(self.share),
             "samples": self.samples,
+            **({} if self.column is None else {"column": self.column, "column_share": _finite(self.column_share)}),
+            **({} if self.changed is None else {"changed": self.changed, "missed": self.missed}),
         }
+
+
+def _finite(share: float | None) -> float | None:
+    return share if share is not None and np.isfinite(share) else None
 
 
 def outputs_lost(before: OnnxModel, after: OnnxModel, data: Dataset) -> OutputsLost | None:
@@ -77,35 +112,94 @@ def outputs_lost(before: OnnxModel, after: OnnxModel, data: Dataset) -> OutputsL
         data: the calibration data.
 
     Returns:
-        None where no output of floats varies over samples, or one of the files does not run here.
+        None where no output varies over samples, or the float file does not run here.
+
+    Raises:
+        StageError: the quantized file does not run on what the float file takes.
     """
     some = spread(data, SAMPLES)
-    found: dict[str, _Tally] = {}
+    found: dict[str, _Floats | _Wholes] = {}
     try:
-        models = [open_model(model, threads=cores()) for model in (before, after)]
-        for inputs, _ in some.batches(batch_for(models[0], some)):
-            wanted, given = (model.infer(inputs) for model in models)
-            rows = len(next(iter(inputs.values())))
-            for name, want in wanted.items():
-                got = given[name]
-                if want.dtype.kind == "f" and want.shape == got.shape and want.shape[:1] == (rows,):
-                    found.setdefault(name, _Tally(want[:1])).add(want, got)
+        first = open_model(before, threads=cores())
+        each = ForEach(first, some)
     except ToolkitError:  # who runs it next says so
         return None
-    shares = {name: share for name, tally in found.items() if (share := tally.share) is not None}
-    if not shares:
-        return None
-    worst = max(shares, key=lambda name: shares[name])
-    return OutputsLost(worst, shares[worst], len(some))
+    second: Backend | None = None
+    for inputs, _ in some.batches(each.batch):
+        try:
+            wanted = first.infer(inputs)
+        except ToolkitError:
+            return None
+        try:
+            second = second or open_model(after, threads=cores())
+            given = second.infer(inputs)
+        except ToolkitError as err:
+            raise _no_run(err) from err
+        for name, (want, got) in _by_sample(wanted, given, each, len(next(iter(inputs.values())))).items():
+            if name not in found:
+                found[name] = _Floats(want[:1]) if want.dtype.kind == "f" else _Wholes()
+            found[name].add(want, got)
+    told = [lost for name, tally in found.items() if (lost := tally.lost(name, len(some))) is not None]
+    return max(told, key=lambda lost: (not lost.few, lost.worst), default=None)
 
 
-class _Tally:
-    """Sums over the samples of one output."""
+def _no_run(err: ToolkitError) -> StageError:
+    return StageError(
+        "the INT8 file does not run on the calibration data",
+        why=f"the float model takes these samples; with what 8 bits round, ONNX Runtime says: {err.why or err}",
+        mend="keep in float what reckons places in tables or sizes (--keep-float, by names of the exported graph), or "
+        "round no activation: --int8 weights",
+    )
+
+
+def _by_sample(wanted: Arrays, given: Arrays, each: ForEach, rows: int) -> dict[str, tuple[Array, Array]]:
+    """Outputs [samples, …] of both files, where they have samples and are of one shape."""
+    axes = each.axes(wanted, rows)
+    found: dict[str, tuple[Array, Array]] = {}
+    for name, want in wanted.items():
+        axis, got = axes[name], given[name]
+        if axis is not None and want.dtype.kind in "fiub" and want.shape == got.shape and want.shape[axis] == rows:
+            found[name] = np.moveaxis(want, axis, 0), np.moveaxis(got, axis, 0)
+    return found
+
+
+class _Wholes:
+    """Answers of one output that are no floats: classes, flags, counts."""
+
+    def __init__(self) -> None:
+        self._wanted: list[Array] = []
+        self._changed = 0
+
+    def add(self, want: Array, got: Array) -> None:
+        """Some samples more."""
+        self._wanted.append(want)
+        self._changed += int((want != got).sum())
+
+    def lost(self, name: str, samples: int) -> OutputsLost | None:
+        """None where nothing varies, nor changes, or samples differ in shape."""
+        if len({want.shape[1:] for want in self._wanted}) != 1:
+            return None
+        wanted = np.concatenate(self._wanted)
+        most = np.zeros(wanted.shape[1:], np.int64)  # samples that one answer for all of them is right for, by place
+        for one in wanted:
+            most = np.maximum(most, (wanted == one).sum(0))
+        missed = wanted.size - int(most.sum())
+        if len(wanted) < 2 or not wanted.size or not (missed or self._changed):
+            return None
+        share, few = self._changed / max(missed, 1), self._changed < FEW
+        changed, missed_share = self._changed / wanted.size, missed / wanted.size
+        return OutputsLost(name, share, samples, changed=changed, missed=missed_share, few=few)
+
+
+class _Floats:
+    """Sums over the samples of one output, by column of its last axis where these are few."""
 
     def __init__(self, first: Array) -> None:
         self._first = np.where(np.isfinite(first), first, 0).astype(np.float64)  # sums of what is far from 0 cancel
         self._sum = np.zeros_like(self._first)
-        self._squares = self._error = self._size = 0.0
+        last = first.shape[-1] if first.ndim > 1 else 1
+        self._columns = last if 0 < last <= COLUMNS else 1
+        self._squares, self._error, self._size = (np.zeros(self._columns) for _ in range(3))
         self._count = 0
         self._whole = True
 
@@ -118,16 +212,32 @@ class _Tally:
         wide, other = (np.where(np.isfinite(want), each, 0.0) for each in (wide, other))
         apart = wide - self._first
         self._sum += apart.sum(0, keepdims=True)
-        self._squares += float(np.square(apart).sum())
-        self._size += float(np.square(wide).sum())
-        with np.errstate(over="ignore"):
-            self._error += float(np.square(other - wide).sum())
+        self._squares += self._by_column(np.square(apart))
+        self._size += self._by_column(np.square(wide))
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._error += self._by_column(np.square(other - wide))
         self._count += len(want)
 
-    @property
-    def share(self) -> float | None:
-        """Error by variance; None where it does not vary."""
-        varies = self._squares - float(np.square(self._sum).sum()) / max(self._count, 1)
-        if not self._whole or self._count < 2 or varies <= VARIES * self._size:
+    def lost(self, name: str, samples: int) -> OutputsLost | None:
+        """None where it does not vary."""
+        if not self._whole or self._count < 2:
             return None
-        return self._error / varies if np.isfinite(self._error) else float("inf")
+        varies = self._squares - self._by_column(np.square(self._sum)) / self._count
+        share = _share(varies.sum(), self._size.sum(), self._error.sum())
+        if share is None or self._columns < 2:
+            return None if share is None else OutputsLost(name, share, samples)
+        sums = zip(varies, self._size, self._error, strict=True)
+        parts = {at: part for at, each in enumerate(sums) if (part := _share(*each)) is not None}
+        worst = max(parts, key=lambda at: parts[at])
+        return OutputsLost(name, share, samples, worst, parts[worst])
+
+    def _by_column(self, values: Array) -> Array:
+        total: Array = values.reshape(-1, self._columns).sum(0)
+        return total
+
+
+def _share(varies: float, size: float, error: float) -> float | None:
+    """Error by variance; None where it does not vary."""
+    if varies <= VARIES * size:
+        return None
+    return float(error / varies) if np.isfinite(error) else float("inf")

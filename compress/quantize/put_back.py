@@ -6,14 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto
-from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
 from compress.formats.onnx.scope import captured, drop_dead, fresh, names_in, sort
+from compress.quantize.unrounded import ROUNDED, in_float, read_rounded
 
 __all__ = ["Mixed", "UnmatchedError"]
-
-
-ROUNDED = frozenset({*QDQRegistry, *QLinearOpsRegistry})  # kinds of nodes that have Q/DQ nodes of their own on the CPU
 
 
 class UnmatchedError(Exception):
@@ -77,10 +74,13 @@ class Mixed:
         if not back:
             return mixed
         eight = set(self.units) - set(back)
+        if self._rounds_outputs:
+            eight -= in_float(self._plain.graph, eight)
+        back = set(self.units) - eight
         graph = mixed.graph
         rounded: dict[str, set[str]] = {}  # what is restored for somebody, by tensor
         nodes = [
-            made for node in self._plain.graph.node if (made := self._node(node, set(back), eight, rounded)) is not None
+            made for node in self._plain.graph.node if (made := self._node(node, back, eight, rounded)) is not None
         ]
         nodes += self._links(eight, rounded, nodes)
         mine = {node.name for node in self._plain.graph.node}
@@ -125,7 +125,7 @@ class Mixed:
         return made
 
     def _reads_rounded(self, tensor: str, reader: str, eight: Collection[str]) -> bool:
-        return reader in eight or (self._rounds_outputs and self._owner_of(tensor) in eight)
+        return read_rounded(reader, self._owner_of(tensor) if self._rounds_outputs else None, eight)
 
     def _links(self, eight: Collection[str], rounded: dict[str, set[str]], nodes: list[NodeProto]) -> list[NodeProto]:
         """Q/DQ nodes of what is read in 8 bits."""

@@ -29,7 +29,6 @@ from compress.quantize.place_qdq import place
 from compress.quantize.precision import operators, precisions
 from compress.quantize.swamped import swamped
 from compress.quantize.tied_tables import ties
-from compress.quantize.unrounded import take_unrounded, ways
 from compress.quantize.weights_onnx import RECURRENT, quantize_weights
 from compress.stage import Given, Progress
 
@@ -114,6 +113,8 @@ class QuantizeOnnx:
             wide = _doubles(path)
             of_kind = "none is of a kind that it takes"
             of_kind += ", or large enough to gain" if self.mode == "weights" else ""
+            if layers.floats.keys() <= {*self.exclude, *exclude}:
+                of_kind = "all are to stay in float (--keep-float)"
             raise StageError(
                 "nothing was quantized",
                 why="its weights are float64, and INT8 is made of float32"
@@ -207,10 +208,7 @@ def quantized(options: QuantizeOnnx, original: ModelProto, ranges: Ranges | None
     if options.mode == "static" and options.target == "cpu":
         assert ranges is not None  # noqa: S101  a static model has them
         kept |= swamped(original.graph, ranges)
-        kept |= ways(original.graph, kept)
-        model = static_for_cpu(original, ranges, sorted(kept), reduce_range=options.reduce_range)
-        take_unrounded(original, model, kept)
-        return model
+        return static_for_cpu(original, ranges, kept, reduce_range=options.reduce_range)
     exclude = sorted(kept)
     if options.mode == "dynamic":
         return dynamic(original, exclude, reduce_range=options.reduce_range)

@@ -9,18 +9,19 @@ from collections.abc import Mapping
 
 from onnx import GraphProto
 
-from compress.quantize.half.index_arithmetic import KINDS, LOGICAL, MOVING, ONE_BY_ONE
+from compress.quantize.half.index_arithmetic import KINDS, LOGICAL
+from compress.quantize.unrounded import WEIGHTED
+from compress.quantize.weights_onnx import RECURRENT
 
 __all__ = ["swamped"]
 
 LEVELS = 255  # steps of 8 bits: a term that is smaller than one of them is gone
 SUMS = ("Add", "Sub", "Sum")
 BARE = (*KINDS, *LOGICAL, "Constant", "ConstantOfShape", "Shape", "Trilu")
-LARGEST = ("GlobalMaxPool", "MaxPool", "Max", "Min", "ReduceMax", "ReduceMin")
 
 
 def swamped(graph: GraphProto, ranges: Mapping[str, tuple[float, float]]) -> set[str]:
-    """Names of the sums, and of what takes them on, up to where the range is the data's again.
+    """Names of the sums, and of what takes them on, up to a layer, or to what brings the range back to the data's.
 
     The large term is made of inputs and constants alone, without a layer: a branch that a network has trained to be
     small beside its residual is none.
@@ -49,7 +50,7 @@ def swamped(graph: GraphProto, ranges: Mapping[str, tuple[float, float]]) -> set
             large = max((width(name) for name in terms if name in bare), default=0.0)
             if large >= LEVELS * small > 0:
                 carried.append(small)
-        if not carried or node.op_type not in (*ONE_BY_ONE, *MOVING, *LARGEST):
+        if not carried or node.op_type in (*WEIGHTED, *RECURRENT):
             continue
         found.add(node.name)
         small = max(carried)

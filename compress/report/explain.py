@@ -71,6 +71,9 @@ def exclusions_told(found: Explanation) -> str:
         return "no exclusion found that mends it" if found.searched else ""
     share = share_text(found.gone.share, found.gone.low, found.gone.high)
     proof = f"of the outputs' error on {counted(found.gone.samples, 'samples')} that had no part in the choice"
+    if found.emptied:
+        told = f"no exclusion found that leaves layers in INT8: with all in float, {share} {proof} is gone"
+        return f"{told}; leave --int8 out of the export"
     if not found.keep_float:
         return f"no exclusion found that mends it: the best, {', '.join(found.tried)}, takes {share} {proof}"
     return f"with these in float, {share} {proof} is gone; add to the export: {found.flags}"

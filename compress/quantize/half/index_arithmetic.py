@@ -6,7 +6,7 @@ steps of 20.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,8 +100,9 @@ def _index_arithmetic(
 def kept_from_int8(model: onnx.ModelProto) -> set[str]:
     """Names of the nodes that 8 bits must not round.
 
-    They are what reckons with positions, a sine's or cosine's argument, and what is compared where the answer becomes a
-    number: an argument's range, or a bound's, says nothing of how exact it has to be.
+    They are what reckons with positions, a sine's or cosine's argument, and what is compared where the answer decides:
+    an argument's range, or a bound's, says nothing of how exact it has to be. What no layer has rounded needs no such
+    rule (see `unrounded`): this is for the arithmetic behind layers.
 
     Args:
         model: float32; node names are unique.
@@ -182,28 +183,56 @@ def _before_integers(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> set[st
 
 
 def _decisive(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> list[NodeProto]:
-    """Comparisons of float numbers whose answer becomes a number: an index, a class, a 0 or 1.
+    """Comparisons of float numbers whose answer becomes a number (an index, a class, a 0 or 1), is an output, or
+    chooses between tensors that are made of other data.
 
-    Where it only chooses between two tensors of data, as in a leaky ReLU, what is rounded at the bound is small.
+    Where it chooses between two of the same data, as in a leaky ReLU, what is rounded at the bound is small.
     """
+    makers = {name: node for node in graph.node for name in node.output}
     stored = {tensor.name for tensor in graph.initializer}
-    numbers: set[str] = set()  # bool tensors that become numbers
+    # Bool tensors that become numbers.
+    numbers = {value.name for value in graph.output if kinds.get(value.name) == TensorProto.BOOL}
+    chosen: dict[str, list[frozenset[str]]] = {}  # what comes into the branches that a bool tensor chooses between
     found: list[NodeProto] = []
     for node in reversed(graph.node):
         if node.op_type == "Cast":
             becomes = kinds.get(node.input[0]) == TensorProto.BOOL
         elif node.op_type == "Where":  # between whole numbers, or constants: a number made of the answer
             becomes = kinds.get(node.output[0]) in INTEGERS or stored.issuperset(node.input[1:])
+            if not becomes:
+                chosen.setdefault(node.input[0], []).append(_within_reach(node.input[1:], makers))
         else:
             becomes = node.op_type == "NonZero"
         if becomes:
             numbers.add(node.input[0])
-        if numbers.intersection(node.output):
-            if node.op_type in (*LOGICAL, *MOVING, "Where"):
-                numbers.update(name for name in node.input if kinds.get(name) == TensorProto.BOOL)
-            elif node.op_type in COMPARING and kinds.get(node.input[0]) == TensorProto.FLOAT:
+        branches = [each for name in node.output for each in chosen.get(name, ())]
+        if not branches and not numbers.intersection(node.output):
+            continue
+        if node.op_type in (*LOGICAL, *MOVING, "Where"):
+            answers = [name for name in node.input if kinds.get(name) == TensorProto.BOOL]
+            numbers.update(answers if numbers.intersection(node.output) else ())
+            for name in answers:
+                chosen.setdefault(name, []).extend(branches)
+        elif node.op_type in COMPARING and kinds.get(node.input[0]) == TensorProto.FLOAT:
+            compared = _within_reach(node.input, makers) - stored
+            if numbers.intersection(node.output) or not all(compared & each for each in branches):
                 found.append(node)
     return found
+
+
+def _within_reach(names: Iterable[str], makers: Mapping[str, NodeProto]) -> frozenset[str]:
+    """Tensors, and those that they are made of by arithmetic, back to what layers give."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        maker = makers.get(name)
+        if maker is not None and maker.op_type in (*ONE_BY_ONE, *PERIODIC, *MOVING):
+            waiting += maker.input
+    return frozenset(found)
 
 
 def _back(ends: list[NodeProto], graph: onnx.GraphProto, kinds: Mapping[str, int]) -> set[str]:

@@ -14,10 +14,11 @@ from torch import nn
 
 import compress
 from compress.console.wording import AssumedWarning
-from compress.errors import RecipeError
+from compress.errors import RecipeError, StageError
 from compress.jobs.explain import Explanation, explain
 from compress.jobs.export import Silent
 from compress.options import ExplainOptions, ExportOptions
+from compress.report.explain import exclusions_told
 from compress.runtime.backends.onnxrt import is_emulated
 
 
@@ -123,6 +124,34 @@ def test_an_export_that_keeps_the_nodes_is_as_good_as_was_promised(tmp_path: Pat
     again = explained(tmp_path, tmp_path / "model.pt", quantized(tmp_path, "kept", keep_float=found.keep_float))
     assert again.error is not None
     assert again.error < 1.5 * found.error_mended
+
+
+class Unlike(nn.Module):
+    """An amount of thousands and two scores: all that there is to quantize loses the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 48), nn.Linear(48, 3)
+        with torch.no_grad():
+            self.b.weight[0] *= 5_000
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.relu(self.a(x)))  # type: ignore[no-any-return]
+
+
+def test_where_nothing_but_all_layers_mends_it_int8_is_to_be_left_out(tmp_path: Path) -> None:
+    """An export that keeps them all would have nothing to quantize, and say that they are the reason."""
+    compress.save(Unlike().eval(), tmp_path / "model.pt", inputs="x:float32[batch,8]", outputs=["y"])
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).normal(size=(256, 8)).astype(np.float32))
+    found = explained(tmp_path, tmp_path / "model.pt", quantized(tmp_path, "int8"))
+    assert found.emptied
+    assert not found.keep_float
+    assert set(found.tried) == {layer.name for layer in found.layers}
+    assert exclusions_told(found).endswith("leave --int8 out of the export")
+    with pytest.raises(StageError, match=r"of its 2 layers with weights, all are to stay in float \(--keep-float\)"):
+        quantized(tmp_path, "kept", keep_float=found.tried)
+    assert not (tmp_path / "kept").exists()
 
 
 def test_a_file_in_bf16_is_explained_by_its_emulation(exported: Path) -> None:

@@ -16,7 +16,7 @@ from compress.data.dataset import Dataset
 from compress.model import OnnxModel
 from compress.quantize.half.index_arithmetic import index_arithmetic, kept_from_int8
 from compress.quantize.quantize_onnx import QuantizeOnnx, quantized
-from compress.quantize.unrounded import ways
+from compress.quantize.unrounded import in_float
 from tests.families import family
 from tests.unit.compress.prune.test_prune_channels import quiet
 from tests.unit.compress.quantize.test_half_onnx import exported
@@ -278,9 +278,36 @@ def test_what_is_compared_is_not_rounded_where_the_answer_becomes_a_number(case:
     assert "layer" not in kept
 
 
-def test_a_comparison_that_chooses_between_data_takes_no_layer_away() -> None:
-    leaky = [GREATER, node("Mul", ["s", "bound"], "less"), node("Where", ["over", "s", "less"], "y")]
-    assert compared(leaky) == set()
+LESS = node("Mul", ["s", "bound"], "less")
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [GREATER, LESS, node("Where", ["over", "s", "less"], "y")],
+        [GREATER, node("Not", ["over"], "under"), LESS, node("Where", ["under", "s", "less"], "y")],
+        [
+            node("Abs", ["s"], "size"),
+            node("Greater", ["size", "bound"], "over"),
+            node("Where", ["over", "s", "bound"], "y"),
+        ],
+    ],
+    ids=["leaky", "by way of not", "shrunk"],
+)
+def test_a_comparison_that_chooses_between_what_is_compared_takes_nothing_from_8_bits(
+    nodes: list[onnx.NodeProto],
+) -> None:
+    assert compared(nodes) == set()
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_a_comparison_that_chooses_between_other_data_decides(inverted: bool) -> None:
+    other = [node("MatMul", ["ids", "w"], "a"), node("MatMul", ["ids", "w"], "b")]
+    chooses = [node("Not", ["over"], "under")] if inverted else []
+    gated = [*other, GREATER, *chooses, node("Where", ["under" if inverted else "over", "a", "b"], "y")]
+    kept = compared(gated)
+    assert {"sum", "over"} <= kept
+    assert not kept & {"layer", "a", "b"}
 
 
 def test_a_long_way_to_a_node_in_float_is_followed_to_its_end() -> None:
@@ -288,4 +315,5 @@ def test_a_long_way_to_a_node_in_float_is_followed_to_its_end() -> None:
     nodes = [helper.make_node("Transpose", [f"t{n}"], [f"t{n + 1}"], f"move{n}", perm=[1, 0]) for n in range(length)]
     nodes.append(helper.make_node("Sin", [f"t{length}"], ["y"], "sin"))
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in ("t0", "y")]
-    assert len(ways(helper.make_graph(nodes, "long", ends[:1], ends[1:]), {"sin"})) == length
+    graph = helper.make_graph(nodes, "long", ends[:1], ends[1:])
+    assert len(in_float(graph, {node.name for node in nodes[:-1]})) == length

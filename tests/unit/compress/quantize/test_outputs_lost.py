@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 
 from compress.artifact import Signature, TensorSpec
 from compress.data.dataset import Dataset
+from compress.errors import StageError
 from compress.model import OnnxModel
 from compress.quantize.outputs_lost import outputs_lost
 from compress.quantize.quantize_onnx import QuantizeOnnx
@@ -23,28 +25,40 @@ SAMPLES = 64
 X = np.random.default_rng(0).normal(size=(SAMPLES, 4)).astype(np.float32)
 
 
-class Decay(nn.Module):
-    """An exponential of times up to 5,000: no rule keeps it from 8 bits."""
+class Unlike(nn.Module):
+    """An amount of thousands and two scores, in one layer."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.rates = nn.Buffer(torch.exp(torch.linspace(0, -6, 16)))
-        self.a, self.b = nn.Linear(16, 48), nn.Linear(48, 5)
+        self.a, self.b = nn.Linear(4, 48), nn.Linear(48, 3)
+        with torch.no_grad():
+            self.b.weight[0] *= 5_000
 
-    def forward(self, times: torch.Tensor) -> torch.Tensor:
-        return self.b(torch.relu(self.a(torch.exp(-(times * self.rates)))))  # type: ignore[no-any-return]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.relu(self.a(x)))  # type: ignore[no-any-return]
 
 
+class Turned(Unlike):
+    """The same of a sequence, steps before samples."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x[:, None].expand(-1, 2, -1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("network", [Unlike, Turned])
 @pytest.mark.parametrize("target", ["cpu", "tensorrt"])
-def test_a_file_that_keeps_less_than_half_is_warned_of(target: str, tmp_path: Path) -> None:
-    times = (np.random.default_rng(0).random((SAMPLES, 1)) ** 3 * 5_000).astype(np.float32)
-    model = exported(Decay().eval(), ("times:float32[batch,1]",), tmp_path)
-    data = Dataset("", {"times": times}, None, "data")
+def test_a_column_that_loses_more_than_half_is_warned_of(target: str, network: type[nn.Module], tmp_path: Path) -> None:
+    model = exported(network().eval(), ("x:float32[batch,4]",), tmp_path)
+    data = Dataset("", {"x": X}, None, "data")
     given = QuantizeOnnx("static", data, target=target).run(model, tmp_path / "next", quiet)  # type: ignore[arg-type]
     lost = given.details["outputs_lost"]
     assert lost["samples"] == 32
-    assert any("--keep-float" in warning for warning in given.warnings) == (lost["share"] > 0.5) == (target == "cpu")
+    assert lost["share"] < 0.05, "the column of thousands hides the others"
+    warned = [warning for warning in given.warnings if "--keep-float" in warning]
+    assert bool(warned) == (lost["column_share"] > 0.5) == (target == "cpu")
+    assert not warned or f"column {lost['column']}" in warned[0]
+    assert not warned or lost["column"] > 0
 
 
 def scaled(by: object, to: object, folder: Path) -> OnnxModel:
@@ -86,3 +100,91 @@ def test_values_that_are_no_numbers_lose_all(tmp_path: Path) -> None:
     assert found is not None
     assert "no numbers" in (found.warning or "")
     assert found.to_dict()["share"] is None
+
+
+def answering(
+    nodes: list[onnx.NodeProto], kind: int, shape: list[object], folder: Path, **weights: object
+) -> OnnxModel:
+    """A file of `nodes`, from x [batch, 4] to an output y."""
+    folder.mkdir()
+    stored = [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()]
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])
+    graph = helper.make_graph(nodes, "g", [given], [helper.make_tensor_value_info("y", kind, shape)], stored)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(made, folder / "model.onnx")
+    name = {TensorProto.BOOL: "bool", TensorProto.INT64: "int64", TensorProto.FLOAT: "float32"}[kind]
+    signature = Signature(
+        (TensorSpec.parse("x:float32[batch,4]"),), (TensorSpec.parse(f"y:{name}[{','.join(map(str, shape))}]"),)
+    )
+    return OnnxModel(folder / "model.onnx", signature)
+
+
+def flags(bound: float, folder: Path) -> OnnxModel:
+    nodes = [helper.make_node("Greater", ["x", "bound"], ["y"])]
+    return answering(nodes, TensorProto.BOOL, ["batch", 4], folder, bound=np.float32(bound))
+
+
+def classes(by: list[float], folder: Path) -> OnnxModel:
+    nodes = [
+        helper.make_node("Mul", ["x", "by"], ["m"]),
+        helper.make_node("ArgMax", ["m"], ["y"], axis=1, keepdims=0),
+    ]
+    return answering(nodes, TensorProto.INT64, ["batch"], folder, by=np.asarray(by, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("make", "right", "wrong", "warned"),
+    [
+        (flags, 0.0, 0.0, False),
+        (flags, 0.0, 0.02, False),
+        (flags, 0.0, 9.0, True),
+        (flags, -9.0, 0.0, True),
+        (classes, [1, 1, 1, 1], [1, 1, 1, 1.01], False),
+        (classes, [1, 1, 1, 1], [1, 0, 0, 0], True),
+    ],
+    ids=["same flags", "few other flags", "one flag for all", "one flag was right", "a near class", "other classes"],
+)
+def test_of_flags_and_classes_it_is_told_how_many_change_beside_what_one_answer_misses(
+    make: Callable[..., OnnxModel], right: object, wrong: object, warned: bool, tmp_path: Path
+) -> None:
+    found = outputs_lost(
+        make(right, tmp_path / "float"), make(wrong, tmp_path / "other"), Dataset("", {"x": X}, None, "data")
+    )
+    assert (found is not None and found.warning is not None) == warned
+    if warned:
+        assert found is not None
+        assert found.changed is not None
+        assert f"changes {found.changed:.1%} of the answers" in (found.warning or "")
+        assert f"misses {found.missed:.1%}" in (found.warning or "")
+
+
+def test_one_class_that_changes_by_chance_is_not_warned_of(tmp_path: Path) -> None:
+    x = np.tile(np.array([3, 2, 1, 0], np.float32), (SAMPLES, 1))
+    x[0, 1] = 2.99
+    models = classes([1, 1, 1, 1], tmp_path / "float"), classes([1, 1.01, 1, 1], tmp_path / "other")
+    found = outputs_lost(*models, Dataset("", {"x": x}, None, "data"))
+    assert found is not None
+    assert found.share == 1.0
+    assert found.missed == 0.0
+    assert found.warning is None
+
+
+def test_a_file_that_fails_on_what_the_float_file_takes_is_an_error(tmp_path: Path) -> None:
+    def looked_up(by: float, folder: Path) -> OnnxModel:
+        nodes = [
+            helper.make_node("Mul", ["x", "by"], ["m"]),
+            helper.make_node("Cast", ["m"], ["at"], to=TensorProto.INT64),
+            helper.make_node("Gather", ["table", "at"], ["y"]),
+        ]
+        table = np.arange(8, dtype=np.float32)
+        return answering(nodes, TensorProto.FLOAT, ["batch", 4], folder, by=np.float32(by), table=table)
+
+    right, wrong = looked_up(1.0, tmp_path / "float"), looked_up(9.0, tmp_path / "other")
+    data = Dataset("", {"x": X}, None, "data")
+    with pytest.raises(StageError) as failed:
+        outputs_lost(right, wrong, data)
+    what, why, mend = str(failed.value).splitlines()
+    assert "the INT8 file does not run on the calibration data" in what
+    assert "8 bits round" in why
+    assert "--keep-float" in mend
+    assert outputs_lost(wrong, right, data) is None, "the float file's own failure is not INT8's"

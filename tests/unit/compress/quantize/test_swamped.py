@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +52,33 @@ def test_an_added_mask_before_a_maximum_leaves_the_values(hidden: float, kind: s
     assert isinstance(given.model, OnnxModel)
     assert off_by(model, given.model, data) < 0.1
     assert given.details["layers"]["int8"] == 3, "its layers are in INT8"
+
+
+class Gated(Longest):
+    """A gate of each step, shut where a mask hides it, without a Softmax."""
+
+    def __init__(self, hidden: float, gate: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(hidden)
+        self.gate, self.value = gate, nn.Linear(8, 48)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        gate = self.gate(3 * self.layer(x) + (1 - mask[..., None].float()) * self.hidden)
+        return self.b(torch.relu(self.a((gate * self.value(x)).sum(1))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("gate", [torch.sigmoid, torch.tanh, nn.functional.softplus, nn.functional.hardsigmoid])
+def test_an_added_mask_before_a_gate_leaves_the_values(
+    gate: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    mask = (np.arange(LENGTH) < rng.integers(1, LENGTH + 1, COUNT)[:, None]).astype(np.int64)
+    data = Dataset("", {"x": rng.normal(size=(COUNT, LENGTH, 8)).astype(np.float32), "mask": mask}, None, "data")
+    inputs = (f"x:float32[batch,{LENGTH},8]", f"mask:int64[batch,{LENGTH}]")
+    model = exported(Gated(-1e4, gate).eval(), inputs, tmp_path)
+    given = QuantizeOnnx("static", data).run(model, tmp_path / "next", quiet)
+    assert isinstance(given.model, OnnxModel)
+    assert off_by(model, given.model, data) < 0.1
+    assert given.details["layers"]["int8"] == 4, "its layers are in INT8"
 
 
 @pytest.mark.parametrize("name", ["residual", "unet", "convnext", "mlp", "squeeze_excite", "vit"])
