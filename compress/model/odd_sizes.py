@@ -47,14 +47,13 @@ def odd_sizes(size: int) -> tuple[int, ...]:
         Sizes above 1, cheap ones first.
     """
     above = range(size + 1, size + 13)
-    far = min(TIMES * size + 3, FAR)
     found = (
         *(SMALL if size > 2 * SMALL[-1] else ()),
         (size // 2) | 1,
         next(each for each in above if each % 6 == 3),
         next(each for each in above if each % 6 in (1, 5)),
         next(each for each in above if each % 4 == 2),
-        far if far > size + 13 else (size + size // 2) | 1,
+        min(TIMES * size + 3, max(FAR, (size + size // 2) | 1)),
     )
     return tuple(each for each in dict.fromkeys(found) if each > 1 and each != size)
 
