@@ -31,6 +31,10 @@ class Range:
         above = () if self.most is None else (self.most + 1, 2 * self.most + 1)
         return (*above, *(() if self.least is None else (self.least - 1,)))
 
+    def holds(self, size: int) -> bool:
+        """Whether a size is inside."""
+        return (self.least is None or size >= self.least) and (self.most is None or size <= self.most)
+
     def __str__(self) -> str:
         if self.least is None:
             return f"up to {self.most}"

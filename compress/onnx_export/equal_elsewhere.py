@@ -77,7 +77,8 @@ def equal_elsewhere(
                 continue
             if smaller and size < usual and not _takes(second, inputs):
                 continue
-            equal_at(first, second, signature, inputs, f"{dim} = {size}", words, tolerance, logistic)
+            told = _told(dim, size, found.get(dim, []), (ranges or {}).get(dim))
+            equal_at(first, second, signature, inputs, told, words, tolerance, logistic)
             found.setdefault(dim, []).append(size)
         if dim in found:
             progress(*done, f"equal at {dim} = {', '.join(map(str, sorted(found[dim])))}")
@@ -97,6 +98,13 @@ def _tried(signature: Signature, ranges: Mapping[str, Range]) -> Iterator[tuple[
             if each > 0 and _elements(signature, usual | {dim: each}) <= max(MOST_TIMES * here, SMALL)
         ]
         yield dim, size, fit
+
+
+def _told(dim: str, size: int, equal: list[int], span: Range | None) -> str:
+    """A size, with those at which it is otherwise, as far as these are known."""
+    if span is not None and not span.holds(size):
+        return f"{dim} = {size}, where what torch.export decided by a size holds for {dim} {span}"
+    return f"{dim} = {size}" + (f" (it is equal at {', '.join(map(str, sorted(equal)))})" if equal else "")
 
 
 def _elements(signature: Signature, sizes: Mapping[str, int]) -> int:

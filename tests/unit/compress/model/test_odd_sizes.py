@@ -51,3 +51,5 @@ def test_ranges_of_a_program_are_where_its_branch_was_taken_so(size: int, expect
 def test_a_range_is_told_and_known_from_outside(span: Range, told: str, beyond: tuple[int, ...]) -> None:
     assert str(span) == told
     assert span.beyond == beyond
+    assert not any(map(span.holds, beyond))
+    assert span.holds(span.most or span.least or 0)
