@@ -23,9 +23,9 @@ def decided_by_sizes(model: TorchModel, program: ExportedProgram, guards: Sequen
     """Warnings of dimensions by whose size torch.export decided something: the branch that was not taken is gone.
 
     Args:
-        model: of the program, without its guards; told are sizes that it runs at alone.
+        model: of the program, without its guards; what it does not run at, outside its ranges too, is not told.
         program: with the ranges of its sizes.
-        guards: of the program.
+        guards: of the program. A range alone, without one, may be what its author declared, whatever the size decides.
     """
     names = {
         (spec.name, axis): dim
@@ -36,25 +36,21 @@ def decided_by_sizes(model: TorchModel, program: ExportedProgram, guards: Sequen
     ranges, runs = ranges_of(program, names), runs_at(model.module, model.signature.inputs)
     usual = model.signature.at(BATCH)
     for dim, size in usual.items():
-        if dim in ranges:
-            sizes = [each for each in ranges[dim].beyond if 0 < each <= MOST]
-            with _unchecked(model.module):
-                taken = next((each for each in sizes if runs(usual | {dim: each})), None)
-            if taken is not None:
-                yield (
-                    f"the program takes {dim} {ranges[dim]}, where what torch.export decided by that size holds. What "
-                    f"is exported from it takes {dim} = {taken}, too, but may answer otherwise there than the module "
-                    "that it was made of; keep to the sizes that it takes"
-                )
-                continue
-        for other in OTHER_BATCHES if dim in model.signature.batches else odd_sizes(size):
+        beyond = ranges[dim].beyond if dim in ranges else ()
+        for other in (*beyond, *(OTHER_BATCHES if dim in model.signature.batches else odd_sizes(size))):
             at = usual | {dim: other}
             guard = fails(guards, {place: at[name] for place, name in names.items()})
-            if other <= MOST and guard is not None and runs(at):
+            if guard is None or not 0 < other <= MOST:
+                continue
+            with _unchecked(model.module):
+                taken = runs(at)
+            if taken:
+                held = f"{dim} {ranges[dim]}" if other in beyond else guard[:200]
                 yield (
-                    f"torch.export decided something by the size of {dim}: the program holds where {guard[:200]}. At "
-                    f"{dim} = {other} it runs, but may answer otherwise than the module that it was made of; keep to "
-                    "sizes for which it holds, or export that module anew, without such a branch"
+                    f"torch.export decided something by the size of {dim}: the program holds for {held}. What is "
+                    f"exported from it runs at {dim} = {other}, too, but may answer otherwise there than the module "
+                    "that it was made of; keep to sizes for which it holds, or export that module anew, without such "
+                    "a branch"
                 )
                 break
 

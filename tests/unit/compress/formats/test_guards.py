@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from compress.console.wording import AssumedWarning
 from compress.formats.checkpoint import load
 from compress.formats.exported.guards import fails, guards_in
 
+DYNAMIC = torch.export.Dim.DYNAMIC
 SIZE = "L['x'].size()[1]"
 
 
@@ -76,12 +78,19 @@ class Plain(Cut):
 
 @pytest.mark.parametrize("trust", [False, True])
 @pytest.mark.parametrize(
-    ("module", "told"), [(Cut(), "dim_1 up to 50"), (Padded(), "dim_1 = 33"), (Plain(), "")], ids=["range", "guard", ""]
+    ("module", "dim", "told"),
+    [
+        (Cut(), DYNAMIC, "dim_1 up to 50"),
+        (Padded(), DYNAMIC, "dim_1 = 33"),
+        (Plain(), DYNAMIC, ""),
+        (Plain(), torch.export.Dim("t", max=64), ""),  # declared, and decided by nothing
+    ],
+    ids=["range", "guard", "neither", "declared"],
 )
 def test_a_program_that_decided_something_by_a_size_says_so_when_it_is_loaded(
-    module: nn.Module, told: str, trust: bool, tmp_path: Path
+    module: nn.Module, dim: Any, told: str, trust: bool, tmp_path: Path
 ) -> None:
-    shapes = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
+    shapes = ({0: torch.export.Dim.DYNAMIC, 1: dim},)
     program = torch.export.export(module.eval(), (torch.ones(2, 32, 8),), dynamic_shapes=shapes)
     torch.export.save(program, tmp_path / "m.pt2")
     with warnings.catch_warnings(record=True) as caught:
