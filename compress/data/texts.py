@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shlex
 import shutil
 import tempfile
 import warnings
@@ -177,6 +178,9 @@ def _no_text(source: Path, at: int, row: Row, column: str, flag: str) -> Dataset
         held, mend = f"its {column!r} is of the kind {kind}, which is not read", f"write {column!r} as texts (string)"
     elif column in row:
         held = f"its {column!r} is {'null' if row[column] is None else 'no text'}"
+    elif like := next((each for each in row if each.strip().casefold() == column.casefold()), None):
+        held = f"it holds {like!r}, which is another name"
+        mend = f"name that column: {flag} {shlex.quote(like)}; or write {column!r} in the file"
     elif source.suffix == ".csv" and len(row) == 1 and (other := other_separator(*row)):
         held, mend = f"{held[:150]}: its columns are separated by {other}, not by commas", SEPARATE
     return DatasetError(f"row {at} of {source} has no text in a column {column!r}", why=held[:200], mend=mend)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ BATCH, OTHER_BATCHES = 2, (5, 3, 4, 1)
 # What varies is tried at multiples of a high power of two first: networks that go down and up again take nothing else,
 # and what is made smaller on the way stays above 1. Small sizes come last, for tables of positions that are short.
 LARGE, SMALL = (32, 64, 128), (16, 8, 4, 3, 2)
+FEW = (5, 7, 8, 16)  # the first that runs tells what is smaller where its input is
 
 Sizes = Mapping[str, int]
 
@@ -33,7 +35,7 @@ def infer_signature(
 
     The module runs at small sizes, then with one symbolic dimension after the other at another size. A dimension of
     an output has the name of the input's whose size it has; one that changes otherwise gets a name of its own:
-    `height_1` for a quarter of `height`, `height_width` for their product.
+    `height_1` for a quarter of `height` or for at most 20 of it, `height_width` for their product.
 
     Args:
         module: in eval mode.
@@ -49,7 +51,8 @@ def infer_signature(
     base, first = _base(module, known)
     signature = known if known.at(BATCH) == base else proven(module, known)
     others = {dim: _other(module, signature, base, dim, first) for dim in symbols_of(inputs)}
-    outputs = _specs(signature, base, first, others)
+    more = {dim: _more(module, signature, base, dim, first, size) for dim, (size, _) in others.items()}
+    outputs = _specs(signature, base, first, others, more)
     if names is not None:
         if len(names) != len(outputs):
             raise SignatureError(
@@ -213,24 +216,54 @@ def _other(
     ) from failed
 
 
+def _more(
+    module: nn.Module, signature: Signature, base: Sizes, dim: str, first: Mapping[str, torch.Tensor], seen: int
+) -> list[tuple[int, dict[str, torch.Tensor]]]:
+    """What the module gives at a smaller size of a dimension, and at a larger one, as far as it runs there.
+
+    What is as large as its input up to some size, and not beyond, is seen on both sides of that size alone.
+    """
+    if dim in signature.batches:
+        return []
+    found = []
+    for sizes in (FEW, (4 * base[dim] + 3, 4 * base[dim])):
+        for size in sizes:
+            given = None if size in (base[dim], seen) else _given(module, signature.inputs, dict(base) | {dim: size})
+            if given is not None:
+                if [(name, tensor.ndim) for name, tensor in given.items()] == [(n, t.ndim) for n, t in first.items()]:
+                    found.append((size, given))
+                break
+    return found
+
+
+def _given(module: nn.Module, inputs: tuple[TensorSpec, ...], sizes: Sizes) -> dict[str, torch.Tensor] | None:
+    try:
+        return _run(module, inputs, sizes)
+    except Exception:  # the user's forward: anything may come out of it; or inputs too large to be made
+        return None
+
+
 def _specs(
     signature: Signature,
     base: Sizes,
     first: Mapping[str, torch.Tensor],
     others: Mapping[str, tuple[int, Mapping[str, torch.Tensor]]],
+    more: Mapping[str, Sequence[tuple[int, Mapping[str, torch.Tensor]]]],
 ) -> tuple[TensorSpec, ...]:
     order = list(dict.fromkeys(dim for spec in signature.inputs for dim in spec.shape if isinstance(dim, str)))
-    derived: dict[tuple[tuple[str, int], ...], str] = {}
+    derived: dict[tuple[Any, ...], str] = {}
 
     def dimension(name: str, axis: int) -> int | str:
         here = first[name].shape[axis]
         there = {dim: others[dim][1][name].shape[axis] for dim in order}
-        follows = [dim for dim in order if there[dim] != here]
+        beyond = {dim: [(size, given[name].shape[axis]) for size, given in more[dim]] for dim in order}
+        follows = [dim for dim in order if there[dim] != here or any(have != here for _, have in beyond[dim])]
         if not follows:
             return here
-        if len(follows) == 1 and here == base[follows[0]] and there[follows[0]] == others[follows[0]][0]:
+        tried = [(base[follows[0]], here), (others[follows[0]][0], there[follows[0]]), *beyond[follows[0]]]
+        if len(follows) == 1 and all(size == have for size, have in tried):
             return follows[0]
-        key = (("", here), *((dim, there[dim]) for dim in follows))
+        key = (("", here), *((dim, there[dim], *beyond[dim]) for dim in follows))
         if key not in derived:
             stem, taken = "_".join(follows), {*order, *derived.values()}
             numbered = (f"{stem}_{number}" for number in range(1, len(taken) + 2))

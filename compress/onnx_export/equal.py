@@ -23,7 +23,7 @@ from compress.runtime.backends import Backend
 from compress.stage import Progress
 from compress.storage.shortages import raise_shortage
 
-__all__ = ["BATCHES", "Wording", "changes", "equal_throughout", "sizes_assumed"]
+__all__ = ["BATCHES", "Wording", "changes", "equal_at", "equal_throughout", "is_no_number", "sizes_assumed"]
 
 BATCHES = (1, 2, 5)
 MOVED_BATCH = 2  # where what else varies has another size than the representative one
@@ -39,6 +39,7 @@ class Wording:
         made, before: what is proven, and what it is held against.
         fails, differs: how to mend either.
         fixed: what else mends it where it is met at other sizes than the representative ones alone.
+        unsigned: how to mend a signature that does not hold at all sizes.
     """
 
     made: str = "the exported model"
@@ -46,6 +47,7 @@ class Wording:
     fails: str = "look in the forward for sizes written as numbers, such as reshape(2, -1)"
     differs: str = "look in the forward for branches on shapes, such as `if x.shape[0] == 1`"
     fixed: str = ""
+    unsigned: str = "save the model again with compress.save, or give the --size that is usual"
 
 
 def equal_throughout(
@@ -83,7 +85,7 @@ def equal_throughout(
         How far they are apart, as JSON values, by what they were compared on.
 
     Raises:
-        StageError: see `_equal`.
+        StageError: see `equal_at`.
     """
     before, behind = steps
     total = before + len(BATCHES) + (data is not None) + behind
@@ -98,7 +100,7 @@ def equal_throughout(
             here = f"; {words.fixed.format(', '.join(moved))}"
             said = dataclasses.replace(words, fails=words.fails + here, differs=words.differs + here)
         try:
-            parity[key] = _equal(first, second, signature, inputs, told, said, tolerance, logistic)
+            parity[key] = equal_at(first, second, signature, inputs, told, said, tolerance, logistic)
         except StageError as err:
             doubted(inputs, err)
             raise
@@ -141,7 +143,7 @@ def _comparisons(
 
     def answers(sizes: Mapping[str, int]) -> bool:
         """Nothing can be held against answers that are no numbers."""
-        return runs(sizes) and not any(map(_is_no_number, first.infer(drawn(sizes, MOVED_BATCH)).values()))
+        return runs(sizes) and not any(map(is_no_number, first.infer(drawn(sizes, MOVED_BATCH)).values()))
 
     def takes(sizes: Mapping[str, int]) -> bool:
         try:
@@ -165,7 +167,7 @@ def _comparisons(
         yield "data", {}, data.take(places)[0]
 
 
-def _equal(
+def equal_at(
     first: Backend,
     second: Backend,
     signature: Signature,
@@ -184,7 +186,7 @@ def _equal(
     shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in inputs.items())
     expected = first.infer(inputs)
     for name, values in expected.items():
-        if _is_no_number(values):
+        if is_no_number(values):
             raise StageError(
                 f"the answers {words.before} are no numbers at {told}",
                 why=f"for {shapes} all of its output {name!r} is NaN or infinite, and nothing can be held against that",
@@ -205,7 +207,7 @@ def _equal(
             raise StageError(
                 f"the signature does not hold at {told}",
                 why=f"it says that the model gives {spec}, for {shapes} it gives {list(shape)}",
-                mend="save the model again with compress.save, or give the --size that is usual",
+                mend=words.unsigned,
             )
         kinds = [str(answers[spec.name].dtype) for answers in (expected, got)]
         if kinds[0] != kinds[1]:
@@ -238,7 +240,7 @@ def _equal(
     }
 
 
-def _is_no_number(values: np.ndarray[Any, Any]) -> bool:
+def is_no_number(values: np.ndarray[Any, Any]) -> bool:
     return values.dtype.kind == "f" and bool(values.size) and not np.isfinite(values).any()
 
 

@@ -30,7 +30,7 @@ from compress.runtime.measure import cores
 from compress.runtime.memory import give_back
 from compress.stage import Given, Progress
 
-__all__ = ["HALF_TOLERANCE", "OnnxFromFile", "plain", "refuse", "refuse_random", "whole"]
+__all__ = ["HALF_TOLERANCE", "UNSIGNED", "OnnxFromFile", "plain", "refuse", "refuse_random", "whole"]
 
 # Q/DQ nodes have a scale for each channel from here on.
 LEAST_OPSET = 13
@@ -40,6 +40,10 @@ QUANTIZED = (
     "QAttention", "QEmbedLayerNormalization", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat",
     "MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized", "QMoE", "QOrderedMatMul",
 )  # fmt: skip
+UNSIGNED = (
+    "give the --size that is usual; or fix at it, in the file, the dimension that varies, as "
+    "`python -m onnxruntime.tools.make_dynamic_shape_fixed` does"
+)
 RESIZED_OPSET = 11  # from here on a Resize says where it samples
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 FEW_BITS = ("BFLOAT16", "INT4", "UINT4", "INT2", "UINT2", "FLOAT4E2M1")
@@ -82,7 +86,7 @@ class OnnxFromFile:
         given = OnnxModel(path, signature)
         before, after = OnnxBackend(OnnxModel(model.path, signature), cores()), OnnxBackend(given, cores())
         mend = "report this model, and say what wrote it"
-        words = Wording("the file as it was read", "in the original", mend, mend)
+        words = Wording("the file as it was read", "in the original", mend, mend, unsigned=UNSIGNED)
         parity = equal_throughout(
             model.module, before, after, signature, self.data, progress, words,
             tolerance=HALF_TOLERANCE if half else TOLERANCE, steps=(0, 1),

@@ -12,6 +12,7 @@ import onnx
 import torch
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
 from torch import nn
+from torch.export.graph_signature import InputKind
 
 from compress.artifact import Signature
 from compress.data.dataset import Dataset
@@ -20,7 +21,9 @@ from compress.formats.onnx.outline import LARGE
 from compress.formats.onnx.scope import made_by
 from compress.model import Arrays, Model, OnnxModel, TorchModel, example_inputs
 from compress.model.infer import elsewhere, proven, runs_at
+from compress.model.odd_sizes import Range, ranges_of
 from compress.onnx_export.equal import BATCHES, Wording, changes, equal_throughout, sizes_assumed
+from compress.onnx_export.equal_elsewhere import equal_elsewhere
 from compress.onnx_export.exporter import around
 from compress.onnx_export.file import save
 from compress.onnx_export.kept_parts import put_back
@@ -30,6 +33,14 @@ from compress.runtime.memory import give_back
 from compress.stage import Given, Progress
 
 __all__ = ["OnnxFromTorch", "exported"]
+
+# Of a difference that the usual sizes don't show.
+ODD_SIZE = Wording(
+    fails="write the forward for any size, without numbers made from shapes; or write a number in place of a dimension "
+    "of which one size alone is used (`--input`, `inputs=` in compress.save)",
+    differs="look in the forward for what a size decides, such as `if x.shape[1] > 50` or ceil_mode=True, and write it "
+    "without; or write a number in place of a dimension of which one size alone is used (`--input`)",
+)
 
 # What ONNX Runtime 1.23 and later, the one in Triton's containers, and TensorRT 10 and 11 all read.
 OPSET = 20
@@ -61,21 +72,28 @@ class OnnxFromTorch:
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
         path = folder / "model.onnx"
         trials = len(BATCHES) + (self.data is not None)
-        progress(0, trials + 2, "tracing")
+        total = trials + 3
+        progress(0, total, "tracing")
         # The sizes of a model loaded elsewhere may never have been tried.
         model = dataclasses.replace(model, signature=proven(model.module, model.signature).settled)
         runs = runs_at(model.module, model.signature.inputs)
-        _export(model, _traced_at(model.signature, runs), path)
-        progress(1, trials + 2, "checking the file")
+        program = _export(model, _traced_at(model.signature, runs), path)
+        ranges = _ranges(program, model.signature)
+        del program  # it holds the weights again
+        progress(1, total, "checking the file")
         _check_file(path, model.signature, model.module)
         given = OnnxModel(path, model.signature, model.ranges)
         torches, onnxes = TorchBackend(model, torch.get_num_threads()), OnnxBackend(given, threads=1)
         logistic = made_by("Sigmoid", onnx.load(path, load_external_data=False).graph)
         parity = equal_throughout(
-            model.module, torches, onnxes, model.signature, self.data, progress, Wording(), steps=(1, 1),
+            model.module, torches, onnxes, model.signature, self.data, progress, Wording(), steps=(1, 2),
             logistic=logistic, doubted=lambda inputs, err: _refuse_changing(torches, inputs, err),
         )  # fmt: skip
-        progress(trials + 2, trials + 2, "equal to torch")
+        others = equal_elsewhere(
+            model.module, torches, onnxes, model.signature, progress, ODD_SIZE, done=(trials + 2, total),
+            logistic=logistic, ranges=ranges,
+        )  # fmt: skip
+        progress(total, total, "equal to torch")
         worst = max(figures["max_abs_error"] for figures in parity.values())
         sizes = model.signature.sizes_text
         at = f"at batches {', '.join(map(str, BATCHES))}" if model.signature.batches else "at the sizes that are fixed"
@@ -90,8 +108,9 @@ class OnnxFromTorch:
                 "ir_version": IR_VERSION,
                 "sizes": model.signature.sizes_told,
                 "parity": parity,
+                "equal_at_sizes": others,
             },
-            warnings=sizes_assumed(model.signature),
+            warnings=(*sizes_assumed(model.signature), *_beyond(ranges, others)),
         )
 
 
@@ -107,6 +126,37 @@ def exported(model: TorchModel, path: Path) -> torch.export.ExportedProgram:
             mend="ask for --int8 static",
         )
     return program.exported_program
+
+
+def _ranges(program: torch.onnx.ONNXProgram | None, signature: Signature) -> dict[str, Range]:
+    """Where what torch.export decided by sizes holds, by dimension."""
+    exported = None if program is None else program.exported_program
+    if exported is None:
+        return {}
+    given = [each.arg.name for each in exported.graph_signature.input_specs if each.kind is InputKind.USER_INPUT]
+    if len(given) != len(signature.inputs):
+        return {}
+    dims = [
+        ((name, axis), dim)
+        for name, spec in zip(given, signature.inputs, strict=True)
+        for axis, dim in enumerate(spec.shape)
+        if isinstance(dim, str)
+    ]
+    return ranges_of(exported, dict(dims))
+
+
+def _beyond(ranges: Mapping[str, Range], equal: Mapping[str, list[int]]) -> tuple[str, ...]:
+    """Warnings where torch takes sizes for which torch.export says nothing."""
+    told = []
+    for dim, span in ranges.items():
+        tried = sorted({*equal.get(dim, [])} & {*span.beyond})
+        if tried:
+            at = ", ".join(map(str, tried))
+            told.append(
+                f"What torch.export decided by the size of {dim} holds {span}: outside, the file was equal to torch at "
+                f"{dim} = {at}, and nothing says that it is at others."
+            )
+    return tuple(told)
 
 
 def _refuse_changing(backend: Backend, inputs: Arrays, err: StageError) -> None:

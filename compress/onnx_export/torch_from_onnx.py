@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,8 +16,9 @@ from compress.formats.onnx.scope import made_by
 from compress.formats.onnx_layers.graph import NOT_PRUNED, layers_of
 from compress.model import Arrays, Model, OnnxModel, TorchModel, example_inputs, sample_inputs
 from compress.model.infer import elsewhere, runs_at
-from compress.onnx_export.equal import Wording, equal_throughout, sizes_assumed
-from compress.onnx_export.from_file import HALF_TOLERANCE, plain, refuse, refuse_random, whole
+from compress.onnx_export.equal import BATCHES, Wording, equal_throughout, sizes_assumed
+from compress.onnx_export.equal_elsewhere import equal_elsewhere
+from compress.onnx_export.from_file import HALF_TOLERANCE, UNSIGNED, plain, refuse, refuse_random, whole
 from compress.onnx_export.from_torch import OPSET
 from compress.runtime.backends import OnnxBackend, TorchBackend
 from compress.runtime.measure import cores
@@ -30,6 +31,7 @@ FIXED = (
     "where it is given inputs of one size alone, fix {} at it in the file, as "
     "`python -m onnxruntime.tools.make_dynamic_shape_fixed` does"
 )
+FIXED_ALL = FIXED.format("the dimension")
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,14 @@ class TorchFromOnnx:
 
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:  # noqa: ARG002
         given, half, kept = _layers(model)
-        parity = _proven(model, given, self.data, progress, half=half)
+        parity, others = _proven(model, given, self.data, progress, half=half)
         worst = max(figures["max_abs_error"] for figures in parity.values())
         layers = sum(1 for each in given.module.modules() if next(each.parameters(recurse=False), None) is not None)
         return Given(
             given,
             did=f"taken back to {counted(layers, 'layers')} of torch; "
             f"answers as the file does (largest difference {worst:.1e})",
-            details={"parity": parity, "kept_as_they_are": dict(kept)},
+            details={"parity": parity, "equal_at_sizes": others, "kept_as_they_are": dict(kept)},
             warnings=(*_stay(kept), *sizes_assumed(model.signature.settled)),
         )
 
@@ -106,13 +108,20 @@ def _layers(model: OnnxModel) -> tuple[TorchModel, bool, Mapping[str, str]]:
 
 def _proven(
     model: OnnxModel, given: TorchModel, data: Dataset | None, progress: Progress, *, half: bool
-) -> dict[str, dict[str, Any]]:
+) -> tuple[dict[str, dict[str, Any]], dict[str, list[int]]]:
+    """How far both are apart, by what they were compared on, and the other sizes that they are equal at."""
     signature = model.signature.settled
     before, after = OnnxBackend(OnnxModel(model.path, signature), cores()), TorchBackend(given, cores())
-    words = Wording("the file, taken back to layers,", "in the original", MEND, MEND, FIXED)
+    words = Wording("the file, taken back to layers,", "in the original", MEND, MEND, FIXED, UNSIGNED)
     tolerance = HALF_TOLERANCE if half else TOLERANCE
     logistic = made_by("Sigmoid", onnx.load(model.path, load_external_data=False).graph)
-    return equal_throughout(
-        model.module, before, after, signature, data, progress, words, tolerance=tolerance, both=True,
+    parity = equal_throughout(
+        model.module, before, after, signature, data, progress, words, tolerance=tolerance, both=True, steps=(0, 1),
         logistic=logistic, doubted=lambda inputs, err: refuse_random(model.path, before, inputs, err),
     )  # fmt: skip
+    total = len(BATCHES) + (data is not None) + 1
+    others = equal_elsewhere(
+        model.module, before, after, signature, progress, replace(words, fails=f"{FIXED_ALL}; {MEND}",
+        differs=f"{FIXED_ALL}; {MEND}"), done=(total, total), tolerance=tolerance, logistic=logistic, smaller=True,
+    )  # fmt: skip
+    return parity, others

@@ -12,6 +12,7 @@ import itertools
 import math
 import re
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,8 +23,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from compress.artifact import TensorSpec
-from compress.console.wording import counted
+from compress.console.wording import AssumedWarning, counted
 from compress.errors import CheckpointError, ToolkitError, first_line
+from compress.formats.exported.decided import decided_by_sizes
+from compress.formats.exported.guards import guards_in
 from compress.formats.exported.program import clean_payloads, clean_program
 from compress.model import TorchModel
 from compress.model.infer import infer_signature
@@ -64,7 +67,7 @@ def load_exported_program(path: Path, *, trust: bool, sizes: Mapping[str, int] |
         CheckpointError: the file is damaged, from an incompatible release, or holds what could run code.
     """
     try:
-        program = _as_torch_reads_it(path) if trust else _as_understood(path)
+        program, guards = _as_torch_reads_it(path) if trust else _as_understood(path)
         module = program.module(check_guards=False)
         if not trust:
             guard_module(module)
@@ -87,7 +90,10 @@ def load_exported_program(path: Path, *, trust: bool, sizes: Mapping[str, int] |
         )
         for name in names
     )
-    return TorchModel(module, infer_signature(module, specs, sizes=sizes), layered=False)
+    model = TorchModel(module, infer_signature(module, specs, sizes=sizes), layered=False)
+    for told in decided_by_sizes(model, program, guards):
+        warnings.warn(f"{path}: {told}", AssumedWarning, stacklevel=3)
+    return model
 
 
 def _dims(shapes: Sequence[Sequence[Any]]) -> dict[str, str]:
@@ -106,20 +112,21 @@ def _dims(shapes: Sequence[Sequence[Any]]) -> dict[str, str]:
     return found
 
 
-def _as_torch_reads_it(path: Path) -> ExportedProgram:
+def _as_torch_reads_it(path: Path) -> tuple[ExportedProgram, list[str]]:
     with path.open("rb") as file:
-        return torch.export.load(file)
+        program = torch.export.load(file)
+        return program, [str(guard) for guard in getattr(program, "_guards_code", None) or ()]
 
 
-def _as_understood(path: Path) -> ExportedProgram:
-    """The program that a file holds, of what is known of its format alone.
+def _as_understood(path: Path) -> tuple[ExportedProgram, list[str]]:
+    """The program that a file holds, of what is known of its format alone, and its guards, which are left out of it.
 
     Raises:
         CheckpointError: it holds anything else.
     """
     with path.open("rb") as file, tempfile.TemporaryFile() as clean:
         try:
-            _rewrite(Archive(file), clean)
+            guards = _rewrite(Archive(file), clean)
         except ArchiveError as err:
             mend = "copy or download the file again; or write it with torch.export.save of this release of torch"
             raise CheckpointError(f"can't load the exported program {path}", why=str(err), mend=mend) from err
@@ -128,7 +135,7 @@ def _as_understood(path: Path) -> ExportedProgram:
         clean.seek(0)
         from torch.export.pt2_archive._package import load_pt2  # seconds, which no other file needs
 
-        return load_pt2(clean).exported_programs["model"]
+        return load_pt2(clean).exported_programs["model"], guards
 
 
 def _refused(path: Path, why: str) -> CheckpointError:
@@ -140,8 +147,8 @@ def _refused(path: Path, why: str) -> CheckpointError:
     )
 
 
-def _rewrite(archive: Archive, clean: IO[bytes]) -> None:
-    """Write an archive of what was understood of another.
+def _rewrite(archive: Archive, clean: IO[bytes]) -> list[str]:
+    """Write an archive of what was understood of another; gives its program's guards.
 
     Raises:
         ValueError: something in it is not known; says what.
@@ -157,7 +164,8 @@ def _rewrite(archive: Archive, clean: IO[bytes]) -> None:
             raise ArchiveError(f"its {name} is none that this release reads")
     try:
         name = _PROGRAM
-        program = clean_program(archive.read(held.pop(name), MAX_JSON))
+        text = archive.read(held.pop(name), MAX_JSON)
+        program, guards = clean_program(text), guards_in(text)
         texts: dict[str, bytes] = {}
         declared: dict[tuple[str, str], Any] = {}
         for folder, config in _PAYLOADS.items():
@@ -181,6 +189,7 @@ def _rewrite(archive: Archive, clean: IO[bytes]) -> None:
             with out.open(f"model/{name}", "w", force_zip64=True) as written:
                 for chunk in archive.chunks(held[name]):
                     written.write(chunk)
+    return guards
 
 
 def _entries(archive: Archive) -> dict[str, Entry]:

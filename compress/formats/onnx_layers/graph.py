@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from compress.formats.onnx.scope import bodies, captured, drop_dead, fresh, in_o
 from compress.formats.onnx_layers.layers import HANDLERS
 from compress.formats.onnx_layers.measured_sizes import UnprovenError, measured
 from compress.formats.onnx_layers.parts import UNTOLD, has_weights, no_gradient_before, part_of, read_by
+from compress.formats.onnx_layers.splits import UNKNOWN, varying
 from compress.formats.onnx_layers.static import static_shapes
 from compress.formats.onnx_layers.values import Graph, Live, NotTakenBackError, Sizes, TooLargeError
 from compress.model.inputs import Arrays
@@ -57,18 +58,26 @@ def layers_of(
     """
     drop_dead(model.graph)
     unproven: dict[str, str] = {}
+    uneven: set[str] = set()
+    names = [value.name for value in model.graph.input]
+    elsewhere: list[list[torch.Tensor]] | None = None
     while True:
-        taking = _Taking(model, source, opset, unproven)
+        taking = _Taking(model, source, opset, unproven, uneven)
         for number, value in enumerate(model.graph.input):
             if value.name not in taking.held:
                 node = taking.grown.graph.placeholder(f"x{number}")
                 taking.held[value.name] = Live(node, torch.from_numpy(inputs[value.name]))
         taking.take()
         module = taking.module()
+        splits = taking.splits
+        if elsewhere is None and (taking.left or splits):
+            elsewhere = [[torch.from_numpy(each[name]) for name in names] for each in others()]
+        if splits and (more_uneven := {splits[node.name] for node in varying(module, elsewhere or [])} - uneven):
+            uneven |= more_uneven
+            continue
         try:
             if taking.left:
-                names = [value.name for value in model.graph.input]
-                measured(module, [[torch.from_numpy(each[name]) for name in names] for each in (inputs, *others())])
+                measured(module, [[torch.from_numpy(inputs[name]) for name in names], *(elsewhere or [])])
                 no_gradient_before(module)
             return from_data(to_data(module, inputs=len(inputs))), taking.reasons
         except UnprovenError as err:  # with all behind these in ONNX, too, no size of what they give has to be known
@@ -89,9 +98,12 @@ class _Taking:
         held: by name, what there is of the file's tensors.
         left: by their first output that is read, nodes that stay as they are, with the reason.
         at: by the path of a part, the name in `left` of its node.
+        splits: by name, nodes that split an axis by its size in the sample, and their first output in the file.
     """
 
-    def __init__(self, model: ModelProto, source: str, opset: int, unproven: Mapping[str, str]) -> None:
+    def __init__(
+        self, model: ModelProto, source: str, opset: int, unproven: Mapping[str, str], uneven: Set[str]
+    ) -> None:
         """Start.
 
         Args:
@@ -99,6 +111,7 @@ class _Taking:
             source: names the file in errors.
             opset: that the network will be written in.
             unproven: by their first output that is read, nodes that give nobody knows how much, with the reason.
+            uneven: by their first output, nodes that split an axis whose size varies.
         """
         self._model, self._source, self._opset = model, source, opset
         try:
@@ -113,7 +126,8 @@ class _Taking:
         self.held: dict[str, Any] = {"": None}
         self.left: dict[str, tuple[NodeProto, str]] = {}
         self.at: dict[str, str] = {}
-        self._unproven = unproven
+        self.splits: dict[str, str] = {}
+        self._unproven, self._uneven = unproven, uneven
         self._taken = names_in(model.graph) | inner_names(model.graph)
         self._readers: Counter[str] = Counter()  # how many nodes read a tensor; of those that are left
         self._unread: Counter[str] = Counter()
@@ -190,13 +204,17 @@ class _Taking:
         read = [name for name in node.output if name and (self._unread[name] or name in self._kept)]
         shape = self._known.get(node.input[0]) if node.input else None
         try:
-            made = _of(self.grown, node, self.held, {"outputs": len(node.output), "bias": bias, "shape": shape})
+            more_told = {"outputs": len(node.output), "bias": bias, "shape": shape}
+            made = _of(self.grown, node, self.held, more_told | {"varies": node.output[0] in self._uneven})
             parts = made if isinstance(made, list) else [made]
             found = {name: part for name, part in zip(node.output, parts, strict=False) if name}
             for name in read:
                 if name not in found:
                     number = list(node.output).index(name) + 1
                     raise NotTakenBackError(f"its output {number}, {name!a}, is used, and has no form here")
+            if node.op_type == "Split" and isinstance(parts[0], Live):
+                (split,) = parts[0].node.all_input_nodes
+                self.splits |= {split.name: node.output[0]} if UNKNOWN in split.meta else {}
             return found, True
         except TooLargeError as err:
             raise _refused(self._source, node, str(err)) from err

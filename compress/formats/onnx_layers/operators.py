@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from compress.formats.onnx_layers.resize import resize
 from compress.formats.onnx_layers.shapes import SHAPES, Handler, axes_of, fixed, kept, of_type, spread
-from compress.formats.onnx_layers.static import VARIES, same_pads
+from compress.formats.onnx_layers.splits import UNKNOWN
+from compress.formats.onnx_layers.static import VARIES, Shape, same_pads
 from compress.formats.onnx_layers.values import ARITHMETIC, Graph, Live, NotTakenBackError, Sizes, is_count, samples
 
 __all__ = ["FUNCTIONS", "torch_pads"]
@@ -89,17 +90,20 @@ def _clip(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
 
 
 def _split(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    value, axis = g.tensor(x[0]), a.get("axis", 0)
+    value, axis, equal = g.tensor(x[0]), a.get("axis", 0), False
     if len(x) > 1 and x[1] is not None:
         sizes = [fixed(each) for each in g.sizes(x[1]).items]
     else:
         shape = a.get("shape")
-        if shape is not None and shape[axis] == VARIES:
+        if a.get("varies") or (shape is not None and shape[axis] == VARIES):
             raise NotTakenBackError("it splits an axis whose size varies")
         whole, count = samples(value).shape[axis], int(a["num_outputs"] if "num_outputs" in a else a["outputs"])
         each = -(-whole // count)
         sizes = [min(each, whole - at * each) for at in range(count)]
+        equal = shape is None or shape[axis] is None
     parts = g.call(torch.split, value, sizes, axis)
+    if equal and isinstance(parts, Live):
+        parts.node.meta[UNKNOWN] = True
     return [g.call(operator.getitem, parts, at) for at in range(len(sizes))]
 
 
@@ -119,6 +123,10 @@ def _pool(name: str) -> Handler:
             pads = [0] * 2 * dims
         ceil = bool(a.get("ceil_mode", 0))
         value = x[0]
+        if ceil and _drops_a_window(a.get("shape"), kernel, stride, dilation, pads):
+            if name != "MaxPool":
+                raise NotTakenBackError("whether its last window counts hangs on a size that varies")
+            pads, ceil = _whole_windows(kernel, stride, dilation, pads), False
         even = pads[:dims] == pads[dims:] and all(2 * p <= k for p, k in zip(pads, kernel, strict=False))
         if name == "MaxPool":
             if not even:
@@ -133,6 +141,32 @@ def _pool(name: str) -> Handler:
         return g.call(function, value, kernel, stride, pads[:dims], ceil, bool(a.get("count_include_pad", 0)))
 
     return handle
+
+
+def _drops_a_window(shape: Shape, kernel: list[int], stride: list[int], dilation: list[int], pads: list[int]) -> bool:
+    """Whether sizes that vary decide if the last window of a pool with ceil_mode begins behind all values, and is none.
+
+    torch takes such a branch once, at the size that it is exported at. Where the pads of both sides differ, it is
+    given a padded tensor, and would count windows that ONNX does not.
+    """
+    dims = len(kernel)
+    sizes = list(shape[2:]) if shape else [None] * dims
+    return any(
+        size in (None, VARIES) and (before != behind or apart * (wide - 1) + 1 - behind < step)
+        for size, wide, step, apart, before, behind in zip(
+            sizes, kernel, stride, dilation, pads[:dims], pads[dims:], strict=True
+        )
+    )
+
+
+def _whole_windows(kernel: list[int], stride: list[int], dilation: list[int], pads: list[int]) -> list[int]:
+    """Padding that gives without ceil_mode the windows that there are with it: those that begin at or before the last
+    value, and no more than one that is not whole."""
+    behind = [
+        min(apart * (wide - 1), pad + step - 1)
+        for wide, step, apart, pad in zip(kernel, stride, dilation, pads[len(kernel) :], strict=True)
+    ]
+    return [*pads[: len(kernel)], *behind]
 
 
 _PADDED = {"constant": "constant", "reflect": "reflect", "edge": "replicate"}

@@ -25,7 +25,7 @@ def static_shapes(model: ModelProto) -> Mapping[str, Shape]:
         model: with the shapes of its inputs. Where no operator of it hangs on such sizes, nothing is told.
     """
     if not any(
-        node.op_type in ("Resize", "Split") or any(a.name == "auto_pad" for a in node.attribute)
+        node.op_type in ("Resize", "Split") or any(a.name in ("auto_pad", "ceil_mode") for a in node.attribute)
         for node in model.graph.node
     ):
         return {}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from compress.data.text_labels import _array, _number
+from compress.data.texts import _no_text
 from compress.errors import DatasetError
 from compress.processor import Processor
 
@@ -36,3 +37,15 @@ def test_numbers_and_names_are_labels() -> None:
     assert array_of([0, "1", "yes", "no"], "data.csv").tolist() == [0, 1, 1, 0]
     assert array_of([0.5, "2e3", (1 << 53)], "data.csv").dtype == np.float32
     assert array_of([2.0, 16777217], "data.jsonl").tolist() == [2, 16777217]
+
+
+@pytest.mark.parametrize(
+    ("row", "mend"),
+    [
+        ({"Text": "a", "Label": 1}, "--text-column Text"),
+        ({" text": "a"}, "--text-column ' text'"),
+        ({"body": "a"}, "name the column of texts with --text-column"),
+    ],
+)
+def test_a_column_of_texts_in_other_case_is_named(row: dict[str, Any], mend: str) -> None:
+    assert mend in _no_text(Path("d.csv"), 1, row, "text", "--text-column").mend

@@ -66,6 +66,17 @@ class Scores(nn.Module):
         return x @ x.transpose(1, 2)
 
 
+class AtMost(nn.Module):
+    """So many rows as there are, and no more than some."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, : self.most]
+
+
 IMAGE, TOKENS = "x:float32[batch,3,height,width]", ("t:int64[batch,seq]", "m:int64[batch,seq]")
 
 
@@ -81,6 +92,8 @@ IMAGE, TOKENS = "x:float32[batch,3,height,width]", ("t:int64[batch,seq]", "m:int
         (Scores(), ("x:float32[batch,seq,8]",), ["float32[batch,seq,seq]"]),
         (Joins(), ("a:float32[batch,s,4]", "b:float32[batch,t,4]"), ["float32[batch,s_t,4]"]),
         (Joins(), ("a:float32[batch,s,4]", "b:float32[batch,s,4]"), ["float32[batch,s_1,4]"]),
+        (AtMost(20), ("x:float32[batch,seq,8]",), ["float32[batch,seq_1,8]"]),
+        (AtMost(100), ("x:float32[batch,seq,8]",), ["float32[batch,seq_1,8]"]),
         (nn.Linear(4, 2), ("x:float32[1,4]",), ["float32[1,2]"]),
         (
             Pyramid(),

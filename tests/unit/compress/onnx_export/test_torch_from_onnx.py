@@ -17,9 +17,11 @@ from compress.artifact import Signature, TensorSpec
 from compress.errors import StageError
 from compress.formats.onnx.load import load_onnx
 from compress.formats.onnx_layers.layers import HANDLERS
-from compress.model import OnnxModel
+from compress.model import OnnxModel, TorchModel
+from compress.onnx_export.equal import Wording, equal_throughout
 from compress.onnx_export.from_torch import OnnxFromTorch
-from compress.onnx_export.torch_from_onnx import taken_back
+from compress.onnx_export.torch_from_onnx import FIXED, MEND, taken_back
+from compress.runtime.backends import TorchBackend
 from tests.unit.compress.onnx_graphs import normal
 
 Step = tuple[str, list[str], list[str], dict[str, Any]]
@@ -336,17 +338,18 @@ def test_sizes_at_which_the_file_gives_no_numbers_are_not_tried(tmp_path: Path) 
     taken_back(load_onnx(path, {"width": 8}))  # of the half, the logarithm is none
 
 
-def test_layers_of_one_size_name_the_dimension_and_what_fixes_it(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Shape", ["x"], ["sizes"]),
-        helper.make_node("Mul", ["sizes", "sizes"], ["squares"]),
-        helper.make_node("Div", ["squares", "sizes"], ["as_large"]),
-        helper.make_node("Reshape", ["x", "as_large"], ["same"]),  # behind which nothing is known of sizes
-        helper.make_node("Split", ["same"], ["y", "z"], axis=1, num_outputs=2),
-    ]
-    with pytest.raises(StageError, match="fails at batch 2, width = 6") as caught:
-        taken_back(load_onnx(stored(nodes, {}, ("batch", "width"), tmp_path), {"width": 12}))
-    assert "fix width at it in the file" in caught.value.mend
+class OneSize(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(torch.split(x, [16, 16], 1), 1)
+
+
+def test_layers_of_one_size_name_the_dimension_and_what_fixes_it() -> None:
+    signature = Signature((TensorSpec.parse("x:float32[batch,T]"),), (TensorSpec.parse("y:float32[batch,T]"),))
+    words = Wording("the file, taken back to layers,", "in the original", MEND, MEND, FIXED)
+    first, second = (TorchBackend(TorchModel(module, signature), 1) for module in (nn.Identity(), OneSize()))
+    with pytest.raises(StageError, match="fails at batch 2, T = 16") as caught:
+        equal_throughout(nn.Identity(), first, second, signature, None, lambda *_told: None, words, both=True)
+    assert "fix T at it in the file" in caught.value.mend
 
 
 UNKNOWN: dict[str, tuple[NodeProto, str]] = {

@@ -1,0 +1,100 @@
+"""Guards of an exported program are comparisons of sizes, read from a file of anybody's, and never run."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from compress.console.wording import AssumedWarning
+from compress.formats.checkpoint import load
+from compress.formats.exported.guards import fails, guards_in
+
+DYNAMIC = torch.export.Dim.DYNAMIC
+SIZE = "L['x'].size()[1]"
+
+
+@pytest.mark.parametrize(
+    ("guard", "size", "holds"),
+    [
+        (f"{SIZE} <= 50", 50, True),
+        (f"{SIZE} <= 50", 51, False),
+        (f"({SIZE} % 3) != 0", 33, False),
+        (f"2 + 2*(((-3) + {SIZE}) // 4) >= 2 + (((-3) + {SIZE}) // 2)", 15, True),
+        (f"2 <= {SIZE} <= 9", 10, False),
+        (f"max(1, {SIZE}) == {SIZE} and not {SIZE} == 7", 7, False),
+        ("L['y'].size()[1] <= 50", 51, True),  # of another input
+        ("__import__('os').system('false')", 51, True),
+        (f"{SIZE}.__class__ == 0", 51, True),
+        ("(" * 5000, 51, True),
+        ("9**9**9 < 0", 51, True),
+        ("1 // 0 == 1", 51, True),
+        (" * ".join(["99999999999"] * 60) + " == 0", 51, True),
+    ],
+)
+def test_a_guard_holds_by_its_comparison_and_what_is_none_is_not_read(guard: str, size: int, holds: bool) -> None:
+    assert (fails([guard], {("x", 1): size}) is None) is holds
+
+
+@given(st.text(max_size=200))
+def test_no_text_is_more_than_read(text: str) -> None:
+    assert fails([text], {("x", 1): 3}) in (None, text)
+
+
+@pytest.mark.parametrize("told", [None, 3, {}, "x", [1, None, {}], []])
+def test_what_is_no_list_of_texts_has_no_guards(told: object) -> None:
+    assert guards_in(json.dumps({"guards_code": told}).encode()) == []
+
+
+class Cut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] > 50:
+            x = x[:, -50:]
+        return self.layer(x).mean(1)  # type: ignore[no-any-return]
+
+
+class Padded(Cut):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] % 3 == 0:
+            x = nn.functional.pad(x, (0, 0, 0, 1))
+        return self.layer(x).mean(1)  # type: ignore[no-any-return]
+
+
+class Plain(Cut):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).mean(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize(
+    ("module", "dim", "told"),
+    [
+        (Cut(), DYNAMIC, "dim_1 up to 50"),
+        (Padded(), DYNAMIC, "dim_1 = 33"),
+        (Plain(), DYNAMIC, ""),
+        (Plain(), torch.export.Dim("t", max=64), ""),  # declared, and decided by nothing
+    ],
+    ids=["range", "guard", "neither", "declared"],
+)
+def test_a_program_that_decided_something_by_a_size_says_so_when_it_is_loaded(
+    module: nn.Module, dim: Any, told: str, trust: bool, tmp_path: Path
+) -> None:
+    shapes = ({0: torch.export.Dim.DYNAMIC, 1: dim},)
+    program = torch.export.export(module.eval(), (torch.ones(2, 32, 8),), dynamic_shapes=shapes)
+    torch.export.save(program, tmp_path / "m.pt2")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load(tmp_path / "m.pt2", trust=trust)
+    said = [str(each.message) for each in caught if each.category is AssumedWarning]
+    assert [told in each for each in said] == ([True] if told else [])
