@@ -47,6 +47,10 @@ def resize(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
         still = a.get("shape") or [None] * len(shape)
         if any(still[axis] in (None, VARIES) and not (64 * by_axis.get(axis, 1.0)).is_integer() for axis in pictures):
             raise NotTakenBackError("its factors are rounded, and with them the sizes that it makes of such as vary")
+        if a.get("coordinate_transformation_mode") == b"pytorch_half_pixel" and not mode.startswith("nearest"):
+            factors = [(by_axis.get(axis, 1.0), still[axis]) for axis in pictures]
+            if any(by < 1.0 and (size in (None, VARIES) or int(size * by) < 2) for by, size in factors):
+                raise NotTakenBackError("it may make a picture of one row or column, which torch takes otherwise")
         to["scale_factor"] = tuple(by_axis.get(axis, 1.0) for axis in pictures)
     else:
         to["size"] = tuple(sizes[axis] if axis in sizes else _kept(g, value, axis) for axis in pictures)

@@ -15,6 +15,7 @@ from torch import nn
 
 from compress.artifact import Signature, TensorSpec
 from compress.errors import StageError
+from compress.formats.native.onnx_part import OnnxPart
 from compress.formats.onnx.load import load_onnx
 from compress.formats.onnx_layers.layers import HANDLERS
 from compress.model import OnnxModel, TorchModel
@@ -125,6 +126,23 @@ CASES: dict[str, Case] = {
         )
     },
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.125, 2.0])
+@pytest.mark.parametrize("sizes", [("height", "width"), (9, 10)])
+def test_a_picture_that_may_become_one_row_is_made_by_onnx_itself(
+    tmp_path: Path, sizes: tuple[str | int, str | int], scale: float
+) -> None:
+    """torch takes such a row from the middle, ONNX by this mode from the edge."""
+    attributes = {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Resize", ["c", "", "s"], ["y"], **attributes),
+    ]
+    weights = {"w": normal(4, 4, 3, 3), "s": np.array([1, 1, scale, scale], F32)}
+    model = taken_back(load_onnx(stored(nodes, weights, ("batch", 4, *sizes), tmp_path)))
+    kept = [each for each in model.module.modules() if isinstance(each, OnnxPart)]
+    assert bool(kept) is (scale < 0.2 or (scale < 1 and sizes != (9, 10)))
 
 
 @pytest.mark.parametrize("case", CASES)
