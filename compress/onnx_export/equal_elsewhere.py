@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
+import numpy as np
 from torch import nn
 
 from compress.artifact import Signature
@@ -69,11 +71,8 @@ def equal_elsewhere(
             at = signature.at(BATCH) | {dim: size}
             if not runs(at):
                 continue
-            given = drawn_inputs(signature, at, indices, seed=size)
-            if not _takes(first, given):
-                continue
-            inputs = telling(given, lambda given: first.infer(given).values())
-            if any(map(is_no_number, first.infer(inputs).values())):
+            inputs = _numbers_for(first, drawn_inputs(signature, at, indices, seed=size))
+            if inputs is None:
                 continue
             if smaller and size < usual and not _takes(second, inputs):
                 continue
@@ -109,6 +108,23 @@ def _told(dim: str, size: int, equal: list[int], span: Range | None) -> str:
 
 def _elements(signature: Signature, sizes: Mapping[str, int]) -> int:
     return sum(math.prod(spec.at(sizes)) for spec in signature.inputs)
+
+
+def _numbers_for(backend: Backend, given: Arrays) -> Arrays | None:
+    """The inputs, or what `telling` makes of them; None where the model does not take them, or gives no numbers."""
+    answers: Arrays = {}
+
+    def run(inputs: Arrays) -> Iterable[np.ndarray[Any, Any]]:
+        nonlocal answers
+        answers = backend.infer(inputs)
+        return answers.values()
+
+    try:
+        inputs = telling(given, run)
+    except Exception as err:  # torch and ONNX Runtime: anything may come out of them
+        raise_shortage(err)
+        return None
+    return None if any(map(is_no_number, answers.values())) else inputs
 
 
 def _takes(backend: Backend, inputs: Arrays) -> bool:
