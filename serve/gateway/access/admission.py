@@ -365,7 +365,7 @@ class Admission:
                 waiter.timer.cancel()
 
     def leave(
-        self, seconds: float | None, size: int = 0, who: str = "", begun: float = -math.inf, server: str = ""
+        self, seconds: float | None, size: int = 0, who: str = "", server: str = "", begun: float = -math.inf
     ) -> None:
         """Give a place back.
 
@@ -374,8 +374,8 @@ class Admission:
                 nothing of its load.
             size: of the request, in bytes.
             who: the key that had it.
-            begun: when it was taken, on the clock of these places; else it counts as the key's oldest.
             server: that had it, of several, as far as is known.
+            begun: when it was taken, on the clock of these places; else it counts as the key's oldest.
         """
         if seconds is not None and (not who or self.fairness.is_usual(who)):
             self._learn(seconds, size.bit_length(), who)
@@ -451,7 +451,7 @@ class Admission:
         def leave(answered: bool) -> None:
             self.left -= 1
             if answered or all(each.done() for each in through):
-                self.leave(time.monotonic() - started if answered else None, size, who, server=server)
+                self.leave(time.monotonic() - started if answered else None, size, who, server)
             else:
                 self.outlast(None, size, who, through, server)
 

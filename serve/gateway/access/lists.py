@@ -103,7 +103,7 @@ class ListPart:
         """See `Admission`."""
         if seconds is not None:
             self._turns.of.learn(self._cost, seconds)
-        self._places.leave(seconds, size, who, server=server)
+        self._places.leave(seconds, size, who, server)
 
     def leave_after(
         self,

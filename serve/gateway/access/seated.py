@@ -105,7 +105,7 @@ class Seated:
             self._beside.leave(None)
         else:
             self._comes_back()
-            self._places.leave(seconds, size, who, self._begun, server)
+            self._places.leave(seconds, size, who, server, self._begun)
 
     def leave_after(
         self,

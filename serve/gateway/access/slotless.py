@@ -81,7 +81,7 @@ class Slotless:
         """Nothing is waited for; see `try_enter`."""
         self.try_enter()
 
-    def leave(self, _seconds: float | None, _size: int = 0, _who: str = "", server: str = "") -> None:  # noqa: ARG002
+    def leave(self, _seconds: float | None, _size: int = 0, _who: str = "", _server: str = "") -> None:
         """Its time says nothing of the model."""
         self._waiting.count(self._whose, -1)
 

@@ -133,7 +133,7 @@ async def ask_model(
                 places.outlast(seconds, size, identity.id, leaving.through, flight.server)
             elif not given_up:
                 leaving.close()
-                places.leave(seconds, size, identity.id, server=flight.server)
+                places.leave(seconds, size, identity.id, flight.server)
             elif ended:
                 held = Share(gate.memory, identity.id)
                 places.leave_after(ended, started, size, held, identity.id, leaving.through, flight.server)

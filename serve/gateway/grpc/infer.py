@@ -240,7 +240,7 @@ class Inference:
                     through = left or ([] if release else aside)
                     places.outlast(seconds, len(body), identity.id, through, flight.server)
                 else:
-                    places.leave(seconds, len(body), identity.id, server=flight.server)
+                    places.leave(seconds, len(body), identity.id, flight.server)
             if entered and seen.trace is not None:
                 seen.trace.done("upstream")
 

@@ -226,7 +226,7 @@ class Place:
         self._all.leave(self._caller, self.of_model, self._slotless)
         if not self._slotless:
             begun = self._begun if self._of_sequence else -math.inf
-            self.of_model.leave(seconds, size, self._who, begun, server)
+            self.of_model.leave(seconds, size, self._who, server, begun)
 
 
 def _most(places: Admission, slotless: bool) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from serve.gateway.health.fingerprints import Suspect
 from serve.http.body import GrowingBody
 
-__all__ = ["ABOARD", "NO_NEEDS", "Flight", "Needs", "may_be", "within"]
+__all__ = ["ABOARD", "NO_NEEDS", "Flight", "Needed", "Needs", "may_be", "within"]
+
+Needed = Sequence[tuple[str, int]]
+"""What has instances of its own, each with how many one server has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +31,16 @@ class Needs:
     by_version: bool = False
     long: bool = False
 
-    def of(self, model: str, path: str) -> Iterator[tuple[str, int]]:
-        """What is needed by one that is sent to a model: places, each with the instances of a server.
+    def of(self, model: str, path: str) -> Needed:
+        """What is needed by one that is sent to a model, as far as is known.
 
         Args:
             path: of the model, with its version where one was asked for.
         """
         if self.all_of_them:
-            yield from ((each, instances) for each, instances in self.instances.items() if instances)
-        elif instances := self.instances.get(model, 0):
-            yield self.place(model, path), instances
+            return [(each, instances) for each, instances in self.instances.items() if instances]
+        instances = self.instances.get(model, 0)
+        return [(self.place(model, path), instances)] if instances else ()
 
     def place(self, model: str, path: str) -> str:
         """Where one is that is sent to a model: what has instances of its own."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable
+
+from serve.gateway.health.flights import Needed
 
 __all__ = ["Occupied"]
 
@@ -35,20 +36,19 @@ class Occupied:
                 if not each[place]:
                     del each[place]
 
-    def in_the_way(self, places: Iterable[str], now: float) -> int:
+    def in_the_way(self, needed: Needed, now: float) -> int:
         """How many are there for long."""
-        there = (self._at[place].values() for place in places if place in self._at)
+        there = (self._at[place].values() for place, _ in needed if place in self._at)
         return sum(1 for times in there for _ in itertools.takewhile(lambda since: now - since > LONG_S, times))
 
-    def is_taken(self, needs: Iterable[tuple[str, int]], longest: float, before: float) -> bool:
+    def is_taken(self, needed: Needed, longest: float, before: float) -> bool:
         """Whether all instances that are needed of any are with requests that take long.
 
         Args:
-            needs: places, each with the instances that it has.
             longest: what is there from before then takes long.
             before: only what came until then counts.
         """
-        for place, instances in needs:
+        for place, instances in needed:
             if not (there := self._at.get(place)):
                 continue
             known = self._long_at.get(place, {})

@@ -27,7 +27,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from serve.gateway.health.flights import ABOARD, NO_NEEDS, Flight, Needs
+from serve.gateway.health.flights import ABOARD, NO_NEEDS, Flight, Needed, Needs
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.upstream.deadline import tells
 from serve.gateway.upstream.deaths import Deaths
@@ -100,8 +100,8 @@ class Attempt:
     @property
     def was_behind(self) -> bool:
         """Whether it waited there for others that take long, as far as can be told: its time says nothing."""
-        now = time.monotonic()
-        return self.node.is_taken(self.scope, self.needs, now, before=self.begun)
+        needed = self.needs.of(self.scope.model, self.scope.path)
+        return self.node.is_taken(needed, self.scope.seconds, time.monotonic(), before=self.begun)
 
     @property
     def trial(self) -> bool:
@@ -435,6 +435,7 @@ class Balancer:
         now = time.monotonic()
         aboard = ABOARD.get()
         needs = NO_NEEDS if aboard is None else aboard.needs
+        needed = needs.of(scope.model, scope.path)
         for node in self.nodes if len(self.nodes) > 1 else ():
             if node.quiet(now):
                 self._probes.doubt(node)
@@ -444,10 +445,10 @@ class Balancer:
         if sequence is not None:
             place = _place(scope, sequence)
             node = self._sequences.host(place, self.nodes, lambda node: str(node.address), able)
-        elif due is not None and trial and not due.is_taken(scope, needs, now):
+        elif due is not None and trial and not due.is_taken(needed, scope.seconds, now):
             node = due
         else:
-            node = self._least(scope, able, now, who, needs)
+            node = self._least(scope, able, now, who, needed)
         if flight is not None:
             flight.server = node.name
         return Attempt(self, node, scope, now, who=who, trial=trial, needs=needs)
@@ -476,7 +477,7 @@ class Balancer:
         able = able or [node for node in ready if node not in tried]
         return able or [node for node in self.nodes if node not in tried] or self.nodes, due
 
-    def _least(self, scope: Scope, able: list[Node], now: float, who: str, needs: Needs) -> Node:
+    def _least(self, scope: Scope, able: list[Node], now: float, who: str, needed: Needed) -> Node:
         """The least busy one, of those that have an instance free of what takes long.
 
         One that came into service a short while ago has a share only.
@@ -489,7 +490,7 @@ class Balancer:
         first = next(self._turn) % len(able)
         return min(
             able[first:] + able[:first],
-            key=lambda node: (node.is_taken(scope, needs, now), node.load(now, scope, needs)),
+            key=lambda node: (node.is_taken(needed, scope.seconds, now), node.load(now, needed)),
         )
 
     async def _one(

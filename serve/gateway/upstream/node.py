@@ -11,14 +11,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from serve.gateway.access.left_behind import OVERDUE_S
-from serve.gateway.health.flights import NO_NEEDS, Needs
+from serve.gateway.health.flights import Needed
 from serve.gateway.health.occupied import LONG_S, Occupied
 from serve.http.client import Address, ExchangeError, Pool
 from serve.http.message import Held
 
 if TYPE_CHECKING:
     from serve.gateway.upstream.balancer import Attempt
-    from serve.gateway.upstream.scopes import Scope
 
 __all__ = ["LONGEST", "PROBE_TIMEOUT_S", "READY", "Node"]
 
@@ -88,22 +87,22 @@ class Node:
         self.ready = self.says_ready = True
         self.answers = False
 
-    def load(self, now: float, scope: Scope, needs: Needs = NO_NEEDS) -> int:
+    def load(self, now: float, needed: Needed = ()) -> int:
         """Requests with it, and those that failed too fast: each counts for as long as a good answer takes.
 
         Else a server that fails at once would always be the least busy one. What is there for long counts more: it
         keeps an instance from what comes behind it, of which nobody knows how long that will be.
 
         Args:
-            scope, needs: as of `is_taken`; what is there for long with other models is not in its way.
+            needed: by the request that is to be sent, where that is known; what is there for long with other models is
+                not in its way.
         """
         held = self._held
         while held and held[0] <= now:
             held.popleft()
-        unknown = self._anywhere if needs.instances else self._with_it
+        unknown = self._anywhere if needed else self._with_it
         long = sum(1 for _ in itertools.takewhile(lambda since: now - since > LONG_S, unknown.values()))
-        if needs.instances:
-            long += self.occupied.in_the_way((place for place, _ in needs.of(scope.model, scope.path)), now)
+        long += self.occupied.in_the_way(needed, now)
         return len(self._with_it) + (LONG_COUNTS - 1) * long + len(held)
 
     def hold(self, until: float) -> None:
@@ -115,7 +114,7 @@ class Node:
         """Requests with it, streams included."""
         return len(self._with_it)
 
-    def is_taken(self, scope: Scope, needs: Needs, now: float, before: float = math.inf) -> bool:
+    def is_taken(self, needed: Needed, usual_s: float, now: float, before: float = math.inf) -> bool:
         """Whether all its instances of a model that a request needs are with what takes long, as far as can be told.
 
         Behind that it would wait, however few are there: those of keys that are known for such, and what is there for
@@ -123,12 +122,12 @@ class Node:
         those that are stuck behind it tell.
 
         Args:
-            scope: that the request is to be sent to.
-            needs: what it needs there.
+            needed: by the request that is to be sent.
+            usual_s: what good answers take.
             before: only what came until then.
         """
-        longest = min(before, now - max(ODD_S, ODD * scope.seconds))
-        return self.occupied.is_taken(needs.of(scope.model, scope.path), longest, before)
+        longest = min(before, now - max(ODD_S, ODD * usual_s))
+        return self.occupied.is_taken(needed, longest, before)
 
     def took(self, what: Attempt, now: float) -> None:
         """It has a request more."""
