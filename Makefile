@@ -11,7 +11,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null 2>&1 || t
 
 # These take a model or an environment of their own, or many minutes.
 LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_fashion_mnist.py quantization_methods.py \
-  embeddings.py serving_peers.py serving_networks.py gpu_common.py gpu_resnet50.py gpu_minilm.py perf_analyzer.py \
+  embeddings.py embeddings_overload.py serving_peers.py serving_networks.py gpu_common.py gpu_resnet50.py gpu_minilm.py perf_analyzer.py \
   rollout_simulation.py load_server.py load_peers.py load_truth.py plan_truth.py train_common.py train_speed.py train_recovery.py \
   compress_large.py fuzz_files.py repair.py tune_training.py int4.py search_on_ray.py quantize_memory.py)
 

@@ -146,8 +146,17 @@ def embedded(target: Target) -> Any:
 
 
 @contextmanager
-def running(server: str, folder: Path, scratch: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """A started server, that has answered once: whom to ask, and its first process."""
+def running(
+    server: str, folder: Path, scratch: Path, patience: float | None = PATIENCE_S
+) -> Iterator[tuple[str, psutil.Process]]:
+    """A started server, that has answered once: whom to ask, and its first process.
+
+    Args:
+        server: by its name.
+        folder: of Hugging Face.
+        scratch: with the packed repositories and the bodies.
+        patience: how long this stack's gateway lets a request wait, in seconds; None for its own bound.
+    """
     port = free_port()
     environ = os.environ | {
         "PYTHONUNBUFFERED": "1",
@@ -171,9 +180,10 @@ def running(server: str, folder: Path, scratch: Path) -> Iterator[tuple[str, psu
         environ = os.environ | {"PYTHONUNBUFFERED": "1"}
         words = [sys.executable, "-m", "serve", "up", str(scratch / server / "models"), "--port", str(port)]
         words += [f"--triton-{kind}-port=0" for kind in ("http", "grpc", "metrics")]
-        settings = scratch / "gateway.toml"
-        settings.write_text(f"max_wait_s = {PATIENCE_S}\n")
-        words += ["--gateway", str(settings)]
+        if patience is not None:
+            settings = scratch / "gateway.toml"
+            settings.write_text(f"max_wait_s = {patience}\n")
+            words += ["--gateway", str(settings)]
     log = scratch / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(words, env=environ, stdout=file, stderr=subprocess.STDOUT)

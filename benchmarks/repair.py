@@ -1,11 +1,14 @@
 """Accuracy after pruning without any training: magnitude as it is, with the repair, and with channels chosen by OBS.
 
     python benchmarks/repair.py [--seeds 3] [--fractions 0.5 0.7] [--networks resnet mobilenet] [--data FOLDER]
+      [--peers build/peers/bin/python]
     python benchmarks/repair.py --resnet50 [--samples 256]
 
 The networks are examples/fashion_mnist's, trained beforehand; each seed draws 512 other training images, without
 labels, to calibrate on. Accuracy is over all 10,000 test images. Torch-Pruning's own magnitude pruner stands beside, on
-the same networks, to the same multiply-accumulates. `--resnet50` is of time and memory: random weights, 224 x 224. The
+the same networks, to the same multiply-accumulates; and with `--peers`, a Python that has torch and nncf, NNCF's own
+`prune`, which sets so many of the weights to zero by magnitude over all layers and keeps every channel, before and
+after its BatchNorm adaptation by the same images. `--resnet50` is of time and memory: random weights, 224 x 224. The
 last line of stdout is one JSON object.
 """
 
@@ -45,6 +48,34 @@ from compress.signature import TensorSpec
 ROOT = Path(__file__).parents[1]
 CALIBRATION = 512
 ROUND_TO = 8
+NNCF = """
+import json, logging, sys
+folder, network, fraction, weights, evaluation, *calibrations = sys.argv[1:]
+sys.path.insert(0, folder)
+import nncf, networks, numpy as np, torch
+logging.disable(logging.WARNING)
+held = np.load(evaluation)
+images, labels = torch.from_numpy(held["image"]), torch.from_numpy(held["label"])
+
+def pruned():
+    module = getattr(networks, network)().eval()
+    module.load_state_dict(torch.load(weights, weights_only=True))
+    mode = nncf.PruneMode.UNSTRUCTURED_MAGNITUDE_GLOBAL
+    return nncf.prune(module, mode=mode, ratio=float(fraction), examples_inputs=images[:1]).eval()
+
+def judged(module):
+    with torch.no_grad():
+        return sum(int((module(images[at:at + 500]).argmax(1) == labels[at:at + 500]).sum())
+                   for at in range(0, len(labels), 500)) / len(labels)
+
+found = {"as it is": [judged(pruned())], "adapted": []}
+for path in calibrations:
+    data = torch.split(torch.from_numpy(np.load(path)["image"]), 64)
+    adapted = nncf.batch_norm_adaptation(pruned(), nncf.Dataset(data), num_iterations=len(data))
+    found["adapted"].append(judged(adapted.eval()))
+print(json.dumps(found))
+"""
+CLASSES = {"resnet": "ResNet", "mobilenet": "MobileNet"}
 
 
 def main() -> None:
@@ -54,6 +85,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=["resnet", "mobilenet"])
     parser.add_argument("--data", type=Path, help="of Fashion-MNIST, if not where Debian installs it")
     parser.add_argument("--work", type=Path, default=ROOT / "build/repair-benchmark")
+    parser.add_argument("--peers", type=Path, help="a Python with torch and nncf")
     parser.add_argument("--resnet50", action="store_true")
     parser.add_argument("--samples", type=int, default=256)
     arguments = parser.parse_args()
@@ -66,13 +98,13 @@ def main() -> None:
         figures = [
             row
             for network in arguments.networks
-            for row in rows_of(network, arguments.work, arguments.fractions, arguments.seeds)
+            for row in rows_of(network, arguments.work, arguments.fractions, arguments.seeds, arguments.peers)
         ]
         show(figures)
     print(json.dumps({"benchmark": "repair", "environment": environment(torch.get_num_threads()), "figures": figures}))
 
 
-def rows_of(network: str, folder: Path, fractions: list[float], seeds: int) -> list[dict[str, Any]]:
+def rows_of(network: str, folder: Path, fractions: list[float], seeds: int, peers: Path | None) -> list[dict[str, Any]]:
     """A row for each way and fraction, with the accuracy under each seed."""
     model = compress.load(folder / f"{network}.pt")
     judge = Judge(folder)
@@ -92,6 +124,8 @@ def rows_of(network: str, folder: Path, fractions: list[float], seeds: int) -> l
         away = 1 - torch_macs(theirs, model.signature) / whole
         rows.append(own | {"way": "magnitude", "accuracy": [judge(given.module)]})
         rows.append(own | {"way": "Torch-Pruning, magnitude", "macs_removed": away, "accuracy": [judge(theirs)]})
+        for way, accuracy in nncf(peers, network, model, folder, fraction, seeds).items():
+            rows.append(own | {"way": f"NNCF, zeros, {way}", "macs_removed": 0.0, "accuracy": accuracy})
         again = [statistics_again(given.module, Samples(each, model.module, model.signature)) for each in data]
         rows.append(own | {"way": "magnitude, BN statistics", "accuracy": [judge(each) for each in again if each]})
         rows.append(own | {"way": "magnitude, repair"} | repaired([given] * seeds, data, judge))
@@ -101,9 +135,23 @@ def rows_of(network: str, folder: Path, fractions: list[float], seeds: int) -> l
         chosen = [each for each in cut if isinstance(each, TorchModel)]
         lost = statistics.mean(1 - torch_macs(each.module, model.signature) / whole for each in chosen)
         rows.append(own | {"way": "OBS, repair", "macs_removed": lost} | repaired(chosen, data, judge))
-        for row in rows[-5:]:
-            print(json.dumps(row), file=sys.stderr, flush=True)
+        print("\n".join(map(json.dumps, rows)), file=sys.stderr, flush=True)
     return rows
+
+
+def nncf(
+    peers: Path | None, network: str, model: TorchModel, folder: Path, fraction: float, seeds: int
+) -> dict[str, list[float]]:
+    """Accuracies of its `prune`, as it is and adapted; nothing without a Python that has it."""
+    if peers is None:
+        return {}
+    weights = folder / f"{network}-weights.pt"
+    torch.save(model.module.state_dict(), weights)
+    command = [str(peers), "-W", "ignore", "-c", NNCF, str(ROOT / "examples/fashion_mnist"), CLASSES[network]]
+    command += [str(fraction), str(weights), str(folder / "eval.npz")]
+    command += [str(folder / f"calibration-{seed}.npz") for seed in range(seeds)]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return cast("dict[str, list[float]]", json.loads(said.splitlines()[-1]))
 
 
 def repaired(pruned: list[TorchModel], data: list[Dataset], judge: Judge) -> dict[str, Any]:
