@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from serve.gateway.access.at_server import AtServer
     from serve.gateway.access.fairness import Fairness
 
 __all__ = [
@@ -47,6 +48,7 @@ class Account:
         odd_until: until when one more that takes far longer than its usual ones is believed to be its own doing.
         used: seconds of the model's time, where they count from the least that is served.
         cost: seconds of the model's time that one request takes, on the whole.
+        long_at: when one of its requests was over last that took longer than others wait behind such.
         bulk_s, bulk_s2: sums of what its requests took and of the squares, which fade with time; their quotient is what
             one takes that others meet, where they come at any time.
         answers: so far.
@@ -63,6 +65,7 @@ class Account:
         doubtful: whether the last of its first requests passed the target.
         together: how many of its requests, or of such as take as long, the server answers at a time.
         tried: when that was last taken for more than was seen.
+        took: seconds that its last requests were with the server.
         batches: whether it was seen to be more than one.
     """
 
@@ -81,6 +84,7 @@ class Account:
     light: bool = False
     not_before: float = -math.inf
     took: deque[float] = field(default_factory=lambda: deque(maxlen=FEWEST))
+    long_at: float = -math.inf
     bulk_s: float = 0.0
     bulk_s2: float = 0.0
     bulk_at: float = 0.0
@@ -145,10 +149,12 @@ class Work:
         account: of its key.
         begun: when it was sent.
         model: that was asked, of those which share the account.
+        steps, there: the attributes.
         beside_heavy: whether heavy requests of others were there.
 
     Attributes:
         steps: models whose instances it may be with.
+        there: what its server has; of several, all of them until it is known which one has it.
         at: since when an instance may be at work on it; infinite while all are on others.
         before: since when that instance was at work on the one before it, of whose batch it may be.
         guards: what counts it, as heavy ones are kept back while it is with the server, up to GUARDS_S.
@@ -170,6 +176,7 @@ class Work:
         "overdue",
         "priority",
         "steps",
+        "there",
     )
 
     def __init__(
@@ -179,6 +186,7 @@ class Work:
         begun: float,
         model: str,
         steps: Collection[str],
+        there: AtServer,
         *,
         beside_heavy: bool,
     ) -> None:
@@ -187,6 +195,7 @@ class Work:
         self.begun = begun
         self.model = model
         self.steps = steps
+        self.there = there
         self.beside_heavy = beside_heavy
         self.at = self.before = math.inf
         self.guards: tuple[Counter[int], ...] = ()

@@ -237,6 +237,17 @@ class Admission:
         """What a request of a key keeps at work at one of several servers; nothing where there is one."""
         return self.fairness.needs(who, self.model)
 
+    def sent(self, who: str, was: str, server: str) -> None:
+        """One of a key's that have places goes to this one of several servers.
+
+        Args:
+            was: the server that it went to before; "" for none.
+            server: by its name.
+        """
+        work = next((each for each in self._works.get(who, ()) if each.there.name == was), None)
+        if work is not None:
+            work.fairness.sent(work, server, self._clock())
+
     @property
     def kinds(self) -> tuple[Admission, ...]:
         """These places, and those beside them."""
@@ -379,8 +390,8 @@ class Admission:
         """
         if seconds is not None and (not who or self.fairness.is_usual(who)):
             self._learn(seconds, size.bit_length(), who)
-        if who and (work := self._work_of(who, begun)) is not None:
-            work.fairness.end(work, size, self._clock(), answered=seconds is not None, server=server)
+        if who and (work := self._work_of(who, begun, server)) is not None:
+            work.fairness.end(work, size, self._clock(), answered=seconds is not None)
         self._free()
 
     def outlast(
@@ -403,7 +414,7 @@ class Admission:
         """
         if seconds is not None and (not who or self.fairness.is_usual(who)):
             self._learn(seconds, size.bit_length(), who)
-        if who and (work := self._work_of(who, begun)) is not None:
+        if who and (work := self._work_of(who, begun, server)) is not None:
             still = [each for each in through if not each.done()]
             if still:
                 self._follow_overdue(work, still, size, server)
@@ -532,16 +543,23 @@ class Admission:
             else:
                 works.append(work)
 
-    def _work_of(self, who: str, begun: float = -math.inf) -> Work | None:
-        """One of a key's that have places, which is over with it: of those begun by then the last, else the oldest."""
+    def _work_of(self, who: str, begun: float = -math.inf, server: str = "") -> Work | None:
+        """One of a key's that have places, which is over with it: of those begun by then the last, else the oldest.
+
+        Args:
+            server: has it, where one of the key's is known to be there.
+        """
         works = self._works.get(who)
         if works is None:
             return None
-        found = works[0]
-        for each in works:
-            if each.begun > begun:
+        there = [each for each in works if each.there.name == server] if server else ()
+        found: Work | None = None
+        for each in there or works:
+            if found is not None and each.begun > begun:
                 break
             found = each
+        if found is None:
+            return None
         works.remove(found)
         if not works:
             del self._works[who]

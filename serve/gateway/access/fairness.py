@@ -37,6 +37,7 @@ from serve.gateway.access.accounts import (
     Work,
     Works,
 )
+from serve.gateway.access.at_server import Answered, AtServer
 from serve.gateway.health.flights import NO_NEEDS, Needs
 
 __all__ = ["Fairness"]
@@ -49,6 +50,7 @@ NEW_AT_ONCE = 4  # first requests of keys, until one of them takes long
 KNOWN_S = 300.0  # after its last request, what a key's requests take is remembered
 LOOK_S = 0.1
 BATCH_S = 0.001  # between answers of one batch
+READ_S = 0.01  # that a gateway may take for answers of one moment, which it reads in any order
 LEAST_S = 0.0001  # that any request takes
 LEAST_ODD_S, ODD_PART = 60.0, 10.0  # for so long, or so many times what it took, no other odd request is forgiven a key
 FACTOR = 8  # times what requests of most others take, as a model's answers may, too
@@ -64,7 +66,6 @@ LONGEST_TRY_S = 0.5  # ... where one takes no longer: others wait behind all of 
 PAUSES = 0.3  # smoothing of a key's pauses
 MOST = 4096
 
-Answered = tuple[Account, int, float, float, float, float]
 UNKNOWN = Works()
 
 
@@ -112,13 +113,9 @@ class Fairness:
         self._set_target_s = target_s
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._least = 0.0  # used by whom was served last
-        self._answered_at = self._before = -math.inf  # the last answer; the last of the batch before
-        # The last: each with its size, what it was charged beyond its cost until that settles, since when an instance
-        # was at work on it, or on the batch that it is of, for how many seconds of all instances' time, and, for one
-        # that is taken to have been read early, for how many if it was not.
-        self._batch: list[Answered] = []
-        self._overtook: Work | None = None  # one of them that was answered while overdue ones seem at work
-        self._is_any_due = False  # whether one of them was the next to be answered
+        self._anywhere = AtServer()  # what is with the only server, or with any
+        self._at: dict[str, AtServer] = {}  # by server, of several, what is known to be there
+        self._unsettled: dict[AtServer, None] = {}  # those that have answered lately
         self._at_once: list[Account] = []  # whose requests were answered in much less time than one takes
         self._at_once_until = -math.inf
         self._held = 0  # requests with the server as the first of them was answered
@@ -127,11 +124,9 @@ class Fairness:
         self._share = 1.0  # of the time, for each heavy key
         self._met_s = 0.0  # what a heavy request takes that was with the server lately
         self._in_flight = self._there = 0  # requests with the server, and keys that have any there
-        # With the server, and not yet begun with, as they came, by model.
-        self._next: defaultdict[str, dict[Work, None]] = defaultdict(dict)
-        self._at_work: dict[Work, None] = {}  # that are, the longest ago first
-        self._at_work_of: Counter[str] = Counter()  # they, by the models whose instances they may be with
-        self._heavy_of: Counter[str] = Counter()  # heavy ones that are with the server, in the same way
+        self._at_work: dict[Work, None] = {}  # those that a server has begun with, the longest ago first
+        # Heavy ones that are with a server, by the models whose instances they may be with.
+        self._heavy_of: Counter[str] = Counter()
         self._overdue: dict[Work, Overdue] = {}  # those that were not answered in time, the oldest first
         self._new: dict[Work, None] = {}  # of keys of which nothing is known, the oldest first
         self._doubted_at = -math.inf  # when one of them was last answered that took long
@@ -141,10 +136,8 @@ class Fairness:
         self._there_of: Counter[str] = Counter()  # that are with the server and not overdue, by the model asked
         self._depths: dict[str, int] = {}  # as of the last look
         self._instances_of = _Instances(self)  # in the same way
-        self._is_in_order = False  # whether it is known in which they are worked on
-        self._is_by_server = False  # whether it is for each of several servers, by itself
-        # By server, of those: the last answer, and the last of the batch before.
-        self._by_server: dict[str, tuple[float, float]] = {}
+        self._is_plain = False  # whether a server works on them in the order in which they came
+        self._is_known = False  # whether it is known in which order they came there
         self._batches = 1.0  # the most that an instance was seen to answer together, of those that are here
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
         self._guarding: deque[Work] = deque()  # they, and some that are over
@@ -202,7 +195,7 @@ class Fairness:
         is_kept = self._kept_until(account, now) > now
         for step in self._works_of(model).steps:
             instances = self._instances_of[step]
-            is_long = instances > 1 and (account.overdue > 0 or min(account.took, default=0.0) > LONGEST_WAIT_S)
+            is_long = instances > 1 and (account.overdue > 0 or now - account.long_at < STANDARD_S)
             if not (is_kept or is_long):
                 most = float(_filling(instances, together))
             elif instances > 1:
@@ -358,11 +351,11 @@ class Fairness:
         account.used = self._least + account.cost
         steps = self.works[model].steps if model in self.works else UNKNOWN.steps
         is_beside = not account.heavy and (True if self._overdue else self.heavy > 0)
-        work = Work(self, account, now, model, steps, beside_heavy=is_beside)
+        work = Work(self, account, now, model, steps, self._anywhere, beside_heavy=is_beside)
         self._in_flight += 1
         self._there_of[model] += 1
-        self._next[model][work] = None
-        self._take_up(model, now)
+        self._anywhere.next[model][work] = None
+        self._take_up(self._anywhere, model, now)
         if account.answers < FEWEST and account.is_new:
             self._new[work] = None
         if account.heavy:
@@ -383,6 +376,34 @@ class Fairness:
                 self._let_go(now)
         return work
 
+    def sent(self, work: Work, server: str, now: float) -> None:
+        """It goes to this one of several servers, for the first time or after another.
+
+        Where servers work on requests in their order, that is each one's own.
+        """
+        if self.servers == 1 or not self._is_plain or work.over or work.overdue is not None:
+            return
+        if server not in self._at:
+            self._at[server] = AtServer(server)
+            self._at[server].is_in_order = True
+        self._leave_server(work, now)
+        work.there, work.at, work.before = self._at[server], math.inf, math.inf
+        work.there.next[work.model][work] = None
+        self._take_up(work.there, work.model, now)
+
+    def _leave_server(self, work: Work, now: float, since: float = math.inf) -> None:
+        """What a server had it has no more: its instances go on with what waits there."""
+        there = work.there
+        if work.at == math.inf:
+            del there.next[work.model][work]
+            return
+        del self._at_work[work]
+        for step in work.steps:
+            there.at_work_of[step] -= 1
+        for model, waiting in there.next.items():
+            if waiting:
+                self._take_up(there, model, now, since if model == work.model else math.inf)
+
     def undo(self, work: Work) -> None:
         """It was not sent after all."""
         account = work.account
@@ -391,34 +412,29 @@ class Fairness:
         account.used -= account.cost
         self._over(work)
 
-    def _take_up(self, model: str, now: float, before: float = math.inf) -> None:
+    def _take_up(self, there: AtServer, model: str, now: float, before: float = math.inf) -> None:
         """Instances that are free begin with what of a model has waited for longest."""
-        waiting, there = self._next[model], self._at_work_of
+        waiting = there.next[model]
         while waiting:
             work = next(iter(waiting))
             for step in work.steps:
-                if there[step] >= self._instances_of[step]:
+                if there.at_work_of[step] >= self._instances_at(there, step):
                     return
             del waiting[work]
             work.at, work.before = (now if now > work.begun else work.begun), before
             self._at_work[work] = None
             for step in work.steps:
-                there[step] += 1
+                there.at_work_of[step] += 1
 
-    def _freed(self, server: str, now: float) -> None:
-        """A server has answered, where it has one instance, which works on requests in their order."""
-        if len(self._by_server) > MOST:  # they come and go
-            self._by_server.clear()
-        last, before = self._by_server.get(server, (-math.inf, -math.inf))
-        self._by_server[server] = now, last if now - last > BATCH_S else before
+    def _instances_at(self, there: AtServer, model: str) -> int:
+        instances = self._instances_of[model]
+        return max(1, instances // self.servers) if there.name else instances
 
-    def _since(self, work: Work, now: float, server: str = "") -> float:
+    def _since(self, work: Work, now: float) -> float:
         """When an instance began with a request that is answered now, or with the batch that it is of."""
-        if self._is_by_server and server in self._by_server:
-            last, before = self._by_server[server]
-            return max(work.begun, last if now - last > BATCH_S else before)
-        if not self._is_in_order:
-            answered = max(work.begun, self._before)
+        there = work.there
+        if not there.is_in_order:
+            answered = max(work.begun, there.before)
             if work.at == math.inf:
                 return answered
             since = work.before if now - work.at <= BATCH_S and work.before < work.at else work.at
@@ -428,7 +444,7 @@ class Fairness:
         if since == math.inf:  # it is read before what was answered first
             since = now
             if self.most_together != 1:
-                ours = (first for first in self._at_work if first.model == work.model)
+                ours = (first for first in self._at_work if first.model == work.model and first.there is there)
                 since = next((first.at for first in ours if first.at >= most), now)
         elif self.most_together != 1 and now - since <= BATCH_S and most <= work.before < since:
             since = work.before
@@ -487,7 +503,7 @@ class Fairness:
         account = work.account
         if work.at == math.inf or overdue.behind or self.silence.astray:
             return
-        if work.beside_heavy and not self._is_in_order:
+        if work.beside_heavy and not work.there.is_in_order:
             return
         if overdue.charged or (now - work.at) / self._instances_of[work.model] > account.cost:
             self._charge_in_all(work, overdue, now)
@@ -495,14 +511,14 @@ class Fairness:
     def _charge_in_all(self, work: Work, overdue: Overdue, now: float) -> None:
         account, instances = work.account, self._instances_of[work.model]
         if overdue.since == math.inf:
-            overdue.since = max(self._since(work, now, overdue.server), overdue.ahead)
+            overdue.since = max(self._since(work, now), overdue.ahead)
         seconds = max(overdue.charged, (now - overdue.since) / instances)
         if overdue.charged:
             account.charge_more(overdue.charged, seconds)
         else:
             account.charge(seconds)
         overdue.charged = max(seconds, LEAST_S)
-        was_alone = self.instances == 1 or work.at == work.begun or (self._is_by_server and overdue.server != "")
+        was_alone = self.instances == 1 or work.at == work.begun or work.there.is_in_order
         if account.answers <= FEWEST and was_alone:
             account.alone_s = seconds * instances / self.instances
             account.doubtful = self._is_usual_known and seconds > account.target_s
@@ -522,6 +538,8 @@ class Fairness:
                 account.took.append(overdue.charged * self._instances_of[work.model])
             else:
                 self._forgive(account, overdue, overdue.usual_s, now)
+        if overdue.charged * self._instances_of[work.model] > LONGEST_WAIT_S:
+            account.long_at = now
         account.seen = account.answered_at = now
         work.over = True
         account.in_flight -= 1
@@ -549,50 +567,52 @@ class Fairness:
         As where a model is loaded anew, and the old one goes on with what it has.
         """
         for work, overdue in self._overdue.items():
-            if work.model == answered.model and work.at < math.inf and work.begun < answered.begun:
+            is_there = work.there is answered.there and work.model == answered.model
+            if is_there and work.at < math.inf and work.begun < answered.begun:
                 self._end_overdue(work, overdue, now)
                 return
 
-    def end(self, work: Work, size: int, now: float, *, answered: bool = False, server: str = "") -> None:
-        """The server is through with a request, however it ended; `answered` is whether by an answer that is one.
-
-        Args:
-            server: that had it, of several; "" where nobody knows.
-        """
+    def end(self, work: Work, size: int, now: float, *, answered: bool = False) -> None:
+        """The server is through with a request, however it ended; `answered` is whether by an answer that is one."""
         account, begun = work.account, work.begun
         if begun < self.silence.over_at and work.overdue is None and self._was_silent(work, now):
             self.undo(work)
             account.seen = account.answered_at = now
             return
-        if now - self._answered_at > BATCH_S:
-            self._settle()
-            self._before = self._answered_at
-        self._answered_at = now
-        server = server if work.overdue is None else work.overdue.server
-        if server and self._is_by_server:
-            self._freed(server, now)
+        there = work.there
+        if self._unsettled:
+            self._settle_all(now)
+        if now - there.answered_at > BATCH_S:
+            there.before = there.answered_at
+        if there not in self._unsettled:
+            there.began = now
+            self._unsettled[there] = None
+        there.answered_at = now
         if work.over:  # what was settled just now has shown that it is
             return
         if work.overdue is not None:
-            self._is_any_due |= work.at < math.inf
+            there.is_any_due |= work.at < math.inf
             self._end_overdue(work, work.overdue, now)
             return
         work.over = True
         account.unanswered = account.unanswered and not answered
         account.in_flight -= 1
-        since = self._since(work, now, server)
+        since = self._since(work, now)
+        is_in_order = there.is_in_order
         instances = self._instances_of[work.model]
         seconds = (now - since) / instances
         more = max(0.0, seconds - account.cost)
-        is_due = work.at < math.inf or (self._is_by_server and server != "")
-        self._is_any_due |= is_due
-        late_s = 0.0 if is_due or since < now else (now - max(begun, self._before)) / instances
-        self._batch.append((account, size or 1, more, since, seconds, late_s))
+        is_due = work.at < math.inf
+        there.is_any_due |= is_due
+        late_s = 0.0 if is_due or since < now else (now - max(begun, there.before)) / instances
+        there.batch.append((account, size or 1, more, since, seconds, late_s))
         account.used += more  # until it is known what else was of its batch: whose turn is next is asked now
-        account.took.append(now - (since if self._is_by_server else begun))
+        account.took.append(now - begun)
+        if now - (since if is_in_order else begun) > LONGEST_WAIT_S:
+            account.long_at = now
         if account.answers < FEWEST:
-            alone_s = (now - begun) / instances if self.instances > 1 and not self._is_by_server else seconds
-            self._saw_first(account, alone_s, at_once=(since if self._is_by_server else work.at) == begun)
+            alone_s = seconds if self.instances == 1 or is_in_order else (now - begun) / instances
+            self._saw_first(account, alone_s, now, at_once=work.at == begun)
         if now > self._at_once_until:
             self._count_at_once()
             self._at_once_until = now + max(BATCH_S, min(account.cost * self.instances / 2, min(account.took) / 10))
@@ -604,29 +624,21 @@ class Fairness:
             account.not_before = now + max(seconds, late_s) * (1.0 / self._share - 1.0)
         elif not account.large and account.target_s < math.inf:
             self._keep_back(account, now)
-        if self._overdue and answered and not is_due and self._is_in_order:
-            self._overtook = work
+        if self._overdue and answered and not is_due and is_in_order:
+            there.overtook = work
 
-    def _saw_first(self, account: Account, seconds: float, *, at_once: bool) -> None:
+    def _saw_first(self, account: Account, seconds: float, now: float, *, at_once: bool) -> None:
         """One of the first requests of a key was answered, so long after the server could begin with it at most."""
         if self.instances > 1:  # others are answered meanwhile
             account.alone_s = min(account.alone_s, seconds if at_once else math.inf)
         account.doubtful = self._is_usual_known and seconds > account.target_s
         if account.doubtful:
-            self._doubted_at = self._answered_at
+            self._doubted_at = now
 
     def _over(self, work: Work, now: float = -math.inf, since: float = math.inf) -> None:
         if self._new:
             self._new.pop(work, None)
-        if work.at < math.inf:
-            del self._at_work[work]
-            for step in work.steps:
-                self._at_work_of[step] -= 1
-            for model, waiting in self._next.items():
-                if waiting:
-                    self._take_up(model, max(now, self._answered_at), since if model == work.model else math.inf)
-        else:
-            del self._next[work.model][work]
+        self._leave_server(work, max(now, work.there.answered_at), since)
         self._in_flight -= 1
         self._there -= not work.account.in_flight
         if work.overdue is None:
@@ -653,43 +665,50 @@ class Fairness:
             each[work.priority] -= 1
         work.guards = ()
 
-    def _settle(self) -> None:
-        """Charge what was answered in one moment, each batch by itself."""
-        answered = self._batch
-        if not self._is_any_due:  # what was sent before is at work yet: the order is another
+    def _settle_all(self, now: float) -> None:
+        """Charge what was answered in moments that are over: the one that was due then may be read last."""
+        for there in [*self._unsettled]:
+            waits = there.is_in_order and not there.is_any_due
+            if now - there.answered_at > BATCH_S and not (waits and now - there.began <= READ_S):
+                del self._unsettled[there]
+                self._settle(there)
+
+    def _settle(self, there: AtServer) -> None:
+        """Charge what a server answered in one moment, each batch by itself."""
+        answered, overtook, is_any_due = there.batch, there.overtook, there.is_any_due
+        there.batch, there.overtook, there.is_any_due = [], None, False
+        if not is_any_due:  # what was sent before is at work yet: the order is another
             answered = [(*each[:4], max(each[4:]), 0.0) for each in answered]
-            if self._overtook is not None:
-                self._end_gone(self._overtook, self._answered_at)
-        self._overtook, self._is_any_due = None, False
+            if overtook is not None:
+                self._end_gone(overtook, there.answered_at)
         if len(answered) == 1:
             if self.instances == 1 and answered[0][4] < answered[0][0].alone_s:
                 answered[0][0].alone_s = answered[0][4]
-            self._charge(answered)
+            self._charge(answered, there.answered_at)
         elif answered:
             batches: dict[float, list[Answered]] = {}
             for number, each in enumerate(answered):
                 # Where nobody knows the order, nobody knows what was one; and of a model without batches, nothing was.
-                is_known = self._is_in_order or self._is_by_server
+                is_known = there.is_in_order
                 batch = 0.0 if not is_known else number if self.most_together == 1 else each[3]
                 if batch in batches:
                     batches[batch].append(each)
                 else:
                     batches[batch] = [each]
             for together in batches.values():
-                self._charge(together)
-        self._batch.clear()
+                self._charge(together, there.answered_at)
 
-    def _charge(self, batch: list[Answered]) -> None:
+    def _charge(self, batch: list[Answered], now: float) -> None:
         """Each for what it is known to take, and by its size."""
         account, _, more, _, seconds, _ = batch[0]
         if batch[0] is batch[-1]:
             account.used -= more
-            account.saw(seconds, self._answered_at)
+            account.saw(seconds, now)
             self._pay(account, seconds)
             return
         seconds = max(each[4] for each in batch)
         if len({each[0] for each in batch}) == 1:
-            account.saw(seconds, self._answered_at)
+            account.saw(seconds, now)
         shares = [size * max(each.cost if each.answers else seconds, LEAST_S) for each, size, *_ in batch]
         whole = sum(shares)
         for (account, _, more, *_), share in zip(batch, shares, strict=True):
@@ -714,7 +733,7 @@ class Fairness:
 
     def _takes_s(self, account: Account) -> float:
         """What one request of a key takes of the model's time, as far as is known."""
-        if self.instances > 1 and len(account.took) == FEWEST:
+        if self.instances > 1 and len(account.took) == FEWEST and not self._is_known:
             return max(account.met_s, min(account.took) / self.instances)
         return account.met_s
 
@@ -725,6 +744,7 @@ class Fairness:
     def _look(self, now: float) -> None:
         """Who is beside whom."""
         self._looked_at = now
+        self._settle_all(now)
         takes_yet: dict[Account, float] = {}
         for work, overdue in self._overdue.items():
             self._charge_overdue(work, overdue, now)
@@ -772,15 +792,19 @@ class Fairness:
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
         self._batches_heavy = max((self._together(each) for each in beside if each.heavy), default=1.0)
         self._batches = max((self._together(each) for each in beside), default=1.0)
-        is_plain = self.waits_s < math.inf
-        self._is_in_order = is_plain and self.servers == 1
-        self._is_by_server = is_plain and self.servers > 1 and self.instances == self.servers and len(self.works) == 1
+        self._is_plain = self.waits_s < math.inf
+        self._anywhere.is_in_order = self._is_plain and self.servers == 1
+        for server in self._at.values():
+            server.is_in_order = self._is_plain
+        self._is_known = self._is_plain and (self.servers == 1 or bool(self._at))
+        self._at = {name: each for name, each in self._at.items() if each in self._unsettled or not each.idle}
         self._depths.clear()
         self._instances_of.clear()
 
     def _count_heavy(self) -> None:
         """Who is heavy has changed, with what is there."""
-        waiting = itertools.chain.from_iterable(self._next.values())
+        every = (self._anywhere, *self._at.values())
+        waiting = itertools.chain.from_iterable(each for there in every for each in there.next.values())
         heavy = [work for work in itertools.chain(self._at_work, waiting) if work.account.heavy]
         self.heavy = sum(work.overdue is None for work in heavy)
         self._heavy_of = Counter(itertools.chain.from_iterable(work.steps for work in heavy))

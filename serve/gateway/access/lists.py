@@ -99,6 +99,10 @@ class ListPart:
             await self._places.enter(priority, left, who, patient=True)
             self._turns.begun = True
 
+    def sent(self, who: str, was: str, server: str) -> None:
+        """See `Admission`."""
+        self._places.sent(who, was, server)
+
     def leave(self, seconds: float | None, size: int = 0, who: str = "", server: str = "") -> None:
         """See `Admission`."""
         if seconds is not None:

@@ -98,6 +98,11 @@ class Seated:
             self._comes_back()
             self._places.take_back(who, self._begun)
 
+    def sent(self, who: str, was: str, server: str) -> None:
+        """As of `Admission`."""
+        if not self._aside:
+            self._places.sent(who, was, server)
+
     def leave(self, seconds: float | None, size: int = 0, who: str = "", server: str = "") -> None:
         """As of `Admission`."""
         self._ends()

@@ -81,6 +81,9 @@ class Slotless:
         """Nothing is waited for; see `try_enter`."""
         self.try_enter()
 
+    def sent(self, _who: str, _was: str, _server: str) -> None:
+        """It stands in nobody's way."""
+
     def leave(self, _seconds: float | None, _size: int = 0, _who: str = "", _server: str = "") -> None:
         """Its time says nothing of the model."""
         self._waiting.count(self._whose, -1)

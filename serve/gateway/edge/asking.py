@@ -102,6 +102,7 @@ async def ask_model(
         gate.keys.again(identity).check_model(model)  # it may have waited, and a list's later parts for minutes
         suspects.take_off(flight)
         flight.needs = gate.places(model).needs(identity.id)
+        flight.on_sent = partial(places.sent, identity.id)
         above, on_left = ABOARD.set(flight), LEFT.set(leaving)
         try:
             response = await unless_client_leaves(scope, receive, ask())

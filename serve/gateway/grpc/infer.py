@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from contextvars import Token
+from functools import partial
 from typing import Any
 
 import grpc
@@ -165,6 +166,7 @@ class Inference:
             self._gate.incidents.outages.check(model)
             suspects.take_off(flight)
             flight.needs = self._gate.places(model).needs(identity.id)
+            flight.on_sent = partial(places.sent, identity.id)
             above = ABOARD.set(flight)
             release = self._releases.get(model) if not request.model_version else None
             beside = self._releases.beside(stays or asked, release)

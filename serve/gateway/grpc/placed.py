@@ -202,18 +202,19 @@ class Placed:
         if good:
             self._places.knows(found.model, decoupled=False)
 
-    def end(self, after: asyncio.Future[int | None] | None) -> None:
+    def end(self, after: asyncio.Future[int | None] | None, server: str = "") -> None:
         """The stream is over, and Triton is done with it: now, or after this.
 
         Args:
             after: gives None where Triton was not done in time.
+            server: as of `answered`.
         """
         self._ended = True
         if self._waiting is not None:
             self._waiting.cancel()
         if after is None:
             while self._messages:
-                self._leave(self._messages.popleft(), None)
+                self._leave(self._messages.popleft(), None, server)
             return
         over = []
         for message in self._messages:
@@ -224,7 +225,7 @@ class Placed:
         def ended(after: asyncio.Future[int | None]) -> None:
             stuck = not after.cancelled() and after.exception() is None and after.result() is None
             while self._messages:
-                self._leave(self._messages.popleft(), None)
+                self._leave(self._messages.popleft(), None, server)
             for each in over:
                 each(stuck)
 

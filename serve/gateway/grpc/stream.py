@@ -156,8 +156,11 @@ class Streams:
                         of_sequence=sequence is not None, decoupled=kind if isinstance(kind, bool) else None,
                         beside=self._incoming.beside(request),
                     )  # fmt: skip
-                    needs = partial(self._gate.places(request.model_name).needs, identity.id)
-                    await flights.sent(identity.id, request.model_name, self._settings.timeout_s, place, needs)
+                    of_model, patience_s = self._gate.places(request.model_name), self._settings.timeout_s
+                    await flights.sent(
+                        identity.id, request.model_name, patience_s, place,
+                        partial(of_model.needs, identity.id), partial(of_model.sent, identity.id),
+                    )  # fmt: skip
                     self._gate.incidents.outages.check(request.model_name)  # it may have waited long
                 except GatewayError as err:
                     failed.append(bare(err))
@@ -253,7 +256,7 @@ class Streams:
                 if turn is not None:
                     turn.leave(None)
             expected.end(leaving)
-            placed.end(leaving)
+            placed.end(leaving, flights.server)
             unanswered.end()
             release(None)
         if failed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -63,6 +63,8 @@ class Flight:
         needs: what it keeps at work, as far as is known.
         server: that has it, by its name; "" where there is one only, or it is not known.
         turn: whether it has its turn.
+        on_sent: is told of the server before and of this one, each time that it goes to one of several; None for
+            nobody.
     """
 
     __slots__ = ("__dict__", "body", "key", "left", "model", "sent", "server")  # those that most have; there are many
@@ -72,6 +74,7 @@ class Flight:
     first = turn = guest = lost = cleared = False
     suspect: Suspect | None = None
     needs = NO_NEEDS
+    on_sent: Callable[[str, str], None] | None = None
     _owner = ""
 
     def __init__(self, key: str, model: str, body: bytes | GrowingBody) -> None:
@@ -81,6 +84,12 @@ class Flight:
         self.sent = 0.0
         self.left = False
         self.server = ""
+
+    def take_to(self, server: str) -> None:
+        """It goes to this server."""
+        was, self.server = self.server, server
+        if self.on_sent is not None:
+            self.on_sent(was, server)
 
     @property
     def owner(self) -> str:

@@ -35,7 +35,8 @@ class StreamFlight:
             self._lands_at(flight)
 
     def _lands_at(self, flight: Flight) -> None:
-        flight.server = self.server
+        if self.server:
+            flight.take_to(self.server)
         if self._occupied is not None and flight.needs.instances:
             self._occupied.enter(flight.model, flight, time.monotonic(), long=flight.needs.long)
 
@@ -55,12 +56,14 @@ class StreamFlight:
         patience_s: float,
         place: Callable[[], Awaitable[None]] | None = None,
         needs: Callable[[], Needs] | None = None,
+        on_sent: Callable[[str, str], None] | None = None,
     ) -> None:
         """A message goes to the model server, once it is its key's turn.
 
         Args:
             place: waits for its place, then; None where it needs none.
             needs: what it keeps at work, once it has that.
+            on_sent: as of `Flight`.
 
         Raises:
             OverloadedError: it did not come in time.
@@ -75,6 +78,7 @@ class StreamFlight:
                 self._suspects.land(flight, answered=False, sent=False)
                 raise
         flight.needs = NO_NEEDS if needs is None else needs()
+        flight.on_sent = on_sent
         self._flying.append(flight)
         self._lands_at(flight)
         self._suspects.take_off(flight)

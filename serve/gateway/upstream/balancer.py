@@ -450,7 +450,7 @@ class Balancer:
         else:
             node = self._least(scope, able, now, who, needed)
         if flight is not None:
-            flight.server = node.name
+            flight.take_to(node.name)
         return Attempt(self, node, scope, now, who=who, trial=trial, needs=needs)
 
     def _able(self, scope: Scope, tried: Sequence[Node], now: float, who: str) -> tuple[list[Node], Node | None]:

@@ -139,7 +139,7 @@ class World:
                 continue
             sent = time.monotonic()
             ABOARD.set(flight := Flight(who, places.model, b""))
-            flight.needs = places.needs(who)
+            flight.needs, flight.on_sent = places.needs(who), partial(places.sent, who)
             await self.answer(cost_s())
             seconds = time.monotonic() - sent if self.ends_well else None
             places.leave(seconds, 100, who, server=flight.server)
@@ -195,7 +195,7 @@ class Chosen(World):
         flight = ABOARD.get()
         assert flight is not None
         attempt = self.balancer.begin(self.balancer.scope(b"/v2/models/m"), who=flight.key)
-        flight.server = attempt.node.name
+        flight.take_to(attempt.node.name)
         await self.fleet[self.balancer.nodes.index(attempt.node)].answer(seconds)
         attempt.end(Verdict.GOOD, Verdict.GOOD)
 

@@ -56,17 +56,18 @@ async def waits(places: Admission, seconds: float) -> None:
 
 def counted(fairness: Fairness) -> list[object]:
     """All that is counted of what is with the server; nothing of it is left once all is quiet."""
+    every = (fairness._anywhere, *fairness._at.values())
     return [
         fairness.heavy,
         fairness._in_flight,
         fairness._there,
         sum(fairness._there_of.values()),
-        sum(fairness._at_work_of.values()),
+        sum(sum(each.at_work_of.values()) for each in every),
         sum(fairness._heavy_of.values()),
         sum(fairness._guards.values()),
         len(fairness._at_work),
         len(fairness._overdue),
-        sum(map(len, fairness._next.values())),
+        sum(len(waiting) for each in every for waiting in each.next.values()),
         sum(each.in_flight + each.overdue for each in fairness._accounts.values()),
     ]
 

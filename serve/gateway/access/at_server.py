@@ -1,0 +1,51 @@
+"""What one model server has of the requests that share an account, and what it answered last."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+
+from serve.gateway.access.accounts import Account, Work
+
+__all__ = ["Answered", "AtServer"]
+
+Answered = tuple[Account, int, float, float, float, float]
+"""One that was answered: its size, what it was charged beyond its cost until that settles, since when an instance was
+at work on it, or on the batch that it is of, for how many seconds of all instances' time, and, for one that is taken to
+have been read early, for how many if it was not."""
+
+
+class AtServer:
+    """Those of one server of several, each of which works on its own queue; of all, where nobody knows which has one.
+
+    Attributes:
+        name: of the server; "" for all.
+        next: requests that are not yet begun with, as they came, by model.
+        at_work_of: those that are, by the models whose instances they may be with.
+        is_in_order: whether it is known in which order it works on them.
+        answered_at: the last answer.
+        before: the last answer before those of one batch.
+        began: the first of the moment that is not settled yet.
+        batch: what was answered in it.
+        is_any_due: whether one of them was the next to be answered.
+        overtook: one of them that was answered while overdue ones seem at work.
+    """
+
+    __slots__ = (
+        "answered_at", "at_work_of", "batch", "before", "began", "is_any_due", "is_in_order", "name", "next",
+        "overtook",
+    )  # fmt: skip
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.next: defaultdict[str, dict[Work, None]] = defaultdict(dict)
+        self.at_work_of: Counter[str] = Counter()
+        self.answered_at = self.before = self.began = -math.inf
+        self.batch: list[Answered] = []
+        self.is_any_due = self.is_in_order = False
+        self.overtook: Work | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing."""
+        return not (any(self.next.values()) or any(self.at_work_of.values()))
