@@ -278,11 +278,14 @@ class Pool:
             self._pruning.cancel()
 
     def abort(self) -> None:
-        """End every exchange that is under way, with an ExchangeError of kind "closed"."""
+        """End every exchange that is under way, with an ExchangeError of kind "closed".
+
+        The server may go on with what it has, once it answers again: what tells when it is through stays open.
+        """
         for connection in list(self._busy):
             connection.abort()
-        for connection in (*self._left, *self._lingering):
-            connection.close()
+        for connection in list(self._left):
+            connection.linger()
 
     async def _connect(self, deadline: float) -> Connection:
         address = self.address

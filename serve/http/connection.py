@@ -301,8 +301,15 @@ class Connection(asyncio.Protocol):
             done(None, ExchangeError("timeout", "no whole response in time"))
 
     def abort(self) -> None:
-        """End the exchange that is under way, with an ExchangeError of kind "closed"."""
-        self._fail(ExchangeError("closed", "given up: the server does not answer"))
+        """End the exchange that is under way, with an ExchangeError of kind "closed"; see `lapse`."""
+        done, error = self._done, ExchangeError("closed", "given up: the server does not answer")
+        if done is None or self._wire_bytes or not self._lingers_s:
+            self._fail(error)
+        else:
+            self.leave()
+            self.linger()
+            error.through = self.through
+            done(None, error)
 
     def expire(self) -> None:
         """End the exchange that is under way, with an ExchangeError of kind "timeout"."""

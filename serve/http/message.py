@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class ExchangeError(Exception):
             still coming came too slowly), "malformed" (not HTTP), "too_large" (past the response bound).
         unanswered: the connection closed before the first byte of a response.
         early: whether whoever asked gave the server less time than it may take.
+        through: is done when the server is through with it all the same, where that is waited for; else None.
     """
 
     def __init__(self, kind: Kind, message: str, *, unanswered: bool = False) -> None:
@@ -36,6 +38,7 @@ class ExchangeError(Exception):
         self.kind: Kind = kind
         self.unanswered = unanswered
         self.early = False
+        self.through: asyncio.Future[bool] | None = None
 
 
 @dataclass(frozen=True)

@@ -252,6 +252,12 @@ class Silence(Protocol):
     def servers(self) -> int:
         """That are ready, at least one; 0 where nobody knows."""
 
+    def over_at_of(self, server: str) -> float:
+        """`over_at` of one of them; of all, where its name is ""."""
+
+    def hides(self, server: str) -> bool:
+        """Whether one of them is silent now; any of those that have requests, where its name is ""."""
+
 
 @dataclass(frozen=True)
 class Works:
@@ -278,3 +284,11 @@ class NoSilence:
     over_at: float = -math.inf
     astray: int = 0
     servers: int = 0
+
+    def over_at_of(self, _server: str) -> float:
+        """None was silent."""
+        return self.over_at
+
+    def hides(self, _server: str) -> bool:
+        """None is silent."""
+        return False

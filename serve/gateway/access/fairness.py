@@ -149,7 +149,7 @@ class Fairness:
     def of(self, who: str, priority: int, now: float) -> Account:
         """The account of a key that asks."""
         found = self._accounts.get(who)
-        if found is None:
+        if found is None or (now - found.seen > KNOWN_S and not found.in_flight):
             found = self._accounts[who] = Account()
             self._looked_at = -math.inf
         elif now - found.seen > BESIDE_S:
@@ -493,7 +493,11 @@ class Fairness:
 
     def _was_silent(self, work: Work, now: float) -> bool:
         """Whether a silent server may be why a request took as long."""
-        return work.begun < self.silence.over_at and now - work.begun > SHORTEST_TARGET_S and not work.account.heavy
+        return (
+            work.begun < self.silence.over_at_of(work.there.name)
+            and now - work.begun > SHORTEST_TARGET_S
+            and not work.account.heavy
+        )
 
     def _charge_overdue(self, work: Work, overdue: Overdue, now: float) -> None:
         """For what it has taken by now, once that is more than its key's take: what waits behind others took nothing.
@@ -501,7 +505,7 @@ class Fairness:
         Where it is not known which server has it, that is known when it ends, if it may be behind a heavy one.
         """
         account = work.account
-        if work.at == math.inf or overdue.behind or self.silence.astray:
+        if work.at == math.inf or overdue.behind or self.silence.hides(work.there.name):
             return
         if work.beside_heavy and not work.there.is_in_order:
             return

@@ -480,18 +480,17 @@ class Balancer:
     def _least(self, scope: Scope, able: list[Node], now: float, who: str, needed: Needed) -> Node:
         """The least busy one, of those that have an instance free of what takes long.
 
-        One that came into service a short while ago has a share only.
+        One of these that came into service a short while ago has a share only.
         """
+        if len(able) > 1:
+            able = [node for node in able if not node.is_taken(needed, scope.seconds, now)] or able
         levels = self.levels(scope)
         weights = [min(level.of(node).weight(now, who) for level in levels) for node in able]
         if min(weights) < 1.0:
             drawn = random.random()  # noqa: S311  no secret
             able = [node for node, weight in zip(able, weights, strict=True) if drawn < weight] or able
         first = next(self._turn) % len(able)
-        return min(
-            able[first:] + able[:first],
-            key=lambda node: (node.is_taken(needed, scope.seconds, now), node.load(now, needed)),
-        )
+        return min(able[first:] + able[:first], key=lambda node: node.load(now, needed))
 
     async def _one(
         self,
@@ -506,6 +505,7 @@ class Balancer:
         who: str,
     ) -> Response:
         server = model = Verdict.NOTHING
+        still: asyncio.Future[Any] | None = None
         leaving = LEFT.get()
         others = 0 if leaving is None else len(leaving.connections)
         try:
@@ -525,6 +525,7 @@ class Balancer:
         except ExchangeError as err:
             self._on_error(err.kind)
             err.early = not tells(timeout_s, self.timeout_s)
+            still = err.through
             if err.kind == "timeout" and not err.early and not attempt.was_behind:
                 model = Verdict.GATEWAY_FAILURE
             elif err.kind in ("refused", "closed", "malformed"):
@@ -532,7 +533,7 @@ class Balancer:
             raise
         finally:
             left = () if leaving is None else leaving.connections[others:]
-            attempt.end(server, model, left[-1].through if left else None)
+            attempt.end(server, model, left[-1].through if left else still)
 
 
 def _place(scope: Scope, sequence: bytes) -> bytes:

@@ -171,8 +171,9 @@ class Node:
                 return
             self._failed_probes += 1
             self.deaf_since = begun if err.kind == "timeout" and self.in_flight and self.heard_at < begun else math.inf
-            if err.kind == "refused":
+            if err.kind == "refused":  # who had what lingers is gone
                 self.refused_at = begun
+                self.pool.let_go()
             if self._failed_probes >= FAILED_PROBES:
                 self.ready = False
             if self._failed_probes >= FAILED_PROBES or err.kind == "refused":

@@ -70,7 +70,7 @@ class Probes:
         await node.probe()
         others = [other for other in self._nodes() if other.ready and other is not node]
         if time.monotonic() - begun > DOUBTED_S and any(other.heard_at > begun for other in others):
-            self._silence.ended()
+            self._silence.ended(node)
         if any(other.heard_at > node.deaf_since for other in others):  # else all may wait for the same machine
             node.give_up()
         if self.deaths is not None:

@@ -925,6 +925,12 @@ class Stopped(World):
     over_at = property(lambda _: GIVEN_UP if time.monotonic() >= GIVEN_UP else -np.inf)
     astray = property(lambda self: len(self.with_each[1]) if DOUBTED <= time.monotonic() < GIVEN_UP else 0)
 
+    def over_at_of(self, _server: str) -> float:
+        return float(self.over_at)
+
+    def hides(self, _server: str) -> bool:
+        return bool(self.astray)
+
     async def answer(self, seconds: float) -> None:
         now, work = time.monotonic(), object()
         sound = now >= DOUBTED or len(self.with_each[0]) < len(self.with_each[1])

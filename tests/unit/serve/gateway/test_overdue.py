@@ -538,7 +538,7 @@ ENDS = {
     "answered": True,
     "the server closes": False,
     "the pool closes": False,
-    "the server falls silent": False,
+    "the server falls silent, and answers when it is back": True,
     "the server is taken out of service": False,
     "its time is over": False,
 }
@@ -585,12 +585,44 @@ async def test_a_connection_tells_when_the_server_is_through_with_what_was_late(
                 answers.set()
             case "the pool closes":
                 await pool.close()
-            case "the server falls silent":
+            case "the server falls silent, and answers when it is back":
                 pool.abort()
+                await asyncio.sleep(0.05)
+                assert not through.done()
+                answers.set()
             case "the server is taken out of service":
                 pool.let_go()
         assert await asyncio.wait_for(through, 5) is by_answer
         await asyncio.sleep(0)
+        assert not pool._lingering
+        answers.set()
+        await pool.close()
+
+
+@pytest.mark.parametrize(("end", "by_answer"), [("it answers", True), ("its port is closed", False)])
+@in_loop
+async def test_what_is_asked_of_another_server_is_with_the_silent_one_until_that_is_through(
+    end: str, by_answer: bool
+) -> None:
+    answers = asyncio.Event()
+    async with scripted_server(responds(answers)) as server:
+        pool = Pool(server.address, lingers_s=60.0)
+        asked = asyncio.ensure_future(pool.request(b"POST", b"/late", body=b"{}", timeout_s=30.0, whose=("m", "key")))
+        await asyncio.sleep(0.05)
+        pool.abort()
+        with pytest.raises(ExchangeError) as raised:
+            await asked
+        through = raised.value.through
+        assert raised.value.kind == "closed"
+        assert through is not None
+        await asyncio.sleep(0.05)
+        assert not through.done()
+        assert pool._slots.used == 0
+        if end == "it answers":
+            answers.set()
+        else:
+            pool.let_go()
+        assert await asyncio.wait_for(through, 5) is by_answer
         assert not pool._lingering
         answers.set()
         await pool.close()
