@@ -381,7 +381,7 @@ class Fairness:
 
         Where servers work on requests in their order, that is each one's own.
         """
-        if self.servers == 1 or not self._is_plain or work.over or work.overdue is not None:
+        if not self._is_plain or work.over or work.overdue is not None:
             return
         if server not in self._at:
             self._at[server] = AtServer(server)
@@ -797,7 +797,7 @@ class Fairness:
         self._batches_heavy = max((self._together(each) for each in beside if each.heavy), default=1.0)
         self._batches = max((self._together(each) for each in beside), default=1.0)
         self._is_plain = self.waits_s < math.inf
-        self._anywhere.is_in_order = self._is_plain and self.servers == 1
+        self._anywhere.is_in_order = self._is_plain and self.servers == 1 and not self._at
         for server in self._at.values():
             server.is_in_order = self._is_plain
         self._is_known = self._is_plain and (self.servers == 1 or bool(self._at))
