@@ -425,6 +425,20 @@ def test_one_with_an_instance_free_of_what_takes_long_is_asked_however_busy_it_i
     between([fine, fine], check)
 
 
+def test_one_that_has_just_come_is_asked_rather_than_one_that_is_with_what_takes_long() -> None:
+    async def check(balancer: Balancer, _: list[Scripted]) -> None:
+        first, second = balancer.nodes
+        long = sent(balancer, long=True)
+        taken, other = (first, second) if long.node is first else (second, first)
+        balancer._came(other)
+        assert balancer._servers.of(other).weight(time.monotonic(), "") < 0.2
+        assert {sent(balancer).node for _ in range(20)} == {other}
+        long.end(Verdict.NOTHING, Verdict.NOTHING)
+        assert taken in {sent(balancer).node for _ in range(5)}
+
+    between([fine, fine], check)
+
+
 ENSEMBLE = {"ensemble": 1, "first": 1, "second": 1}
 
 

@@ -181,11 +181,11 @@ class World:
 
 
 class Chosen(World):
-    """Of servers with one instance each, one is chosen as the gateway does it, and it is told which."""
+    """Of several servers one is chosen as the gateway does it, and it is told which."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.places.fairness.works = {"m": Works(1, frozenset(("m",)))}
+        self.places.fairness.works = {"m": Works(self.instances // self.servers, frozenset(("m",)))}
         addresses = [Address("127.0.0.1", 1 + number) for number in range(self.servers)]
         self.balancer = Balancer(addresses, max_connections=64, timeout_s=30.0)
         for node in self.balancer.nodes:  # nobody is there who would answer a probe
@@ -901,6 +901,40 @@ def test_where_it_is_known_which_server_had_it_nobody_pays_for_what_came_before(
     assert np.percentile(took, 98) < 0.05
     assert max(took) < cost_s + 0.1  # behind the first, which nobody knew
     assert cost_s / servers == pytest.approx(world.places.fairness._accounts["heavy"].cost, rel=0.05)
+
+
+@pytest.mark.parametrize(("instances", "servers"), [(2, 1), (4, 2), (3, 3)])
+@pytest.mark.parametrize("keys", [1, 3])
+def test_a_key_that_mixes_long_requests_with_short_ones_never_has_the_last_instance(
+    instances: int, servers: int, keys: int
+) -> None:
+    until = 40.0
+    turns = {n: deque([2.9, 0.005]) for n in range(keys)}
+
+    def mixed(n: int) -> float:
+        turns[n].rotate()
+        return turns[n][0]
+
+    async def after(world: World, client: Coroutine[Any, Any, None]) -> None:
+        await asyncio.sleep(4.0)
+        await client
+
+    world = run(
+        lambda: Chosen(instances, servers=servers),
+        lambda w: [
+            *[w.client(f"light{n}", lambda: 0.0003, 0.5, until) for n in range(4)],
+            *[after(w, w.client(f"mixed{n}", partial(mixed, n), 0.02, until)) for n in range(keys) for _ in range(6)],
+        ],
+    )
+    took = [
+        seconds
+        for who, times in world.took.items()
+        for since, seconds in zip(world.since[who], times, strict=True)
+        if who.startswith("light") and since > 4.0 + 2.9 + LEARNT_S  # behind the first ones, which nobody knew
+    ]
+    assert not of_lights(world)[1]
+    assert np.percentile(took, 99) < 0.05
+    assert not [who for who, each in world.places.fairness._accounts.items() if each.heavy and who.startswith("light")]
 
 
 def test_who_leaves_long_work_behind_slows_nobody() -> None:

@@ -1,0 +1,176 @@
+"""What keys are charged at several servers, each of which works on its own queue, by the times at which all is seen."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve.gateway.access.accounts import Account, NoSilence, Work, Works
+from serve.gateway.access.fairness import KNOWN_S, Fairness
+
+LIGHT_S, LONG_S = 0.001, 2.5
+
+
+class Charged(Fairness):
+    """Tells what each account was charged, all in all."""
+
+    def __init__(self, servers: int, instances: int = 1, together: int = 1) -> None:
+        super().__init__()
+        self.charged: defaultdict[Account, float] = defaultdict(float)
+        self.servers, self.instances, self.most_together, self.waits_s = servers, servers * instances, together, 0.0
+        self.works = {"m": Works(instances, frozenset({"m"}))}
+        self.silence = Ready(servers=servers)
+
+    def _pay(self, account: Account, seconds: float) -> None:
+        self.charged[account] += seconds
+        super()._pay(account, seconds)
+
+    def sends(self, who: str, server: str, now: float) -> Work:
+        work = self.begin(self.of(who, 5, now), now, "m")
+        self.sent(work, server, now)
+        return work
+
+
+@dataclass(frozen=True)
+class Ready(NoSilence):
+    """As many servers as there are."""
+
+    servers: int = 1
+
+
+def known(fairness: Charged, now: float) -> float:
+    """Three keys have sent light requests to two servers; gives when it is."""
+    for _ in range(30):
+        for who, server in (("one", "s1"), ("two", "s1"), ("three", "s2")):
+            fairness.end(fairness.sends(who, server, now), 1, now + LIGHT_S, answered=True)
+            now += 0.03
+    return now
+
+
+def goes_on(fairness: Charged, now: float, until: float) -> None:
+    """Others are answered by the other server meanwhile."""
+    while now < until:
+        for who in ("one", "three"):
+            fairness.end(fairness.sends(who, "s2", now), 1, now + LIGHT_S, answered=True)
+            now += 0.04
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 0.0004, 0.0009, 0.002, 0.005])
+@pytest.mark.parametrize("first", ["the long one", "the light one"])
+@pytest.mark.parametrize("together", [1, 8], ids=["one at a time", "in batches"])
+@pytest.mark.parametrize("instances", [1, 2])
+def test_what_stood_behind_a_long_request_is_charged_for_its_own_time_in_whatever_order_both_are_read(
+    gap_s: float, first: str, together: int, instances: int
+) -> None:
+    fairness = Charged(2, instances, together)
+    now = known(fairness, 100.0)
+    for _ in range(3):
+        long = [fairness.sends("long", "s1", now) for _ in range(instances)]
+        now += 0.008
+        light = fairness.sends("two", "s1", now)
+        ends = now + LONG_S
+        goes_on(fairness, now, ends - 0.06)
+        both = [*long, light] if first == "the long one" else [light, *long]
+        for number, work in enumerate(both):
+            fairness.end(work, 1, ends + number * gap_s, answered=True)
+        now = ends + 0.15
+        goes_on(fairness, now, now + 0.1)
+        now += 0.2
+    fairness._look(now)
+    accounts = fairness._accounts
+    assert [who for who, account in accounts.items() if account.heavy] == ["long"]
+    assert accounts["two"].cost < 0.01
+    most = LONG_S / (2 * instances)
+    # Two that a server which batches began with at once and answers at once may have been one batch.
+    least = most / 2 if instances > 1 and together > 1 else most
+    assert 0.95 * least < accounts["long"].cost < 1.05 * most
+
+
+jobs = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b", "c", "d"]),
+        st.sampled_from(["s1", "s2", "s3"]),
+        st.floats(0.0, 0.5),  # after the one before
+        st.sampled_from([0.0, 0.001, 0.02, 0.3, 3.0]),
+        st.floats(0.0, 0.004),  # until the gateway reads its answer
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(jobs=jobs)
+def test_each_key_is_charged_what_its_requests_took_where_each_server_works_on_one_after_the_other(
+    jobs: list[tuple[str, str, float, float, float]],
+) -> None:
+    fairness = Charged(3)
+    now = 100.0
+    free: defaultdict[str, float] = defaultdict(lambda: -math.inf)
+    truth: defaultdict[str, float] = defaultdict(float)
+    events: list[tuple[float, bool, int, str, str]] = []
+    begun: dict[int, Work] = {}
+    for number, (who, server, pause_s, takes_s, read_s) in enumerate(jobs):
+        now += pause_s
+        free[server] = max(now, free[server]) + takes_s
+        truth[who] += takes_s / 3
+        heapq.heappush(events, (now, False, number, who, server))
+        heapq.heappush(events, (free[server] + read_s, True, number, who, server))
+    while events:
+        now, answered, which, who, server = heapq.heappop(events)
+        if answered:
+            fairness.end(begun[which], 1, now, answered=True)
+        else:
+            begun[which] = fairness.sends(who, server, now)
+    fairness._look(now + 1.0)
+    for who in truth:
+        assert fairness.charged[fairness._accounts[who]] == pytest.approx(truth[who], abs=0.005 * len(jobs))
+    assert not any(there.next["m"] or there.at_work_of["m"] for there in fairness._at.values())
+
+
+def test_a_request_that_is_asked_of_another_server_counts_there() -> None:
+    fairness = Charged(2)
+    now = known(fairness, 100.0)
+    long = fairness.sends("three", "s1", now)
+    behind = fairness.sends("two", "s1", now + 0.01)
+    fairness.sent(behind, "s2", now + 0.02)
+    fairness.end(behind, 1, now + 0.5, answered=True)
+    fairness._look(now + 0.6)
+    assert fairness.charged[fairness._accounts["two"]] == pytest.approx(0.48 / 2 + 30 * LIGHT_S / 2, abs=0.01)
+    fairness.sent(long, "s2", now + 1.0)
+    fairness.end(long, 1, now + 1.3, answered=True)
+    fairness._look(now + 2.0)
+    assert fairness.charged[fairness._accounts["three"]] == pytest.approx(0.3 / 2 + 30 * LIGHT_S / 2, abs=0.01)
+
+
+class OneWasSilent(Ready):
+    """A silence of the first server has just ended."""
+
+    def over_at_of(self, server: str) -> float:
+        return self.over_at if server == "s1" else -math.inf
+
+
+@pytest.mark.parametrize(("server", "charged"), [("s1", False), ("s2", True)])
+def test_a_silence_excuses_what_was_with_the_silent_server_and_nothing_else(server: str, charged: bool) -> None:
+    fairness = Charged(2)
+    now = known(fairness, 100.0)
+    before = fairness.charged[fairness._accounts["three"]]
+    work = fairness.sends("three", server, now)
+    fairness.silence = OneWasSilent(over_at=now + 2.0, servers=2)
+    fairness.end(work, 1, now + 2.5, answered=True)
+    fairness._look(now + 3.0)
+    assert (fairness.charged[fairness._accounts["three"]] - before > 1.0) is charged
+
+
+def test_what_a_key_took_long_ago_is_forgotten_also_where_it_is_the_first_to_come_back() -> None:
+    fairness = Charged(2)
+    now = known(fairness, 100.0)
+    fairness.end(fairness.sends("two", "s1", now), 1, now + 20.0, answered=True)
+    fairness._look(now + 20.1)
+    assert fairness.of("two", 5, now + 20.2).answers
+    assert not fairness.of("two", 5, now + 20.2 + KNOWN_S + 1.0).answers
