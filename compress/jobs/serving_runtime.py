@@ -13,11 +13,11 @@ from compress.data.dataset import Dataset
 from compress.data.sizes import batches_of, typical_inputs
 from compress.errors import MissingExtraError, ResourceError, StageError, ToolkitError
 from compress.evaluate.evaluation import Evaluation
-from compress.evaluate.judge import Budget, spread
+from compress.evaluate.judge import Budget
 from compress.evaluate.runtime_choice import BATCHED, Choice, RuntimeFigures, choose, distances
-from compress.evaluate.scoring import batch_for
 from compress.formats.files import size_of
 from compress.formats.onnx.outline import outline
+from compress.jobs.compared_inputs import compared_inputs, joined
 from compress.jobs.prove import Found, judged_fields, loss_between
 from compress.jobs.recipe import data_at
 from compress.model import Arrays, Model, OnnxModel, TorchModel, sample_inputs
@@ -36,13 +36,12 @@ from compress.runtime.measure import cores
 from compress.vetting.loops import may_not_end
 from compress.vetting.memory import memory_left
 
-__all__ = ["apart", "at_batch", "beside", "chosen", "is_worse", "looked_at", "refuse_missing", "served"]
+__all__ = ["apart", "at_batch", "beside", "chosen", "exact", "is_worse", "refuse_missing", "served"]
 
-COMPARED = 256  # samples, whose outputs on both runtimes are held against each other
 TWICE = 2  # it is opened once to be measured, and once to be compared
-TRIED = (2, BATCHED)  # samples in a call, beside one
+TRIED = (2, BATCHED)  # samples in a call, beside one, and as many as are compared
 BATCHED_SECONDS = 15.0  # that timing both runtimes at a larger batch may take, or less where the user says so
-QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", *FOUR_BIT)
+QUANTIZED = ("uantize", "QLinear", "Integer", *FOUR_BIT)  # parts of operators' names
 _Value = TypeVar("_Value")
 
 
@@ -100,7 +99,7 @@ def _survives(model: OnnxModel, threads: int) -> Footprint | None:
     """
     if may_not_end(model.path):  # which OpenVINO is never asked for here
         return None
-    sizes = TRIED if model.signature.batches else ()
+    sizes = sorted({*TRIED, joined(model.signature)}) if model.signature.batches else ()
     try:
         return footprint(model, threads, [model.signature.at(size) for size in sizes])
     except (EndedError, ResourceError) as err:
@@ -235,7 +234,7 @@ def _apart(
 ) -> tuple[float, float]:
     """How far OpenVINO's outputs are from ONNX Runtime's, and how far the float32 file's, which it was made of."""
     final = list(rows.values())[-1]
-    before = next((model for model in reversed(list(rows.values())) if _exact(model)), final)
+    before = next((model for model in reversed(list(rows.values())) if exact(model)), final)
     compared = {"last": final, "other": other} | ({} if before is final else {"before": before})
     opened = {name: open_model(model, threads=cores()) for name, model in compared.items()}
     return apart(opened, _batches(options, rows, opened["last"], judged, checkpoint))
@@ -257,11 +256,11 @@ def _in_half(model: Model) -> bool:
     return isinstance(model, OnnxModel) and is_half(model.path)
 
 
-def _exact(model: Model) -> bool:
+def exact(model: Model) -> bool:
     """Whether it is a file in float32."""
     if not isinstance(model, OnnxModel) or is_half(model.path):
         return False
-    return not any(node.op_type in QUANTIZED for node in outline(model.path).graph.node)
+    return not any(part in node.op_type for node in outline(model.path).graph.node for part in QUANTIZED)
 
 
 def _batches(
@@ -273,13 +272,7 @@ def _batches(
     assert isinstance(original, TorchModel | OnnxModel)  # noqa: S101  engines come last
     if data is None and options.calibration is not None:
         data = Dataset.open(data_at(options.calibration, checkpoint, original), signature)
-    return [typical_inputs(signature, None, 1)] if data is None else looked_at(data, backend)
-
-
-def looked_at(data: Dataset, backend: Backend) -> list[Arrays]:
-    """The samples, in batches, whose outputs on two runtimes are held against each other."""
-    some = spread(data, COMPARED)
-    return [inputs for inputs, _ in some.batches(batch_for(backend, some))]
+    return compared_inputs(data, signature, backend)
 
 
 def _figures(name: str, found: Found, runtime: str, difference: float) -> RuntimeFigures:
