@@ -15,7 +15,7 @@ import numpy as np
 
 from compress.errors import SignatureError
 
-__all__ = ["Signature", "TensorSpec", "parse_sizes"]
+__all__ = ["Signature", "TensorSpec", "parse_sizes", "refuse_shared_names"]
 
 # Names are numpy's; "string" is Triton's BYTES and ONNX's string tensor.
 DTYPES = (
@@ -296,6 +296,21 @@ class Signature:
             {str(name): _whole(size) for name, size in data.get("sizes", {}).items()},
             {str(name): _printable(str(source)[:60]) for name, source in data.get("size_sources", {}).items()},
         )
+
+
+def refuse_shared_names(signature: Signature) -> None:
+    """Raise SignatureError where two tensors have one name: in an ONNX file a name is one tensor's."""
+    sides = {"input": [spec.name for spec in signature.inputs], "output": [spec.name for spec in signature.outputs]}
+    every = [(name, side) for side, names in sides.items() for name in names]
+    for name, side in every:
+        others = [other for named, other in every if named == name]
+        if len(others) > 1:
+            both = f"two {side}s" if len({*others}) == 1 else "an input and an output"
+            raise SignatureError(
+                f"can't call {both} {name!r}",
+                why="an ONNX file, and whoever feeds it, knows tensors by their names: each is one tensor's",
+                mend="name each otherwise: with --input, or inputs= and outputs= of compress.save",
+            )
 
 
 def _whole(size: Any) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from compress.artifact import RUNTIME_NAMES, Runtime
+from compress.errors import ToolkitError
 from compress.model import Arrays
 from compress.model.apart import by_scale
 from compress.runtime.backends import Backend
@@ -110,10 +111,9 @@ def choose(
     most = max(ROUNDING, (APART_IN_HALF if half else APART) * quantized)
     apart = not difference <= most
     if apart:
-        why = (
-            f"OpenVINO computes the file differently: its outputs are {difference:.2g} of their size from ONNX "
-            f"Runtime's, and rounding explains {most:.2g}. ONNX Runtime serves it."
-        )
+        far = f"its outputs are {difference:.2g} of their size from ONNX Runtime's, and rounding explains {most:.2g}"
+        far = far if math.isfinite(difference) else "it gives no numbers where ONNX Runtime gives some"
+        why = f"OpenVINO computes the file differently: {far}. ONNX Runtime serves it."
         return Choice("onnxruntime", why, figures, speedup, batched, most, doubtful=True)
     if figures[0].p50_ms is None and figures[1].p50_ms is not None and keeps[1] and not worse:
         why = "ONNX Runtime only emulates the file's BF16 on this CPU: OpenVINO serves it."
@@ -154,8 +154,8 @@ def distances(models: Mapping[str, Backend], reference: str, batches: Sequence[A
     """How far each model's outputs are from the reference's: RMS of the difference over RMS of the reference.
 
     Of several outputs the largest counts, and of values far above the rest and that rest, as of a mask's fills and
-    scores; of integers, the share that differ. NaN where the reference has none, and
-    an output that is missing or of another shape, are infinitely far.
+    scores; of integers, the share that differ. NaN where the reference has none, an output that is missing or of
+    another shape, and a batch that a model refuses, are infinitely far. What the reference refuses is left out.
 
     Args:
         models: by name; the reference among them.
@@ -164,9 +164,15 @@ def distances(models: Mapping[str, Backend], reference: str, batches: Sequence[A
     """
     sums: dict[str, dict[tuple[str, int], list[float]]] = {name: {} for name in models if name != reference}
     for inputs in batches:
-        expected = models[reference].infer(inputs)
+        try:
+            expected = models[reference].infer(inputs)
+        except ToolkitError:
+            continue
         for name, by_output in sums.items():
-            got = models[name].infer(inputs)
+            try:
+                got = models[name].infer(inputs)
+            except ToolkitError:
+                got = {}
             for output, want in expected.items():
                 for part, (error, size) in enumerate(_squares(want, got.get(output))):
                     held = by_output.setdefault((output, part), [0.0, 0.0])

@@ -15,7 +15,7 @@ from compress.evaluate.metrics import BATCH, METRICS, Metric, refuse_other_shape
 from compress.model import Arrays
 from compress.runtime.backends import Backend
 
-__all__ = ["Answers", "ForEach", "Scores", "batch_for"]
+__all__ = ["Answers", "ForEach", "Scores", "batch_for", "bytes_of", "rows_within"]
 
 Array = np.ndarray[Any, Any]
 ROUNDING = 1e-5  # beyond its bounds, that a score in single precision may be
@@ -25,6 +25,16 @@ BATCH_BYTES = 32 << 20  # of inputs and outputs; what is between them in a netwo
 def batch_for(model: Backend, data: Dataset) -> int:
     """How many samples go through a model at a time: at most 64, fewer where inputs and outputs are large."""
     return ForEach(model, data).batch
+
+
+def bytes_of(*arrays: Arrays) -> int:
+    """Of all arrays together."""
+    return sum(values.nbytes for each in arrays for values in each.values())
+
+
+def rows_within(sample_bytes: int) -> int:
+    """How many samples, of so many bytes with their outputs, go through a model at a time: at most 64."""
+    return int(np.clip(BATCH_BYTES // max(sample_bytes, 1), 1, BATCH))
 
 
 class ForEach:
@@ -44,8 +54,7 @@ class ForEach:
     def __init__(self, model: Backend, data: Dataset) -> None:
         inputs, _ = data.take(slice(0, 1))
         outputs = model.infer(inputs)
-        size = sum(array.nbytes for arrays in (inputs, outputs) for array in arrays.values())
-        self.batch = int(np.clip(BATCH_BYTES // max(size, 1), 1, BATCH))
+        self.batch = rows_within(bytes_of(inputs, outputs))
         self._one = {name: np.shape(values) for name, values in outputs.items()}
         self._axes: dict[str, int | None] | None = None
 

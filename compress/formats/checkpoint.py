@@ -31,7 +31,7 @@ from compress.formats.weights import module_of
 from compress.model import OnnxModel, TorchModel, sample_inputs
 from compress.model.ends import is_plain, keywords_to_places, left_out, plain_outputs
 from compress.model.infer import infer_signature, proven
-from compress.signature import Signature, parse_sizes
+from compress.signature import Signature, parse_sizes, refuse_shared_names
 from compress.storage.shortages import reading
 
 __all__ = ["fingerprint", "fingerprint_of_module", "load", "save", "signed", "write"]
@@ -81,6 +81,7 @@ def save(
         specs = _specs(inputs)
         kept = _with_float32(module)
         signature = _plain(kept, specs, outputs, sizes).sized(sizes or {}, "from the model file")
+        refuse_shared_names(signature)
         write(TorchModel(folded(kept), signature), path, TorchModel(kept, signature))
     finally:
         module.__class__ = kind
@@ -138,6 +139,7 @@ def load(
                 why="it is no Hugging Face folder, and what its outputs are is not known",
                 mend="leave --pooling out, and pool in the module's own forward",
             )
+        says = kind in (FileKind.HUB_FOLDER, FileKind.EXPORTED_PROGRAM)
         if kind is FileKind.HUB_FOLDER:
             loaded = load_hub_folder(path, trust=trust, part=part, pooling=pooling, pairs=pairs, sizes=given)
         elif kind is FileKind.EXPORTED_PROGRAM:
@@ -146,13 +148,17 @@ def load(
             loaded = _with_signature(load_torchscript(path, trust=trust), path, inputs, given, layered=False)
         else:
             content = read_safetensors(path) if kind is FileKind.SAFETENSORS else unpickle(path, trust=trust)
-            if is_native(content):
+            if says := is_native(content):
                 loaded = read(content, path)
                 loaded = dataclasses.replace(loaded, signature=proven(loaded.module, loaded.signature.sized(given)))
             else:
                 module, assumed = module_of(content, path, model)
                 loaded = _with_signature(module, path, inputs, given, layered=True)
                 loaded = dataclasses.replace(loaded, assumed=assumed, factory=model or "")
+        if inputs and says:
+            own = ", ".join(map(str, loaded.signature.inputs))
+            warnings.warn(f"--input has no use: {path} says itself that it takes {own}", AssumedWarning, stacklevel=2)
+        refuse_shared_names(loaded.signature)
         _refuse_nan(loaded.module, path)
         if kind not in (FileKind.EXPORTED_PROGRAM, FileKind.HUB_FOLDER):  # whose mode was fixed when it was exported
             loaded.module.eval()

@@ -13,8 +13,9 @@ from compress.evaluate.candidates import Candidate
 from compress.evaluate.judge import Budget, Drop, Judge
 from compress.evaluate.runtime_choice import Choice, RuntimeFigures, choose
 from compress.evaluate.search_result import THROUGHPUT_BATCH, Trial
+from compress.jobs.compared_inputs import compared_inputs
 from compress.jobs.original import Original
-from compress.jobs.serving_runtime import apart, is_worse, looked_at
+from compress.jobs.serving_runtime import apart, is_worse
 from compress.model import OnnxModel
 from compress.options import OptimizeOptions
 from compress.runtime.backends import Backend
@@ -111,9 +112,8 @@ def _choice(
         return Choice(next(iter(by_runtime)))
     here, there = by_runtime["onnxruntime"], by_runtime["openvino"]
     made_of = {} if before is None or candidate.in_float32 else {"before": before}
-    difference, quantized = apart(
-        {"last": here.backend, "other": there.backend} | made_of, looked_at(bench.data, here.backend)
-    )
+    batches = compared_inputs(bench.data, here.model.signature, here.backend)
+    difference, quantized = apart({"last": here.backend, "other": there.backend} | made_of, batches)
     one, other = timed["onnxruntime"].one, timed["openvino"].one
     return choose(
         (_figures("onnxruntime", here.drop, one, 0.0), _figures("openvino", there.drop, other, difference)),

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from compress.artifact import Signature, StageReport, sha256_of
 from compress.console.wording import Note, counted
+from compress.data.dataset import Dataset
 from compress.data.images import images_in, is_image_folder
 from compress.data.sizes import batches_of
 from compress.evaluate.evaluation import Evaluation
@@ -27,6 +28,7 @@ from compress.jobs.profiled import profiles_told
 from compress.jobs.prove import measure, rows_of
 from compress.jobs.recipe import code_of, find_data
 from compress.jobs.recipe_file import recipe_text
+from compress.jobs.representative import representative
 from compress.jobs.serving_runtime import beside, chosen, served
 from compress.model import Model, OnnxModel
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions
@@ -79,17 +81,18 @@ def report_of(
     names = unique_names([outcome.stage.name for outcome in outcomes])
     rows = rows_before(model, baseline)
     rows |= {name: outcome.given.model for name, outcome in zip(names, outcomes, strict=True)}
-    others, costs, choice = beside(options, rows)
-    found = measure(rows, judged, options.threads, watcher, others, costs)
+    data = representative(options, model, judged, checkpoint)
+    others, costs, choice = beside(options, rows, data)
+    found = measure(rows, judged, options.threads, watcher, others, costs, data)
     if others:
         choice = chosen(options, rows, others, found, budget, checkpoint)
     # Before `served`: what it is held against was measured in ONNX Runtime alone.
-    in_time = few_bits_told(rows, found.latency.found, options.threads)
+    in_time = few_bits_told(rows, found.latency.found, options.threads, data)
     rows, found = served(rows, others, found, choice)
     stages = dict(zip(names, outcomes, strict=True))
     reports = rows_of(rows, stages, found, size_of(checkpoint))
     explained, blame = blamed(reports, stages, found, judged, watcher)
-    grid, rooflines = _grid(options, rows, watcher), _rooflines(options, rows, watcher)
+    grid, rooflines = _grid(options, rows, data, watcher), _rooflines(options, rows, data, watcher)
     report = Report(
         command=command_line(),
         source=str(checkpoint),
@@ -165,7 +168,9 @@ def _runs(model: OnnxModel) -> bool:
     return not is_emulated(model.path)
 
 
-def _grid(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -> tuple[Cell, ...]:
+def _grid(
+    options: ExportOptions, rows: Mapping[str, Model], data: Dataset | None, watcher: Watcher
+) -> tuple[Cell, ...]:
     if not options.batches and not options.thread_counts:
         return ()
     tick = watcher.started("grid")
@@ -176,19 +181,22 @@ def _grid(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -
             compared,
             batches_of(rows["original"].signature, options.batches or (1,)),
             options.thread_counts or (options.threads,),
+            data=data,
             progress=lambda done, total: tick(done, total, "settings"),
         )
     )
 
 
-def _rooflines(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -> dict[str, Roofline]:
+def _rooflines(
+    options: ExportOptions, rows: Mapping[str, Model], data: Dataset | None, watcher: Watcher
+) -> dict[str, Roofline]:
     tick = watcher.started("roofline")
     found: dict[str, Roofline] = {}
     exported = exported_row(rows)
     files = {exported: rows[exported]} | ({"result": _last(rows)} if _runs(_last(rows)) else {})
     for number, (name, model) in enumerate(files.items(), 1):
         assert isinstance(model, OnnxModel)  # noqa: S101  both are exported
-        found[name] = roofline_of(model.path, model.signature, options.threads, follows=bool(found))
+        found[name] = roofline_of(model.path, model.signature, options.threads, data=data, follows=bool(found))
         tick(number, len(files), "models profiled")
     return same_roofs(found)
 

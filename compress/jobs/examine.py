@@ -12,6 +12,8 @@ from typing import Any
 from compress.artifact import Artifact, Measured, Signature
 from compress.console.durations import bytes_text, ms_text
 from compress.console.wording import counted
+from compress.data.dataset import Dataset
+from compress.data.sizes import typical_inputs
 from compress.errors import printable
 from compress.evaluate.gains import drop_told
 from compress.evaluate.intervals import percent
@@ -22,7 +24,7 @@ from compress.formats.onnx.read import vetted_onnx
 from compress.formats.onnx.scope import opset_of
 from compress.jobs.original import original
 from compress.jobs.source import refuse_folder
-from compress.model import OnnxModel, TorchModel, in_float32, sample_inputs
+from compress.model import OnnxModel, TorchModel, in_float32
 from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.options import SourceOptions
 from compress.runtime.roofline import Roofline, roofline
@@ -64,9 +66,11 @@ def examine(checkpoint: Path, options: SourceOptions, *, roofs: bool = False, th
         return Examined(model.signature, model, roofline_of(exported.path, exported.signature, threads))
 
 
-def roofline_of(path: Path, signature: Signature, threads: int, *, follows: bool = False) -> Roofline:
+def roofline_of(
+    path: Path, signature: Signature, threads: int, *, data: Dataset | None = None, follows: bool = False
+) -> Roofline:
     """An ONNX file's layers at batch 1 under this machine's roofs; `follows` as in `roofline`."""
-    return roofline(path, sample_inputs(signature, 1), threads=threads, follows=follows)
+    return roofline(path, typical_inputs(signature, data, 1), threads=threads, follows=follows)
 
 
 def kind_of_file(model: OnnxModel) -> str:

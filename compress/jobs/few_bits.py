@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compress.console.wording import Note
+from compress.data.dataset import Dataset
 from compress.evaluate.runtime_choice import BATCHED
 from compress.jobs.serving_runtime import at_batch
 from compress.model import Model
@@ -13,19 +14,22 @@ from compress.runtime.latency import Latency, Ratio, ratio
 __all__ = ["few_bits_told"]
 
 
-def few_bits_told(rows: Mapping[str, Model], timed: Mapping[str, Latency], threads: int) -> tuple[Note, ...]:
+def few_bits_told(
+    rows: Mapping[str, Model], timed: Mapping[str, Latency], threads: int, data: Dataset | None = None
+) -> tuple[Note, ...]:
     """How long the file with 4-bit weights takes beside the float file before it, at batch 1 and at a larger one.
 
     Args:
         rows: models by row, all in ONNX Runtime.
         timed: at batch 1, by row.
         threads: of each.
+        data: whose samples go in; random ones by default.
     """
     both = {name: timed[name] for name in ("fold_onnx", "quantize_int4") if name in timed and name in rows}
     if len(both) < 2:
         return ()
     found = {1: ratio(*(each.rounds_ms for each in both.values()))}
-    found[BATCHED] = at_batch({name: rows[name] for name in both}, both, threads)
+    found[BATCHED] = at_batch({name: rows[name] for name in both}, both, threads, data)
     told = [f"{_longer(each)} at batch {batch}" for batch, each in found.items() if each is not None]
     if not told:
         return ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from compress.data.sizes import batches_of, typical_inputs
 from compress.errors import StageError, ToolkitError, first_line
 from compress.evaluate.answers import Likeness, likeness
 from compress.jobs.branch import Silent
+from compress.jobs.measured_apart import computed_differently
 from compress.jobs.measured_models import backends_of, names_of, one_signature, opened, sized
 from compress.model import Arrays, TorchModel
 from compress.options import MeasureOptions
@@ -60,6 +62,9 @@ class Figure:
         not_finite: of `looked_at` samples, those for which an output holds NaN or infinity: as unlike as can be.
         compared: samples of the data that these are over; 0 for the timed inputs, where these are random.
         p50_low_ms, p50_high_ms, over_first_low, over_first_high: ends of 95% intervals; None with too few rounds.
+        differs: whether its answers to the timed inputs are other ones than ONNX Runtime's by the same file, beyond
+            what rounding explains.
+        apart: by how much, if so: RMS of the difference as a share of ONNX Runtime's; None where it is no number.
         cpu_nodes: of an ONNX file on a GPU: how many nodes of each kind the CPU runs all the same.
     """
 
@@ -80,6 +85,8 @@ class Figure:
     compared: int = 0
     not_finite: int = 0
     looked_at: int = 0
+    differs: bool = False
+    apart: float | None = None
 
 
 @dataclass(frozen=True)
@@ -139,11 +146,8 @@ def measure_files(
     processor = next((maker for maker in makers if maker is not None), None)
     with hashing_shown(watcher):
         signature, data = sized(one_signature(models), options, processor)
-    backends = {
-        name: backend
-        for key, model in models.items()
-        for name, backend in backends_of(key, model, device, options, signature, not_run)
-    }
+    on = {key: dict(backends_of(key, model, device, options, signature, not_run)) for key, model in models.items()}
+    backends = {name: backend for each in on.values() for name, backend in each.items()}
     figures: list[Figure] = []
     turns: dict[int, str] = {}
     shapes: dict[int, dict[str, list[int]]] = {}
@@ -165,7 +169,8 @@ def measure_files(
         else:
             there = {name: backend for name, backend in backends.items() if isinstance(backend, Prepares)}
             times = time_in_turns(there, inputs, options.rounds, tick)
-        figures += _figures(batch, backends, times, alike[batch])
+        apart = computed_differently(models, on, inputs) if device.type == "cpu" else {}
+        figures += _figures(batch, backends, times, alike[batch], apart)
         turns[batch] = times.told
         shapes[batch] = {name: list(values.shape) for name, values in inputs.items()}
     found = {
@@ -235,7 +240,11 @@ def _block(work: Callable[[], Any], stream: Any) -> Callable[[], list[float]]:
 
 
 def _figures(
-    batch: int, backends: Mapping[str, Backend], times: Mapping[str, Latency], alike: Mapping[str, Likeness]
+    batch: int,
+    backends: Mapping[str, Backend],
+    times: Mapping[str, Latency],
+    alike: Mapping[str, Likeness],
+    apart: Mapping[str, float],
 ) -> Iterator[Figure]:
     first = next(iter(backends))
     for name, backend in backends.items():
@@ -259,6 +268,8 @@ def _figures(
             compared=alike[name].samples,
             not_finite=alike[name].not_finite,
             looked_at=alike[name].looked_at,
+            differs=name in apart,
+            apart=apart[name] if math.isfinite(apart.get(name, math.inf)) else None,
             cpu_nodes=backend.cpu_nodes if isinstance(backend, OnnxDeviceBackend) else {},
         )
 

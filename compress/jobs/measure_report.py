@@ -24,7 +24,7 @@ def measure_table(found: Measurement) -> Table:
             str(row.batch), escape(row.model), row.runtime, f"{row.p50_ms:.3f} ms", f"{row.p99_ms:.3f} ms",
             f"{row.throughput:,.0f}", _over(row), f"{row.cosine_similarity:.6f}",
         )  # fmt: skip
-    table.caption, table.caption_justify = escape("\n".join(_not_finite(found))) or None, "left"
+    table.caption, table.caption_justify = escape("\n".join([*_not_finite(found), *_apart(found)])) or None, "left"
     return table
 
 
@@ -35,6 +35,20 @@ def _not_finite(found: Measurement) -> list[str]:
         "or infinity; the cosine to these counts as -1, whatever the first gives"
         for row in found.figures
         if row.not_finite
+    ]
+
+
+def _apart(found: Measurement) -> list[str]:
+    """Runtimes that compute a file differently, a line each."""
+    return [
+        f"{row.model}, batch {row.batch}: {row.runtime} computes the file differently than ONNX Runtime: "
+        + (
+            f"its answers are {row.apart:.2g} of their size from those"
+            if row.apart is not None
+            else "it gives no numbers where that gives some"
+        )
+        for row in found.figures
+        if row.differs
     ]
 
 

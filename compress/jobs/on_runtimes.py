@@ -104,7 +104,7 @@ def _opened(file: OnnxModel, later: Mapping[str, Model], bench: Bench) -> dict[R
         StageError: the first of them can't run it.
     """
     files = [] if bench.options.runtime == "openvino" else [file]
-    others, _, _ = beside(bench.options, {**later, "candidate": file})
+    others, _, _ = beside(bench.options, {**later, "candidate": file}, bench.data)
     files += others.values()
     found: dict[Runtime, Opened] = {}
     for each in files:

@@ -11,6 +11,7 @@ from typing import Any
 
 from compress.artifact import Measured, Signature, StageReport
 from compress.console.wording import Note, counted
+from compress.data.dataset import Dataset
 from compress.data.sizes import typical_inputs
 from compress.evaluate.compare import Comparison, batch_difference, compare
 from compress.evaluate.evaluation import Evaluation
@@ -62,6 +63,7 @@ def measure(
     watcher: Watcher,
     beside: Mapping[str, Model] | None = None,
     footprints: Mapping[str, Footprint] | None = None,
+    data: Dataset | None = None,
 ) -> Found:
     """The same samples through all models on all cores, then the clock, then each alone in a process of its own.
 
@@ -73,15 +75,17 @@ def measure(
         beside: the last row's file on other runtimes, by names of their own: all that is measured of a row is measured
             of these, too, in the same turns.
         footprints: those that are known by now.
+        data: that the models are timed on, where none judges them; without any they run on random inputs.
     """
     give_back()
+    data = data if judged is None else judged.proof
     last, others = list(rows)[-1], beside or {}
     rows = {**rows, **others}
     compared = {} if judged is None else _compared(rows, judged, watcher)
     opened = open_all(rows, threads=threads)
     signature = rows["original"].signature
-    one = typical_inputs(signature, None if judged is None else judged.proof, 1)
-    apart = _batches({name: opened[name] for name in ("original", last, *others)}, judged, signature)
+    one = typical_inputs(signature, data, 1)
+    apart = _batches({name: opened[name] for name in ("original", last, *others)}, data, signature)
     tick = watcher.started("measure")
     clocked = {name: backend for name, backend in opened.items() if not backend.emulated}
     timed = latency(
@@ -116,20 +120,20 @@ def _compared(rows: Mapping[str, Model], judged: Evaluation, watcher: Watcher) -
     )
 
 
-def _batches(opened: Mapping[str, Backend], judged: Evaluation | None, signature: Signature) -> dict[str, float]:
+def _batches(opened: Mapping[str, Backend], data: Dataset | None, signature: Signature) -> dict[str, float]:
     # Samples can be taken one by one only where all that goes in and comes out counts the same.
     leading = {spec.shape[0] if spec.shape else None for spec in (*signature.inputs, *signature.outputs)}
     if not signature.batches or leading != signature.batches or len(leading) > 1:
         return {}
-    one = typical_inputs(signature, None if judged is None else judged.proof, 1)
+    one = typical_inputs(signature, data, 1)
     seconds = max(_seconds(model, one) for model in opened.values())
     affordable = int(BATCH_SECONDS / len(opened) / max(seconds, 1e-9))
     together = max(FEWEST_TOGETHER, min(BATCH, affordable // 2))
-    if judged is None:
+    if data is None:
         inputs = sample_inputs(signature, together)
     else:  # two are enough to see it, where eight would be large
-        few = max(2, min(together, batch_for(opened["original"], judged.proof)))
-        inputs = judged.proof.take(slice(0, few))[0]
+        few = max(2, min(together, batch_for(opened["original"], data)))
+        inputs = data.take(slice(0, few))[0]
     alone = max(FEWEST_ALONE, affordable - together)
     return {name: batch_difference(model, inputs, alone=alone) for name, model in opened.items()}
 

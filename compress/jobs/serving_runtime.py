@@ -12,16 +12,15 @@ from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.data.sizes import batches_of, typical_inputs
 from compress.errors import MissingExtraError, ResourceError, StageError, ToolkitError
-from compress.evaluate.evaluation import Evaluation
-from compress.evaluate.judge import Budget, spread
+from compress.evaluate.judge import Budget
 from compress.evaluate.runtime_choice import BATCHED, Choice, RuntimeFigures, choose, distances
-from compress.evaluate.scoring import batch_for
 from compress.formats.files import size_of
 from compress.formats.onnx.outline import outline
+from compress.jobs.compared_inputs import compared_inputs, joined
 from compress.jobs.prove import Found, judged_fields, loss_between
-from compress.jobs.recipe import data_at
-from compress.model import Arrays, Model, OnnxModel, TorchModel, sample_inputs
-from compress.model.inputs import example_inputs
+from compress.jobs.representative import representative
+from compress.model import Model, OnnxModel, TorchModel
+from compress.model.inputs import Arrays, example_inputs
 from compress.onnx_export.file import MOST
 from compress.options import CompressOptions, ExportOptions
 from compress.quantize.precision import FOUR_BIT
@@ -36,13 +35,12 @@ from compress.runtime.measure import cores
 from compress.vetting.loops import may_not_end
 from compress.vetting.memory import memory_left
 
-__all__ = ["apart", "at_batch", "beside", "chosen", "is_worse", "looked_at", "refuse_missing", "served"]
+__all__ = ["apart", "at_batch", "beside", "chosen", "exact", "is_worse", "refuse_missing", "served"]
 
-COMPARED = 256  # samples, whose outputs on both runtimes are held against each other
 TWICE = 2  # it is opened once to be measured, and once to be compared
-TRIED = (2, BATCHED)  # samples in a call, beside one
+TRIED = (2, BATCHED)  # samples in a call, beside one, and as many as are compared
 BATCHED_SECONDS = 15.0  # that timing both runtimes at a larger batch may take, or less where the user says so
-QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", *FOUR_BIT)
+QUANTIZED = ("uantize", "QLinear", "Integer", *FOUR_BIT)  # parts of operators' names
 _Value = TypeVar("_Value")
 
 
@@ -53,9 +51,14 @@ def refuse_missing(runtime: str) -> None:
 
 
 def beside(
-    options: CompressOptions, rows: Mapping[str, Model]
+    options: CompressOptions, rows: Mapping[str, Model], data: Dataset | None = None
 ) -> tuple[dict[str, OnnxModel], dict[str, Footprint], Choice | None]:
     """The last row's file on OpenVINO, if that is to be measured, and what it costs; else why it is not.
+
+    Args:
+        options: of the run.
+        rows: models by row.
+        data: whose first sample it is tried on; by default it is a random one.
 
     Returns:
         By a name of its own, the model and its memory and loading time; or none of both, and the choice.
@@ -79,7 +82,7 @@ def beside(
         if not asked and (short := _short_of(cost, rows)):
             return {}, {}, Choice("onnxruntime", f"OpenVINO was not tried: {short}. ONNX Runtime serves the file.")
         backend = open_model(model, threads=options.threads)
-        backend.infer(sample_inputs(final.signature, 1))
+        backend.infer(typical_inputs(final.signature, data, 1))
     except StageError as err:
         if asked:
             raise
@@ -100,7 +103,7 @@ def _survives(model: OnnxModel, threads: int) -> Footprint | None:
     """
     if may_not_end(model.path):  # which OpenVINO is never asked for here
         return None
-    sizes = TRIED if model.signature.batches else ()
+    sizes = sorted({*TRIED, joined(model.signature)}) if model.signature.batches else ()
     try:
         return footprint(model, threads, [model.signature.at(size) for size in sizes])
     except (EndedError, ResourceError) as err:
@@ -178,13 +181,16 @@ def chosen(
         StageError: OpenVINO is asked for by name, and computes the file differently.
     """
     last, other = list(rows)[-1], next(iter(others))
-    difference, quantized = _apart(options, rows, others[other], found.judged, checkpoint)
+    original = rows["original"]
+    assert isinstance(original, TorchModel | OnnxModel)  # noqa: S101  engines come last
+    data = representative(options, original, found.judged, checkpoint)
+    difference, quantized = _apart(rows, others[other], data)
     figures = (_figures(last, found, "onnxruntime", 0.0), _figures(other, found, "openvino", difference))
     timed = {name: found.latency[name] for name in (last, other) if name in found.latency}
     speedup = _ratio(timed)
     batched = None
     if speedup is not None and options.runtime == "auto":
-        batched = at_batch({last: rows[last], other: others[other]}, timed, options.threads)
+        batched = at_batch({last: rows[last], other: others[other]}, timed, options.threads, data)
     (call,) = batches_of(rows[last].signature, (1,))
     at = f"at batch {call} with {counted(options.threads, 'threads')}"
     keeps = (True, True)
@@ -213,13 +219,16 @@ def _ratio(timed: Mapping[str, Latency]) -> Ratio | None:
     return ratio(*(each.rounds_ms for each in timed.values())) if len(timed) == 2 else None
 
 
-def at_batch(models: Mapping[str, Model], timed: Mapping[str, Latency], threads: int) -> Ratio | None:
+def at_batch(
+    models: Mapping[str, Model], timed: Mapping[str, Latency], threads: int, data: Dataset | None = None
+) -> Ratio | None:
     """How two files compare at a larger batch, timed in turns; None where the batch is fixed, or that would take long.
 
     Args:
         models: by name; the first is what the second is held against.
         timed: both at batch 1.
         threads: of each.
+        data: whose samples go in; random ones by default.
     """
     signature = next(iter(models.values())).signature
     round_seconds = BATCHED * sum(each.p50_ms for each in timed.values()) / 1e3
@@ -227,18 +236,16 @@ def at_batch(models: Mapping[str, Model], timed: Mapping[str, Latency], threads:
         return None
     opened = {name: open_model(model, threads=threads) for name, model in models.items()}
     seconds = min(BATCHED_SECONDS, measuring_seconds())
-    return _ratio(latency(opened, typical_inputs(signature, None, BATCHED), seconds=seconds))
+    return _ratio(latency(opened, typical_inputs(signature, data, BATCHED), seconds=seconds))
 
 
-def _apart(
-    options: ExportOptions, rows: Mapping[str, Model], other: Model, judged: Evaluation | None, checkpoint: Path
-) -> tuple[float, float]:
+def _apart(rows: Mapping[str, Model], other: Model, data: Dataset | None) -> tuple[float, float]:
     """How far OpenVINO's outputs are from ONNX Runtime's, and how far the float32 file's, which it was made of."""
     final = list(rows.values())[-1]
-    before = next((model for model in reversed(list(rows.values())) if _exact(model)), final)
+    before = next((model for model in reversed(list(rows.values())) if exact(model)), final)
     compared = {"last": final, "other": other} | ({} if before is final else {"before": before})
     opened = {name: open_model(model, threads=cores()) for name, model in compared.items()}
-    return apart(opened, _batches(options, rows, opened["last"], judged, checkpoint))
+    return apart(opened, compared_inputs(data, final.signature, opened["last"]))
 
 
 def apart(opened: Mapping[str, Backend], batches: Sequence[Arrays]) -> tuple[float, float]:
@@ -257,29 +264,11 @@ def _in_half(model: Model) -> bool:
     return isinstance(model, OnnxModel) and is_half(model.path)
 
 
-def _exact(model: Model) -> bool:
+def exact(model: Model) -> bool:
     """Whether it is a file in float32."""
     if not isinstance(model, OnnxModel) or is_half(model.path):
         return False
-    return not any(node.op_type in QUANTIZED for node in outline(model.path).graph.node)
-
-
-def _batches(
-    options: ExportOptions, rows: Mapping[str, Model], backend: Backend, judged: Evaluation | None, checkpoint: Path
-) -> Sequence[Arrays]:
-    """Samples of the evaluation data, else of the calibration data, else random ones."""
-    data = judged.proof if judged is not None else None
-    original, signature = rows["original"], list(rows.values())[-1].signature
-    assert isinstance(original, TorchModel | OnnxModel)  # noqa: S101  engines come last
-    if data is None and options.calibration is not None:
-        data = Dataset.open(data_at(options.calibration, checkpoint, original), signature)
-    return [typical_inputs(signature, None, 1)] if data is None else looked_at(data, backend)
-
-
-def looked_at(data: Dataset, backend: Backend) -> list[Arrays]:
-    """The samples, in batches, whose outputs on two runtimes are held against each other."""
-    some = spread(data, COMPARED)
-    return [inputs for inputs, _ in some.batches(batch_for(backend, some))]
+    return not any(part in node.op_type for node in outline(model.path).graph.node for part in QUANTIZED)
 
 
 def _figures(name: str, found: Found, runtime: str, difference: float) -> RuntimeFigures:

@@ -159,7 +159,8 @@ def run_on(inputs: Mapping[str, Any], run: Callable[[], _Answer]) -> _Answer:
         raise StageError(
             "the model does not run on the inputs that it is given",
             why=f"{described}: {beyond_table(err, inputs) or first_line(err)[:300]}",
-            mend="give data of sizes and, where they are integers, of values that the model takes, as in its training",
+            mend="give data (--eval, --calibration, --data) of sizes and, where they are integers, of values that the "
+            "model takes, as in its training",
         ) from err
 
 

@@ -23,6 +23,7 @@ from compress.runtime.measure import cores
 __all__ = ["OutputsLost", "outputs_lost"]
 
 SAMPLES = 32  # tell what is lost by halves
+MORE = 256  # are asked where these tell of a loss, or of a column nothing: one label of forty may be in none of them
 # Rounding alone takes some hundredths. Of a constant that lies in the middle, all is lost: beyond half, the outputs are
 # nearer to that than to the float model's.
 MOST = 0.5
@@ -30,6 +31,9 @@ MOST = 0.5
 COLUMNS = 64
 FEW = 3  # answers that change by chance, where they are classes or flags
 VARIES = 1e-10  # of an output's mean square: below, float32 alone makes it vary
+# Chances, from 0 to 1, mean the same in each column. One whose variance is this far below the largest is of a label
+# that no sample has: 8 bits for all labels need not hold the traces that it varies by.
+TRACES = 1e-3
 
 Array = np.ndarray[Any, Any]
 
@@ -117,7 +121,21 @@ def outputs_lost(before: OnnxModel, after: OnnxModel, data: Dataset) -> OutputsL
     Raises:
         StageError: the quantized file does not run on what the float file takes.
     """
-    some = spread(data, SAMPLES)
+    found: dict[str, _Floats | _Wholes] | None = {}
+    for count in (SAMPLES, MORE):
+        some = spread(data, count)
+        found = _held(before, after, some)
+        if found is None:
+            return None
+        told = [lost for name, tally in found.items() if (lost := tally.lost(name, len(some))) is not None]
+        sure = not any(lost.warning for lost in told) and all(tally.told for tally in found.values())
+        if sure or len(some) == len(data):
+            break
+    return max(told, key=lambda lost: (not lost.few, lost.worst), default=None)
+
+
+def _held(before: OnnxModel, after: OnnxModel, some: Dataset) -> dict[str, _Floats | _Wholes] | None:
+    """By output, what both files make of samples; None where the float file does not run."""
     found: dict[str, _Floats | _Wholes] = {}
     try:
         first = open_model(before, threads=cores())
@@ -139,8 +157,7 @@ def outputs_lost(before: OnnxModel, after: OnnxModel, data: Dataset) -> OutputsL
             if name not in found:
                 found[name] = _Floats(want[:1]) if want.dtype.kind == "f" else _Wholes()
             found[name].add(want, got)
-    told = [lost for name, tally in found.items() if (lost := tally.lost(name, len(some))) is not None]
-    return max(told, key=lambda lost: (not lost.few, lost.worst), default=None)
+    return found
 
 
 def _no_run(err: ToolkitError) -> StageError:
@@ -165,6 +182,8 @@ def _by_sample(wanted: Arrays, given: Arrays, each: ForEach, rows: int) -> dict[
 
 class _Wholes:
     """Answers of one output that are no floats: classes, flags, counts."""
+
+    told = True  # of all that there is
 
     def __init__(self) -> None:
         self._wanted: list[Array] = []
@@ -200,6 +219,7 @@ class _Floats:
         last = first.shape[-1] if first.ndim > 1 else 1
         self._columns = last if 0 < last <= COLUMNS else 1
         self._squares, self._error, self._size = (np.zeros(self._columns) for _ in range(3))
+        self._low, self._high = np.inf, -np.inf
         self._count = 0
         self._whole = True
 
@@ -216,20 +236,35 @@ class _Floats:
         self._size += self._by_column(np.square(wide))
         with np.errstate(over="ignore", invalid="ignore"):
             self._error += self._by_column(np.square(other - wide))
+        self._low, self._high = wide.min(initial=self._low), wide.max(initial=self._high)
         self._count += len(want)
+
+    @property
+    def told(self) -> bool:
+        """Whether of each of its columns something can be said."""
+        return all(part is not None for part in self._parts())
 
     def lost(self, name: str, samples: int) -> OutputsLost | None:
         """None where it does not vary."""
         if not self._whole or self._count < 2:
             return None
-        varies = self._squares - self._by_column(np.square(self._sum)) / self._count
-        share = _share(varies.sum(), self._size.sum(), self._error.sum())
+        share = _share(*self._sums().sum(0))
         if share is None or self._columns < 2:
             return None if share is None else OutputsLost(name, share, samples)
-        sums = zip(varies, self._size, self._error, strict=True)
-        parts = {at: part for at, each in enumerate(sums) if (part := _share(*each)) is not None}
-        worst = max(parts, key=lambda at: parts[at])
-        return OutputsLost(name, share, samples, worst, parts[worst])
+        parts = {at: part for at, part in enumerate(self._parts()) if part is not None}
+        worst = max(parts, key=lambda at: parts[at], default=None)
+        return OutputsLost(name, share, samples, worst, None if worst is None else parts[worst])
+
+    def _parts(self) -> list[float | None]:
+        """By column its share; None where it does not vary, or by traces."""
+        sums = self._sums()
+        least = TRACES * sums[:, 0].max() if self._low >= 0 and self._high <= 1 else 0.0
+        return [_share(*each) if each[0] >= least else None for each in sums]
+
+    def _sums(self) -> Array:
+        """By column, what it varies by, the sum of its squares, and its squared error [columns, 3]."""
+        varies = self._squares - self._by_column(np.square(self._sum)) / max(self._count, 1)
+        return np.stack([varies, self._size, self._error], axis=1)
 
     def _by_column(self, values: Array) -> Array:
         total: Array = values.reshape(-1, self._columns).sum(0)

@@ -13,19 +13,14 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from compress.formats.onnx.scope import captured, drop_unused, fresh, names_in
+from compress.formats.onnx.scope import drop_unused, fresh, names_in
+from compress.quantize.onward import MOVING, PASSING, WEIGHTED, Onward
 from compress.quantize.quantizer_limits import one_scale, spread_out
 from compress.quantize.weights_onnx import channel_axis, rounded
 
 __all__ = ["MOVING", "PASSING", "WEIGHTED", "place"]
 
-WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
-# What moves values and does not change them, so that a scale holds on both sides.
-MOVING = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "MaxPool", "GlobalMaxPool")
-# What TensorRT fuses behind a layer, one value at a time.
-POINTWISE = ("Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Selu", "Sigmoid", "Tanh")
-PASSING = (*MOVING, *POINTWISE)
 SMALLEST = np.float32(1e-12)
 
 Ranges = Mapping[str, tuple[float, float]]
@@ -120,27 +115,25 @@ class _Plan:
         self._ranges = ranges
         fed = {value.name for value in graph.input}  # a caller may give another value: no weight
         self._weights = {t.name: t for t in graph.initializer if t.name not in fed}
-        self._nodes = list(graph.node)
-        self._outputs = {value.name for value in graph.output}
+        self._onward = Onward(graph)
         self._makers = {name: node for node in graph.node for name in node.output}
-        self._takers: dict[str, list[NodeProto]] = {}
-        for node in graph.node:
-            self._outputs |= captured(node)
-            for name in node.input:
-                self._takers.setdefault(name, []).append(node)
         values = (*graph.input, *graph.value_info, *graph.output)
         self._shapes = {v.name: _shape(v) for v in values}
-        self._depths = self._layers_before()
         self.taken: dict[int, tuple[int, ...]] = {}
+        self._tensors: dict[int, set[str]] = {}
         self._together: dict[str, str] = {}
-        allowed = [node for node in self._nodes if node.name not in exclude]
+        allowed = [node for node in self._onward.nodes if node.name not in exclude]
         for node in allowed:
             if self._weighted(node):
-                self.taken[id(node)] = (0, 1)
+                self._take(node, (0, 1))
         # From the outputs on: whether a pool or an addition may be in INT8 depends on what comes after it.
         for node in reversed(allowed):
             if at := self._unweighted(node):
-                self.taken[id(node)] = at
+                self._take(node, at)
+
+    def _take(self, node: NodeProto, at: tuple[int, ...]) -> None:
+        self.taken[id(node)] = at
+        self._tensors[id(node)] = {node.input[place] for place in at}
 
     def scales(self) -> dict[str, np.ndarray[tuple[()], np.dtype[np.float32]]]:
         """A scale for each activation, symmetric; tensors that are moved or joined without a change share theirs."""
@@ -167,7 +160,9 @@ class _Plan:
     def _unweighted(self, node: NodeProto) -> tuple[int, ...]:
         """Inputs to quantize of a node without weights."""
         pools = (node.op_type in POOLS and not spread_out(node)) or self._spatial_mean(node)
-        if not (pools or node.op_type in ("Add", "Concat")) or not self._goes_on(node.output[0]):
+        if not (pools or node.op_type in ("Add", "Concat")):
+            return ()
+        if not self._onward.stays(node, self._tensors, self._share):
             return ()
         activations = tuple(at for at, name in enumerate(node.input) if name in self._ranges)
         if len(activations) != len(node.input) and not pools:
@@ -194,33 +189,13 @@ class _Plan:
             return ()
         fused = [at for at, name in enumerate(node.input) if self._fuses(name)]
         if len(fused) == 2:  # the shortcut is the side with fewer layers
-            fused = [max(fused, key=lambda at: self._depths[node.input[at]])]
+            fused = [max(fused, key=lambda at: self._onward.depths[node.input[at]])]
         return tuple(at for at in (0, 1) if at not in fused)
 
     def _fuses(self, name: str) -> bool:
         maker = self._makers.get(name)
-        alone = len(self._takers[name]) == 1 and name not in self._outputs
+        alone = len(self._onward.takers[name]) == 1 and name not in self._onward.shown
         return maker is not None and alone and maker.op_type in WEIGHTED and id(maker) in self.taken
-
-    def _goes_on(self, name: str) -> bool:
-        """Whether a tensor comes to an INT8 layer, through nothing but what is fused or moves values."""
-        for node in self._takers.get(name, ()):
-            if any(node.input[at] == name for at in self.taken.get(id(node), ())):
-                return True
-            if node.op_type in PASSING and node.input[0] == name and self._goes_on(node.output[0]):
-                if node.op_type in MOVING:
-                    self._share(name, node.output[0])
-                return True
-        return False
-
-    def _layers_before(self) -> dict[str, int]:
-        """The most weighted layers on a way from the inputs to each tensor."""
-        depths: dict[str, int] = {}
-        for node in self._nodes:
-            before = max((depths.get(name, 0) for name in node.input), default=0)
-            for name in node.output:
-                depths[name] = before + (node.op_type in WEIGHTED)
-        return depths
 
     def _share(self, one: str, other: str) -> None:
         self._together[self._root(one)] = self._root(other)

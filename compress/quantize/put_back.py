@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from onnx import ModelProto, NodeProto
 
 from compress.formats.onnx.scope import captured, drop_dead, fresh, names_in, sort
+from compress.quantize.onward import Onward
 from compress.quantize.unrounded import ROUNDED, in_float, read_rounded
 
 __all__ = ["Mixed", "UnmatchedError"]
@@ -61,6 +62,7 @@ class Mixed:
         self._rounding = {
             name for node in plain.graph.node if node.op_type in ROUNDED for name in (*node.input, *node.output)
         }
+        self._onward = Onward(plain.graph)
         self.units = [node.name for node in plain.graph.node if self._in_int8(node)]
 
     def model(self, back: Collection[str]) -> ModelProto:
@@ -76,6 +78,10 @@ class Mixed:
         eight = set(self.units) - set(back)
         if self._rounds_outputs:
             eight -= in_float(self._plain.graph, eight)
+        else:
+            eight -= self._onward.idle(
+                {id(node): self._taken(node) for node in self._onward.nodes if node.name in eight}
+            )
         back = set(self.units) - eight
         graph = mixed.graph
         rounded: dict[str, set[str]] = {}  # what is restored for somebody, by tensor
@@ -126,6 +132,11 @@ class Mixed:
 
     def _reads_rounded(self, tensor: str, reader: str, eight: Collection[str]) -> bool:
         return read_rounded(reader, self._owner_of(tensor) if self._rounds_outputs else None, eight)
+
+    def _taken(self, node: NodeProto) -> set[str]:
+        """The tensors that a node takes in 8 bits."""
+        was = self._nodes[node.name]
+        return {name for name, given in zip(node.input, was.input, strict=False) if given in self._sources}
 
     def _links(self, eight: Collection[str], rounded: dict[str, set[str]], nodes: list[NodeProto]) -> list[NodeProto]:
         """Q/DQ nodes of what is read in 8 bits."""

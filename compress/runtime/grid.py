@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from compress.model import Model, sample_inputs
+from compress.data.dataset import Dataset
+from compress.data.sizes import typical_inputs
+from compress.model import Model
 from compress.runtime.backends import open_model
 from compress.runtime.latency import FEWEST, latency
 
@@ -40,14 +42,16 @@ def measure_grid(
     batches: Sequence[int],
     thread_counts: Sequence[int],
     *,
+    data: Dataset | None = None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[Cell]:
-    """Time every model at every batch size and thread count, on random inputs of representative sizes.
+    """Time every model at every batch size and thread count, on inputs of representative sizes.
 
     Args:
         models: by name; all of one signature.
         batches: samples in a call.
         thread_counts: for a model's operators.
+        data: whose samples go in; random ones by default.
         progress: called with settings done and in all.
     """
     signature = next(iter(models.values())).signature
@@ -55,7 +59,7 @@ def measure_grid(
     for threads in thread_counts:
         opened = {name: open_model(model, threads=threads) for name, model in models.items()}
         for batch in batches:
-            timed = latency(opened, sample_inputs(signature, batch), rounds=FEWEST)
+            timed = latency(opened, typical_inputs(signature, data, batch), rounds=FEWEST)
             found += [
                 Cell(name, batch, threads, took.p50_ms, took.p99_ms, 1000 * batch / took.p50_ms)
                 for name, took in timed.items()

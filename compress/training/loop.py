@@ -428,6 +428,7 @@ class _Training:
                 "outputs": {
                     spec.name: {"taken_as": str(form.kind), "ending": form.ending, "because": form.because}
                     for spec, form in zip(self.task.signature.outputs, self.task.forms, strict=True)
+                    if spec.dtype.startswith("float")  # flags and counts have no gradient
                 },
                 "resumed_at_step": self.resumed_at,
             }

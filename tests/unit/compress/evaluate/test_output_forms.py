@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from compress.evaluate.output_kind import OutputKind
 from compress.evaluate.shares import hits
 from compress.jobs.recipe import labelled_of
 from compress.model import TorchModel
+from compress.model.infer import infer_signature
 from compress.options import ExportOptions
 from compress.options.training import TrainingOptions
 from compress.prune.importance import squared_changes
@@ -277,3 +279,26 @@ def test_shares_that_a_softmax_gives_are_classes() -> None:
     form = forms_by(network, given)[0][0]
     assert (form.kind, form.ending) == (OutputKind.SOFTMAX, "softmax")
     assert not hits(form, shares, shares)
+
+
+class Flagged(nn.Module):
+    """Amounts, which of them are above 0, and how many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.layer(x)
+        return {"y": y, "flags": y > 0, "count": (y > 0).sum(1)}
+
+
+def test_flags_and_counts_are_not_among_what_is_taught() -> None:
+    given = Dataset("", {"x": np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)}, None, "data")
+    network = Flagged().eval()
+    signature = infer_signature(network, (TensorSpec.parse("x:float32[batch,8]"),))
+    options = TrainingOptions(epochs=1, train_precision="32", compile="off")
+    told = Finetune(given, TorchModel(copy.deepcopy(network), signature), options).fit(
+        network, signature, lambda *_: None
+    )
+    assert [*told.figures["outputs"]] == ["y"]

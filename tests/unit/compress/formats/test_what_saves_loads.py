@@ -208,7 +208,7 @@ def test_weights_are_mapped_from_the_file_not_read(tmp_path: Path, layout: str) 
 
         weight = unpickle(path, trust=False)["0.weight"]
     else:
-        weight = load(path, inputs=[X]).module.get_parameter("0.weight")
+        weight = load(path, inputs=[X] if layout == "module" else ()).module.get_parameter("0.weight")
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
     ranges = [tuple(int(end, 16) for end in entry[0].split("-")) for entry in maps]
     assert any(start <= weight.data_ptr() < end for start, end in ranges)

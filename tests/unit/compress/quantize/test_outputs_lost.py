@@ -53,7 +53,7 @@ def test_a_column_that_loses_more_than_half_is_warned_of(target: str, network: t
     data = Dataset("", {"x": X}, None, "data")
     given = QuantizeOnnx("static", data, target=target).run(model, tmp_path / "next", quiet)  # type: ignore[arg-type]
     lost = given.details["outputs_lost"]
-    assert lost["samples"] == 32
+    assert lost["samples"] == (SAMPLES if lost["column_share"] > 0.5 else 32), "a loss is looked at on more"
     assert lost["share"] < 0.05, "the column of thousands hides the others"
     warned = [warning for warning in given.warnings if "--keep-float" in warning]
     assert bool(warned) == (lost["column_share"] > 0.5) == (target == "cpu")
@@ -167,6 +167,66 @@ def test_one_class_that_changes_by_chance_is_not_warned_of(tmp_path: Path) -> No
     assert found.share == 1.0
     assert found.missed == 0.0
     assert found.warning is None
+
+
+def stepped(kind: str, steps: float, folder: Path, *, without: bool = False) -> OnnxModel:
+    """An activation whose values are rounded to so many steps to 1 and, maybe, whose last column is always 0."""
+    nodes = [
+        helper.make_node(kind, ["x"], ["a"]),
+        helper.make_node("Mul", ["a", "steps"], ["m"]),
+        helper.make_node("Round", ["m"], ["r"]),
+        helper.make_node("Div", ["r", "steps"], ["d"]),
+        helper.make_node("Mul", ["d", "on"], ["y"]),
+    ]
+    on = np.array([1, 1, 1, 0 if without else 1], np.float32)
+    return answering(nodes, TensorProto.FLOAT, ["batch", 4], folder, steps=np.float32(steps), on=on)
+
+
+def seldom(kind: str, often: int) -> Dataset:
+    """256 samples; the last column is active in so many, none of them of the 32 that are asked first."""
+    r = np.random.default_rng(0)
+    x = 4 * r.normal(size=(256, 4)).astype(np.float32)
+    asked = set(np.linspace(0, 255, 32).astype(int).tolist()) | set(range(0, 256, 8))
+    asked |= {at + 1 for at in asked} | {at - 1 for at in asked}
+    x[:, 3] = -14 + 2 * r.normal(size=256) if kind == "Sigmoid" else 1e-3 * np.abs(r.normal(size=256))
+    x[[at for at in range(256) if at not in asked][:often], 3] = 4
+    return Dataset("", {"x": x}, None, "data")
+
+
+@pytest.mark.parametrize(
+    ("kind", "often", "without", "warned"),
+    [
+        ("Sigmoid", 6, False, False),
+        ("Sigmoid", 0, False, False),
+        ("Relu", 6, False, False),
+        ("Sigmoid", 6, True, True),
+        ("Sigmoid", 1, True, True),
+        ("Relu", 6, True, True),
+        ("Relu", 1, True, True),
+    ],
+    ids=[
+        "a rare label that is kept", "a label that no sample has", "a rare amount that is kept",
+        "a rare label that is lost", "a label of one sample that is lost",
+        "a rare amount that is lost", "an amount of one sample that is lost",
+    ],
+)  # fmt: skip
+def test_a_column_is_judged_by_samples_that_have_it(
+    kind: str, often: int, without: bool, warned: bool, tmp_path: Path
+) -> None:
+    """On 32 samples it varies by traces, which the steps of all columns lose."""
+    models = stepped(kind, 1e6, tmp_path / "float"), stepped(kind, 100, tmp_path / "other", without=without)
+    found = outputs_lost(*models, seldom(kind, often))
+    assert found is not None
+    assert (found.warning is not None) == warned, found
+    assert not warned or (found.column, found.samples) == (3, 256)
+
+
+def test_where_32_samples_tell_of_every_column_no_more_are_asked(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(256, 4)).astype(np.float32)
+    models = stepped("Relu", 1e6, tmp_path / "float"), stepped("Relu", 100, tmp_path / "other")
+    found = outputs_lost(*models, Dataset("", {"x": x}, None, "data"))
+    assert found is not None
+    assert found.samples == 32
 
 
 def test_a_file_that_fails_on_what_the_float_file_takes_is_an_error(tmp_path: Path) -> None:
