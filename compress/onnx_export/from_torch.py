@@ -21,12 +21,14 @@ from compress.formats.onnx.outline import LARGE
 from compress.formats.onnx.scope import made_by
 from compress.model import Arrays, Model, OnnxModel, TorchModel, example_inputs
 from compress.model.infer import elsewhere, proven, runs_at
+from compress.model.inputs import as_bound
 from compress.onnx_export.equal import BATCHES, Wording, changes, equal_throughout, sizes_assumed
 from compress.onnx_export.equal_elsewhere import Elsewhere, equal_elsewhere
 from compress.onnx_export.exporter import around
 from compress.onnx_export.file import save
 from compress.onnx_export.kept_parts import put_back
 from compress.onnx_export.recurrent import free_lengths
+from compress.onnx_export.refusals import refused
 from compress.runtime.backends import Backend, OnnxBackend, TorchBackend
 from compress.runtime.memory import give_back
 from compress.stage import Given, Progress
@@ -207,15 +209,10 @@ def _export(model: TorchModel, sizes: Mapping[str, int], path: Path) -> torch.on
                 return None
             return torch.onnx.export(  # weights beside the file: inside, it would hold them some four times
                 model.module, args, path, dynamo=True, opset_version=OPSET, external_data=True,
-                dynamic_shapes=shapes, verbose=False, **names,
+                dynamic_shapes=as_bound(model.module, shapes), verbose=False, **names,
             )  # fmt: skip
     except Exception as err:  # the exporter wraps anything that the user's forward may do
-        lines = [line.strip() for line in str(err.__cause__ or err).splitlines() if line.strip()]
-        raise StageError(
-            "torch.onnx can't export this model",
-            why=f"{type(err.__cause__ or err).__name__}: {lines[0] if lines else ''}"[:300],
-            mend="make the forward free of branches on tensor values, or export a part of it",
-        ) from err
+        raise refused(err, model.module, signature) from err
 
 
 def _name(model: onnx.ModelProto, names: Mapping[str, str]) -> None:

@@ -39,7 +39,7 @@ def decided_by_sizes(model: TorchModel, program: ExportedProgram, guards: Sequen
     def runs(sizes: Mapping[str, int]) -> bool:
         return decisions.largest(sizes) > ROOM or unchecked(sizes)
 
-    yield from _outside(decisions, usual)
+    yield from _outside(decisions, usual, runs)
     for dim in usual:
         told = next(filter(None, (_told(dim, each, decisions, usual, runs) for each in decisions.guards)), None)
         if told:
@@ -72,11 +72,22 @@ def _told(dim: str, guard: Guard, decisions: Decisions, usual: Mapping[str, int]
     )
 
 
-def _outside(decisions: Decisions, usual: Mapping[str, int]) -> Iterator[str]:
+def _outside(decisions: Decisions, usual: Mapping[str, int], runs: Runs) -> Iterator[str]:
     """A warning where guards fail at the usual sizes themselves."""
     named = decisions.places or {}
     sizes = {place: usual[name] for place, name in named.items()}
-    failed = [guard for guard in decisions.guards if fails([guard], sizes) and not _of_little(guard)]
+
+    def of_size(guard: Guard) -> bool:
+        """Whether it is more than a question of torch's own."""
+        if not _of_little(guard):
+            return True
+        for dim in {named[place] for place in guard.places if place in named}:
+            failing = [int(size) for size in guard.failing([*_sized(named, dim, 0)], sizes)]
+            if _less(dim, failing, usual, runs):
+                return True
+        return False
+
+    failed = [guard for guard in decisions.guards if fails([guard], sizes) and of_size(guard)]
     if not failed:
         return
     dims = list(dict.fromkeys(named[place] for place in named if place in failed[0].places))
