@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torch import nn
 from torch.export import ExportedProgram
 
-from compress.formats.exported.decisions import Decisions, decisions_of, named_in
+from compress.formats.exported.decisions import LONGEST, Decisions, decisions_of
 from compress.formats.exported.guards import LOOKED_AT, Guard, Place, fails
 from compress.model import TorchModel
 from compress.model.infer import runs_at
@@ -64,7 +64,7 @@ def _told(dim: str, guard: Guard, decisions: Decisions, usual: Mapping[str, int]
     if other is None or (other < usual[dim] and _of_little(guard) and not _less(dim, failing, usual, runs)):
         return None
     span = decisions.ranges.get(dim)
-    held = f"{dim} {span}" if span is not None and not span.holds(other) else named_in(guard.text, named)
+    held = f"{dim} {span}" if span is not None and not span.holds(other) else guard.named(named)[:LONGEST]
     return (
         f"torch.export decided something by the size of {dim}: the program holds for {held}. What is exported from it "
         f"runs at {dim} = {other}, too, but may answer otherwise there than the module that it was made of; keep to "
@@ -101,7 +101,7 @@ def _outside(decisions: Decisions, usual: Mapping[str, int], runs: Runs) -> Iter
     ]
     yield (
         f"torch.export decided something by the size of {' and '.join(dims)}: the program holds for "
-        f"{named_in(failed[0].text, named)}, and not at {at}, at which it is measured and proven here; give sizes for "
+        f"{failed[0].named(named)[:LONGEST]}, and not at {at}, at which it is measured and proven here; give sizes for "
         f"which it holds{f' ({held[0]})' if held else ''}, or export its module anew, without such a branch"
     )
 

@@ -16,8 +16,9 @@ from compress.artifact import Signature
 from compress.formats.exported.guards import Guard, Place, read_guards
 from compress.model.odd_sizes import Range, nearest, ranges_of
 
-__all__ = ["Decision", "Decisions", "decisions_of", "guards_told", "named_in"]
+__all__ = ["LONGEST", "Decision", "Decisions", "decisions_of", "guards_told"]
 
+LONGEST = 200  # letters of a guard that is told
 WORD = 8  # bytes of an element at most
 
 
@@ -79,19 +80,12 @@ class Decisions:
                 continue
             shown = nearest(failing, usual[dim], step)
             groups_of = [tuple(size for size in shown if (size > usual[dim]) is above) for above in (True, False)]
-            yield Decision(named_in(guard.text, named), tuple(filter(None, groups_of)), _held(failing))
+            yield Decision(guard.named(named)[:LONGEST], tuple(filter(None, groups_of)), _held(failing))
 
 
 def _held(failing: Collection[int]) -> Callable[[int], bool]:
     there = frozenset(failing)
     return lambda size: size not in there
-
-
-def named_in(text: str, places: Mapping[Place, str]) -> str:
-    """A guard in the names of the dimensions."""
-    for (name, axis), dim in places.items():
-        text = text.replace(f"L[{name!r}].size()[{axis}]", dim)
-    return text[:200]
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,16 @@ class Guard:
     text: str
     tree: ast.expr
     places: frozenset[Place]
+
+    def named(self, places: Mapping[Place, str]) -> str:
+        """Its text with names for the sizes."""
+
+        class Named(ast.NodeTransformer):
+            def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+                place = _place(node)
+                return ast.Name(places[place]) if place is not None and place in places else node
+
+        return ast.unparse(Named().visit(copy.deepcopy(self.tree)))
 
     def fails(self, sizes: Sizes) -> np.ndarray[Any, Any]:
         """Where it does not hold: bool, of the shape of the sizes; where it divides by 0, it says nothing, and holds.
@@ -123,19 +134,19 @@ def fails(guards: Sequence[Guard], sizes: Mapping[Place, int]) -> str | None:
 
 
 def _place(node: ast.AST) -> Place | None:
-    """Of `L['x'].size()[1]`."""
+    """Of `L['x'].size()[1]`, and of an input in another, `L['args'][0].size()[1]`, which the program calls args_0."""
     match node:
         case ast.Subscript(
-            value=ast.Call(
-                func=ast.Attribute(
-                    value=ast.Subscript(value=ast.Name(id="L"), slice=ast.Constant(value=str() as name)), attr="size"
-                ),
-                args=[],
-                keywords=[],
-            ),
+            value=ast.Call(func=ast.Attribute(value=ast.Subscript() as base, attr="size"), args=[], keywords=[]),
             slice=ast.Constant(value=int() as axis),
         ):
-            return name, axis
+            parts: list[str] = []
+            inner: ast.expr = base
+            while isinstance(inner, ast.Subscript) and isinstance(inner.slice, ast.Constant):
+                parts.append(str(inner.slice.value))
+                inner = inner.value
+            if isinstance(inner, ast.Name) and inner.id == "L":
+                return "_".join(reversed(parts)), axis
     return None
 
 

@@ -89,3 +89,16 @@ def test_inputs_that_a_forward_takes_by_its_star_are_exported(tmp_path: Path) ->
     given = OnnxFromTorch().run(model, tmp_path, silent)
     assert [spec.name for spec in given.model.signature.inputs] == ["a", "b", "c"]
     assert given.details["equal_at_sizes"]["T"]
+    assert not any("torch.export" in told for told in given.warnings)
+
+
+class Reversed2(Any2):
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        total = sum(given) if given[1].shape[1] % 512 else -sum(given)
+        return self.layer(total).mean(1)  # type: ignore[no-any-return]
+
+
+def test_what_a_size_of_an_input_behind_a_star_decides_is_found(tmp_path: Path) -> None:
+    model = modeled(Reversed2(), *(f"{name}:float32[batch,T,8]" for name in "abc"))
+    with pytest.raises(StageError, match="at T = 512, where"):
+        OnnxFromTorch().run(model, tmp_path, silent)
