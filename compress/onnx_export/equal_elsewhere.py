@@ -19,14 +19,14 @@ from compress.model.infer import runs_at
 from compress.model.inputs import telling
 from compress.model.odd_sizes import LEAST, STEPS, odd_sizes
 from compress.onnx_export.equal import Wording, equal_at, is_no_number
-from compress.runtime.backends import Backend
+from compress.runtime.backends import Backend, TorchBackend
 from compress.stage import Progress
 from compress.storage.shortages import raise_shortage
 
 __all__ = ["Elsewhere", "equal_elsewhere"]
 
 BATCH = 1
-OTHER_BATCHES = (3, 4, 8)  # beside those that everything is compared at; 4 and 8, where that costs little
+OTHER_BATCHES = (3, 4, 8)  # beside those that everything is compared at; 4 and 8 of small inputs
 MOST_TIMES, SMALL = 8, 1 << 18  # as many elements of inputs as of one usual sample; below so many, any
 ROOM = 1 << 28  # bytes of inputs, and of the largest tensor inside, where something is known to be decided
 WORD = 4  # of most inputs
@@ -89,7 +89,7 @@ def equal_elsewhere(
     compare = _Comparisons(module, first, second, signature, words, tolerance, logistic, smaller, found.equal)
     compare.known = {dim: list(decided.of(dim, usual, 1)) for dim in usual}
     for dim in usual:
-        step = _odd_ones(compare, dim)
+        step = _odd_ones(compare, dim, told=decided.places is not None)
         for decision in decided.of(dim, usual, step):
             for size in _beyond(compare, dim, decision, decided.largest):
                 found.untried.setdefault(dim, (size, decision.text))
@@ -144,7 +144,8 @@ class _Comparisons:
         return self._tried[dim, size]
 
     def _at(self, dim: str, size: int) -> bool:
-        if not self.takes(dim, size):
+        # What a small input does not run at, torch's own answers tell; of a large one, want of memory is no error.
+        if not ((isinstance(self.first, TorchBackend) and self.elements(dim, size) <= SMALL) or self.takes(dim, size)):
             return False
         at = self.usual | {dim: size}
         inputs = _numbers_for(self.first, drawn_inputs(self.signature, at, self.indices, seed=size))
@@ -157,12 +158,19 @@ class _Comparisons:
         return True
 
 
-def _odd_ones(compare: _Comparisons, dim: str) -> int:
-    """Compare at the sizes that show most branches; gives the step that the first model takes its sizes in."""
+def _odd_ones(compare: _Comparisons, dim: str, *, told: bool) -> int:
+    """Compare at the sizes that show most branches; gives the step that the first model takes its sizes in.
+
+    Args:
+        compare: compares.
+        dim: whose sizes these are.
+        told: whether batches at which something is decided are known.
+    """
     usual, skipped = compare.usual[dim], LEAST if compare.smaller else ()
     if dim in compare.signature.batches:
         for batch in OTHER_BATCHES:
-            if batch == OTHER_BATCHES[0] or compare.elements(dim, batch) <= SMALL:
+            untold = not told and compare.elements(dim, batch) <= SMALL
+            if batch == OTHER_BATCHES[0] or untold:
                 compare.at(dim, batch)
         return 1
 

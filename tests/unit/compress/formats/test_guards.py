@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from compress.console.wording import AssumedWarning
+from compress.errors import CheckpointError
 from compress.formats.checkpoint import load
 from compress.formats.exported.guards import fails, guards_in, read_guards
 
@@ -155,3 +156,36 @@ def test_a_guard_that_fails_at_the_usual_size_is_told_of_its_own_dimension(tmp_p
     torch.export.save(program, tmp_path / "m.pt2")
     with pytest.warns(AssumedWarning, match="by the size of dim_1: .* and not at dim_1 = 33, .*--size dim_1=34"):
         load(tmp_path / "m.pt2", sizes={"dim_1": 33})
+
+
+class InADict(Cut):
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.layer(x["a"])  # type: ignore[no-any-return]
+
+
+class ByKeyword(Cut):
+    def forward(self, *, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+class WithNone(Cut):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.layer(x if mask is None else x * mask)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize(
+    ("module", "given", "named", "told"),
+    [
+        (InADict(), ({"a": torch.ones(2, 8)},), {}, "in a dict or a tuple, or by keyword: x_a"),
+        (ByKeyword(), (), {"x": torch.ones(2, 8)}, "by keyword: x"),
+        (WithNone(), (torch.ones(2, 8), None), {}, "no tensor: mask"),
+    ],
+    ids=["dict", "keyword", "None"],
+)
+def test_a_program_whose_inputs_are_no_tensors_by_themselves_is_refused_by_their_names(
+    module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], told: str, trust: bool, tmp_path: Path
+) -> None:
+    torch.export.save(torch.export.export(module.eval(), given, named), tmp_path / "m.pt2")
+    with pytest.raises(CheckpointError, match=f"can't take the exported program(.|\n)*{told}"):
+        load(tmp_path / "m.pt2", trust=trust)
