@@ -39,9 +39,9 @@ __all__ = ["OnnxFromTorch", "exported"]
 ODD_SIZE = Wording(
     fails="write the forward for any size, without numbers made from shapes; or write a number in place of a dimension "
     "of which one size alone is used (`--input`, `inputs=` in compress.save)",
-    differs="look in the forward for what a size decides, such as `if x.shape[1] > 50` or ceil_mode=True, and for sizes "
-    "divided by negative numbers (of `-(size // -2)`: `(size + 1) // 2`), and write it without; or write a number in "
-    "place of a dimension of which one size alone is used (`--input`)",
+    differs="look in the forward for what a size decides, such as `if x.shape[1] > 50` or ceil_mode=True, and for "
+    "sizes divided by negative numbers (of `-(size // -2)`: `(size + 1) // 2`), and write it without; or write a "
+    "number in place of a dimension of which one size alone is used (`--input`)",
 )
 
 # What ONNX Runtime 1.23 and later, the one in Triton's containers, and TensorRT 10 and 11 all read.
