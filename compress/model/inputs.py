@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +19,8 @@ from compress.storage.shortages import lacks_memory
 from compress.vetting.memory import memory_left
 
 __all__ = [
-    "Arrays", "call", "example_inputs", "in_calls", "in_order", "run_on", "sample_inputs", "symbols_of", "telling",
+    "Arrays", "as_bound", "call", "example_inputs", "in_calls", "in_order", "run_on", "sample_inputs", "symbols_of",
+    "telling",
 ]  # fmt: skip
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -119,6 +121,13 @@ def call(module: nn.Module, specs: tuple[TensorSpec, ...], arrays: Mapping[str, 
     """Run a module on arrays or tensors by input name; outputs by name, see `outputs_of`."""
     tensors = [torch.as_tensor(arrays[spec.name]) for spec in specs]
     return outputs_of(module(*tensors))
+
+
+def as_bound(module: nn.Module, each: Sequence[Any]) -> tuple[Any, ...]:
+    """One thing for each input, as torch.export binds them to parameters: those of `*args` are one tuple."""
+    parameters = [*inspect.signature(module.forward).parameters.values()]
+    before = next((at for at, found in enumerate(parameters) if found.kind is found.VAR_POSITIONAL), len(each))
+    return (*each[:before], tuple(each[before:])) if before < len(each) else tuple(each)
 
 
 def in_calls(signature: Signature, inputs: Arrays, run: Callable[[Arrays], Arrays]) -> Arrays:

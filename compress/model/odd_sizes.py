@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Range", "odd_sizes", "ranges_of"]
+__all__ = ["LEAST", "STEPS", "Range", "nearest", "odd_sizes", "ranges_of"]
 
 FAR = 1021  # a prime; what is larger is tried at half as much again
 TIMES = 8
 SMALL = (33, 34, 35)  # where one row more or less is a larger share of all
+LEAST = (1, 2)  # a text of one token, a picture of one row
+STEPS = (2, 4, 8, 16, 32, 64, 3, 5, 7, 10, 12, 14, 20, 28, 48, 80, 160, 320)
+"""Of networks that take multiples only: they go down by as much, or cut into as large pieces."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,16 @@ class Range:
         above = () if self.most is None else (self.most + 1, 2 * self.most + 1)
         return (*above, *(() if self.least is None else (self.least - 1,)))
 
+    def beyond_by(self, step: int, usual: int) -> tuple[int, ...]:
+        """As `beyond`, of the sizes that are whole steps from the usual one."""
+        found = []
+        if self.most is not None:
+            first = self.most + 1 + (usual - self.most - 1) % step
+            found += [first, first + self.most // step * step]
+        if self.least is not None:
+            found.append(self.least - 1 - (self.least - 1 - usual) % step)
+        return tuple(found)
+
     def holds(self, size: int) -> bool:
         """Whether a size is inside."""
         return (self.least is None or size >= self.least) and (self.most is None or size <= self.most)
@@ -41,25 +54,46 @@ class Range:
         return f"from {self.least} on" if self.most is None else f"from {self.least} to {self.most}"
 
 
-def odd_sizes(size: int) -> tuple[int, ...]:
-    """Sizes beside a usual one: odd ones, a multiple of 3, twice an odd one, a smaller, and one far beyond.
+def odd_sizes(size: int, step: int = 1) -> tuple[int, ...]:
+    """Sizes beside a usual one: odd ones, a multiple of 3, twice an odd one, small ones, and one far beyond.
 
     Args:
         size: that is usual.
+        step: where a network takes none but those that are whole steps from the usual one.
 
     Returns:
-        Sizes above 1, cheap ones first.
+        Such sizes above 0, counted in steps: cheap ones first.
     """
-    above = range(size + 1, size + 13)
+    here, rest = divmod(size, step)
+    above = range(here + 1, here + 13)
     found = (
-        *(SMALL if size > 2 * SMALL[-1] else ()),
-        (size // 2) | 1,
+        *LEAST,
+        *(SMALL if here > 2 * SMALL[-1] else ()),
+        (here // 2) | 1,
         next(each for each in above if each % 6 == 3),
         next(each for each in above if each % 6 in (1, 5)),
         next(each for each in above if each % 4 == 2),
-        min(TIMES * size + 3, max(FAR, (size + size // 2) | 1)),
+        min(TIMES * here + 3, max(FAR // step, (here + here // 2) | 1)),
     )
-    return tuple(each for each in dict.fromkeys(found) if each > 1 and each != size)
+    return tuple(each * step + rest for each in dict.fromkeys(found) if each != here)
+
+
+def nearest(sizes: Iterable[int], usual: int, step: int = 1) -> tuple[int, ...]:
+    """The sizes that are next to a usual one, above and below it: whole steps away, then any; and the smallest.
+
+    Args:
+        sizes: some.
+        usual: beside which they lie.
+        step: that a network goes by.
+    """
+    every = list(sizes)
+    whole = [each for each in every if (each - usual) % step == 0]
+    found = [
+        size
+        for some in (whole, every)
+        for size in (min((e for e in some if e > usual), default=0), max((e for e in some if e < usual), default=0))
+    ]
+    return tuple(dict.fromkeys(each for each in (*found, min(every, default=0)) if each))
 
 
 def ranges_of(program: torch.export.ExportedProgram, names: Mapping[tuple[str, int], str]) -> dict[str, Range]:

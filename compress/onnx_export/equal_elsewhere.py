@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,21 +12,41 @@ from torch import nn
 
 from compress.artifact import Signature
 from compress.evaluate.parity import TOLERANCE
+from compress.formats.exported.decisions import Decision, Decisions
 from compress.model import Arrays
 from compress.model.drawn import drawn_inputs, indices_of
 from compress.model.infer import runs_at
 from compress.model.inputs import telling
-from compress.model.odd_sizes import Range, odd_sizes
+from compress.model.odd_sizes import LEAST, STEPS, odd_sizes
 from compress.onnx_export.equal import Wording, equal_at, is_no_number
-from compress.runtime.backends import Backend
+from compress.runtime.backends import Backend, TorchBackend
 from compress.stage import Progress
 from compress.storage.shortages import raise_shortage
 
-__all__ = ["equal_elsewhere"]
+__all__ = ["Elsewhere", "equal_elsewhere"]
 
 BATCH = 1
-OTHER_BATCH = 3  # beside those that everything is compared at
+OTHER_BATCHES = (3, 4, 8)  # beside those that everything is compared at; 4 and 8 of small inputs
 MOST_TIMES, SMALL = 8, 1 << 18  # as many elements of inputs as of one usual sample; below so many, any
+ROOM = 1 << 28  # bytes of inputs, and of the largest tensor inside, where something is known to be decided
+WORD = 4  # of most inputs
+MOST_TRIED = 40  # sizes of a dimension; those that the model refuses count, too
+FEW = 3  # sizes that run; where fewer do, the network takes multiples alone
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What came of it.
+
+    Attributes:
+        equal: by dimension, the sizes that they were compared at.
+        untried: by dimension, a size that takes too much to be tried at, and what is known to hold at others alone.
+        nowhere: dimensions of which no size was compared.
+    """
+
+    equal: dict[str, list[int]] = field(default_factory=dict)
+    untried: dict[str, tuple[int, str]] = field(default_factory=dict)
+    nowhere: list[str] = field(default_factory=list)
 
 
 def equal_elsewhere(
@@ -39,12 +60,13 @@ def equal_elsewhere(
     done: tuple[int, int],
     tolerance: float = TOLERANCE,
     logistic: Collection[str] = (),
-    ranges: Mapping[str, Range] | None = None,
+    decided: Decisions | None = None,
     smaller: bool = False,
-) -> dict[str, list[int]]:
+) -> Elsewhere:
     """Prove that two models give the same answers at sizes that show what was decided by a size (see `odd_sizes`).
 
-    Sizes that the first does not take are left out, and those of which its inputs would be far larger than usual.
+    Sizes that the first does not take are left out, and those of which its inputs would be far larger than usual, where
+    nothing is known to be decided there.
 
     Args:
         module: the first model, which tells by running what sizes and indices it takes.
@@ -54,60 +76,144 @@ def equal_elsewhere(
         words: for a difference.
         done: of the steps of the stage, and how many there are.
         tolerance, logistic: see `differences`.
-        ranges: of dimensions, where the second is known to hold; tried beyond their ends, too.
+        decided: what is known of sizes at which the second was made otherwise than the first is; tried, too.
         smaller: whether the second may fail at sizes below the usual ones: ONNX Runtime gives answers for pictures that
-            are smaller than a pooling's window, which torch refuses.
-
-    Returns:
-        By dimension, the sizes that they were compared at.
+            are smaller than a pooling's window, which torch refuses. Pictures of one row are left out, then.
 
     Raises:
         StageError: see `equal_at`.
     """
-    runs, indices = runs_at(module, signature.inputs), indices_of(module, signature)
-    found: dict[str, list[int]] = {}
-    for dim, usual, sizes in _tried(signature, ranges or {}):
-        for size in sizes:
-            at = signature.at(BATCH) | {dim: size}
-            if not runs(at):
-                continue
-            inputs = _numbers_for(first, drawn_inputs(signature, at, indices, seed=size))
-            if inputs is None:
-                continue
-            if smaller and size < usual and not _takes(second, inputs):
-                continue
-            told = _told(dim, size, found.get(dim, []), (ranges or {}).get(dim))
-            equal_at(first, second, signature, inputs, told, words, tolerance, logistic)
-            found.setdefault(dim, []).append(size)
-        if dim in found:
-            progress(*done, f"equal at {dim} = {', '.join(map(str, sorted(found[dim])))}")
+    decided = decided or Decisions({})
+    usual = signature.at(BATCH)
+    found = Elsewhere()
+    compare = _Comparisons(module, first, second, signature, words, tolerance, logistic, smaller, found.equal)
+    compare.known = {dim: list(decided.of(dim, usual, 1)) for dim in usual}
+    for dim in usual:
+        step = _odd_ones(compare, dim, told=decided.places is not None)
+        for decision in decided.of(dim, usual, step):
+            for size in _beyond(compare, dim, decision, decided.largest):
+                found.untried.setdefault(dim, (size, decision.text))
+        if dim in found.equal:
+            progress(*done, f"equal at {dim} = {', '.join(map(str, sorted(found.equal[dim])))}")
+        elif dim not in signature.batches:
+            found.nowhere.append(dim)
     return found
 
 
-def _tried(signature: Signature, ranges: Mapping[str, Range]) -> Iterator[tuple[str, int, list[int]]]:
-    """By dimension its usual size, and those that it is tried at."""
-    usual = signature.at(BATCH)
-    here = _elements(signature, usual)
-    for dim, size in usual.items():
-        sizes = [OTHER_BATCH] if dim in signature.batches else list(odd_sizes(size))
-        sizes += ranges[dim].beyond if dim in ranges else ()
-        fit = [
-            each
-            for each in dict.fromkeys(sizes)
-            if each > 0 and _elements(signature, usual | {dim: each}) <= max(MOST_TIMES * here, SMALL)
-        ]
-        yield dim, size, fit
+class _Comparisons:
+    """Of two models, at one size of a dimension after the other.
+
+    Attributes:
+        usual: sizes of all dimensions.
+        equal: sizes, by dimension, that both are equal at.
+        known: by dimension, what was decided by its size.
+    """
+
+    known: Mapping[str, list[Decision]]
+
+    def __init__(
+        self, module: nn.Module, first: Backend, second: Backend, signature: Signature, words: Wording,
+        tolerance: float, logistic: Collection[str], smaller: bool, equal: dict[str, list[int]],
+    ) -> None:  # fmt: skip
+        self.first, self.second, self.signature, self.words = first, second, signature, words
+        self.tolerance, self.logistic, self.smaller, self.equal = tolerance, logistic, smaller, equal
+        self.usual, self.runs = signature.at(BATCH), runs_at(module, signature.inputs)
+        self.indices = indices_of(module, signature)
+        self._tried: dict[tuple[str, int], bool] = {}
+
+    def elements(self, dim: str, size: int) -> int:
+        """Of all inputs."""
+        return sum(math.prod(spec.at(self.usual | {dim: size})) for spec in self.signature.inputs)
+
+    def takes(self, dim: str, size: int) -> bool:
+        """Whether the first model runs there."""
+        return self.runs(self.usual | {dim: size})
+
+    def tried(self, dim: str) -> int:
+        """How many sizes of a dimension were."""
+        return sum(name == dim for name, _ in self._tried)
+
+    def at(self, dim: str, size: int) -> bool:
+        """Whether the first takes a size; both are equal there, then.
+
+        Raises:
+            StageError: they are not.
+        """
+        if (dim, size) not in self._tried:
+            self._tried[dim, size] = self._at(dim, size)
+        return self._tried[dim, size]
+
+    def _at(self, dim: str, size: int) -> bool:
+        # What a small input does not run at, torch's own answers tell; of a large one, want of memory is no error.
+        if not ((isinstance(self.first, TorchBackend) and self.elements(dim, size) <= SMALL) or self.takes(dim, size)):
+            return False
+        at = self.usual | {dim: size}
+        inputs = _numbers_for(self.first, drawn_inputs(self.signature, at, self.indices, seed=size))
+        if inputs is None or (self.smaller and size < self.usual[dim] and not _takes(self.second, inputs)):
+            return False
+        otherwise = next((each for each in self.known.get(dim, []) if not each.holds(size)), None)
+        told = _told(dim, size, self.equal.get(dim, []), otherwise)
+        equal_at(self.first, self.second, self.signature, inputs, told, self.words, self.tolerance, self.logistic)
+        self.equal.setdefault(dim, []).append(size)
+        return True
 
 
-def _told(dim: str, size: int, equal: list[int], span: Range | None) -> str:
+def _odd_ones(compare: _Comparisons, dim: str, *, told: bool) -> int:
+    """Compare at the sizes that show most branches; gives the step that the first model takes its sizes in.
+
+    Args:
+        compare: compares.
+        dim: whose sizes these are.
+        told: whether batches at which something is decided are known.
+    """
+    usual, skipped = compare.usual[dim], LEAST if compare.smaller else ()
+    if dim in compare.signature.batches:
+        for batch in OTHER_BATCHES:
+            untold = not told and compare.elements(dim, batch) <= SMALL
+            if batch == OTHER_BATCHES[0] or untold:
+                compare.at(dim, batch)
+        return 1
+
+    def cheap(sizes: Iterable[int]) -> Iterator[int]:
+        most = max(MOST_TIMES * compare.elements(dim, usual), SMALL)
+        return (each for each in sizes if each > 0 and compare.elements(dim, each) <= most)
+
+    ran = [size for size in cheap(odd_sizes(usual)) if size not in skipped and compare.at(dim, size)]
+    ran = [size for size in ran if size not in LEAST]
+    if len(ran) >= FEW or any((size - usual) % 2 for size in ran):
+        return 1
+    for step in STEPS:
+        if all(compare.takes(dim, size) for size in (usual + step, usual + 3 * step)):
+            for size in cheap(odd_sizes(usual, step)):
+                compare.at(dim, size)
+            return step
+    return 1
+
+
+def _beyond(
+    compare: _Comparisons, dim: str, decision: Decision, largest: Callable[[Mapping[str, int]], int]
+) -> Iterator[int]:
+    """Compare at sizes where a decision does not hold, as far as they are within bounds; gives those beyond."""
+    for group in decision.sizes:
+        above = group[0] > compare.usual[dim]
+        if not decision.alone and any(
+            not decision.holds(size) and (size > compare.usual[dim]) is above for size in compare.equal.get(dim, [])
+        ):
+            continue
+        for size in group:
+            at = compare.usual | {dim: size}
+            if WORD * compare.elements(dim, size) > ROOM or largest(at) > ROOM or compare.tried(dim) > MOST_TRIED:
+                yield size
+                break
+            if size > 0 and compare.at(dim, size):
+                break
+
+
+def _told(dim: str, size: int, equal: list[int], decision: Decision | None) -> str:
     """A size, with those at which it is otherwise, as far as these are known."""
-    if span is not None and not span.holds(size):
-        return f"{dim} = {size}, where what torch.export decided by a size holds for {dim} {span}"
+    if decision is not None:
+        return f"{dim} = {size}, where what torch.export decided by a size holds for {decision.text}"
     return f"{dim} = {size}" + (f" (it is equal at {', '.join(map(str, sorted(equal)))})" if equal else "")
-
-
-def _elements(signature: Signature, sizes: Mapping[str, int]) -> int:
-    return sum(math.prod(spec.at(sizes)) for spec in signature.inputs)
 
 
 def _numbers_for(backend: Backend, given: Arrays) -> Arrays | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,22 +12,23 @@ import onnx
 import torch
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
 from torch import nn
-from torch.export.graph_signature import InputKind
 
 from compress.artifact import Signature
 from compress.data.dataset import Dataset
 from compress.errors import StageError
+from compress.formats.exported.decisions import Decisions, decisions_of, guards_told
 from compress.formats.onnx.outline import LARGE
 from compress.formats.onnx.scope import made_by
 from compress.model import Arrays, Model, OnnxModel, TorchModel, example_inputs
 from compress.model.infer import elsewhere, proven, runs_at
-from compress.model.odd_sizes import Range, ranges_of
+from compress.model.inputs import as_bound
 from compress.onnx_export.equal import BATCHES, Wording, changes, equal_throughout, sizes_assumed
-from compress.onnx_export.equal_elsewhere import equal_elsewhere
+from compress.onnx_export.equal_elsewhere import Elsewhere, equal_elsewhere
 from compress.onnx_export.exporter import around
 from compress.onnx_export.file import save
 from compress.onnx_export.kept_parts import put_back
 from compress.onnx_export.recurrent import free_lengths
+from compress.onnx_export.refusals import refused
 from compress.runtime.backends import Backend, OnnxBackend, TorchBackend
 from compress.runtime.memory import give_back
 from compress.stage import Given, Progress
@@ -38,8 +39,9 @@ __all__ = ["OnnxFromTorch", "exported"]
 ODD_SIZE = Wording(
     fails="write the forward for any size, without numbers made from shapes; or write a number in place of a dimension "
     "of which one size alone is used (`--input`, `inputs=` in compress.save)",
-    differs="look in the forward for what a size decides, such as `if x.shape[1] > 50` or ceil_mode=True, and write it "
-    "without; or write a number in place of a dimension of which one size alone is used (`--input`)",
+    differs="look in the forward for what a size decides, such as `if x.shape[1] > 50` or ceil_mode=True, and for "
+    "sizes divided by negative numbers (of `-(size // -2)`: `(size + 1) // 2`), and write it without; or write a "
+    "number in place of a dimension of which one size alone is used (`--input`)",
 )
 
 # What ONNX Runtime 1.23 and later, the one in Triton's containers, and TensorRT 10 and 11 all read.
@@ -77,8 +79,9 @@ class OnnxFromTorch:
         # The sizes of a model loaded elsewhere may never have been tried.
         model = dataclasses.replace(model, signature=proven(model.module, model.signature).settled)
         runs = runs_at(model.module, model.signature.inputs)
-        program = _export(model, _traced_at(model.signature, runs), path)
-        ranges = _ranges(program, model.signature)
+        with guards_told() as guards:
+            program = _export(model, _traced_at(model.signature, runs), path)
+        decisions = decisions_of(None if program is None else program.exported_program, guards, model.signature)
         del program  # it holds the weights again
         progress(1, total, "checking the file")
         _check_file(path, model.signature, model.module)
@@ -91,7 +94,7 @@ class OnnxFromTorch:
         )  # fmt: skip
         others = equal_elsewhere(
             model.module, torches, onnxes, model.signature, progress, ODD_SIZE, done=(trials + 2, total),
-            logistic=logistic, ranges=ranges,
+            logistic=logistic, decided=decisions,
         )  # fmt: skip
         progress(total, total, "equal to torch")
         worst = max(figures["max_abs_error"] for figures in parity.values())
@@ -108,9 +111,9 @@ class OnnxFromTorch:
                 "ir_version": IR_VERSION,
                 "sizes": model.signature.sizes_told,
                 "parity": parity,
-                "equal_at_sizes": others,
+                "equal_at_sizes": others.equal,
             },
-            warnings=(*sizes_assumed(model.signature), *_beyond(ranges, others)),
+            warnings=(*sizes_assumed(model.signature), *_decided(decisions, others)),
         )
 
 
@@ -128,35 +131,31 @@ def exported(model: TorchModel, path: Path) -> torch.export.ExportedProgram:
     return program.exported_program
 
 
-def _ranges(program: torch.onnx.ONNXProgram | None, signature: Signature) -> dict[str, Range]:
-    """Where what torch.export decided by sizes holds, by dimension."""
-    exported = None if program is None else program.exported_program
-    if exported is None:
-        return {}
-    given = [each.arg.name for each in exported.graph_signature.input_specs if each.kind is InputKind.USER_INPUT]
-    if len(given) != len(signature.inputs):
-        return {}
-    dims = [
-        ((name, axis), dim)
-        for name, spec in zip(given, signature.inputs, strict=True)
-        for axis, dim in enumerate(spec.shape)
-        if isinstance(dim, str)
-    ]
-    return ranges_of(exported, dict(dims))
-
-
-def _beyond(ranges: Mapping[str, Range], equal: Mapping[str, list[int]]) -> tuple[str, ...]:
-    """Warnings where torch takes sizes for which torch.export says nothing."""
-    told = []
-    for dim, span in ranges.items():
-        tried = sorted({*equal.get(dim, [])} & {*span.beyond})
+def _decided(decisions: Decisions, others: Elsewhere) -> Iterator[str]:
+    """Warnings where torch takes sizes for which torch.export says nothing, or that nothing was compared at."""
+    for dim, span in decisions.ranges.items():
+        tried = [size for size in sorted(others.equal.get(dim, [])) if not span.holds(size)]
         if tried:
             at = ", ".join(map(str, tried))
-            told.append(
+            yield (
                 f"What torch.export decided by the size of {dim} holds {span}: outside, the file was equal to torch at "
                 f"{dim} = {at}, and nothing says that it is at others."
             )
-    return tuple(told)
+    for dim, (size, text) in others.untried.items():
+        yield (
+            f"What torch.export decided by a size holds for {text}: {dim} = {size} takes too much to be tried, and the "
+            f"file may give other answers there than torch; keep to sizes for which it holds."
+        )
+    for dim in others.nowhere:
+        yield (
+            f"{dim} was compared at none of the sizes that show what a size decides: the model runs at none that was "
+            f"tried. Where one size of {dim} alone is used, write it in its place (`--input`)."
+        )
+    if decisions.unread:
+        yield (
+            "What torch.export decided by a size can't be read here, and sizes at which it does not hold were not "
+            f"looked for: {decisions.unread[0][:200]}"
+        )
 
 
 def _refuse_changing(backend: Backend, inputs: Arrays, err: StageError) -> None:
@@ -211,15 +210,10 @@ def _export(model: TorchModel, sizes: Mapping[str, int], path: Path) -> torch.on
                 return None
             return torch.onnx.export(  # weights beside the file: inside, it would hold them some four times
                 model.module, args, path, dynamo=True, opset_version=OPSET, external_data=True,
-                dynamic_shapes=shapes, verbose=False, **names,
+                dynamic_shapes=as_bound(model.module, shapes), verbose=False, **names,
             )  # fmt: skip
     except Exception as err:  # the exporter wraps anything that the user's forward may do
-        lines = [line.strip() for line in str(err.__cause__ or err).splitlines() if line.strip()]
-        raise StageError(
-            "torch.onnx can't export this model",
-            why=f"{type(err.__cause__ or err).__name__}: {lines[0] if lines else ''}"[:300],
-            mend="make the forward free of branches on tensor values, or export a part of it",
-        ) from err
+        raise refused(err, model.module, signature) from err
 
 
 def _name(model: onnx.ModelProto, names: Mapping[str, str]) -> None:

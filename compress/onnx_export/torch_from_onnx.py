@@ -124,4 +124,4 @@ def _proven(
         model.module, before, after, signature, progress, replace(words, fails=f"{FIXED_ALL}; {MEND}",
         differs=f"{FIXED_ALL}; {MEND}"), done=(total, total), tolerance=tolerance, logistic=logistic, smaller=True,
     )  # fmt: skip
-    return parity, others
+    return parity, others.equal

@@ -3,89 +3,226 @@
 from __future__ import annotations
 
 import ast
+import copy
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from compress.vetting.texts import parse_json
 
-__all__ = ["Sizes", "fails", "guards_in"]
+__all__ = ["LOOKED_AT", "Guard", "Place", "fails", "guards_in", "read_guards"]
 
-Sizes = Mapping[tuple[str, int], int]
-"""By input and axis."""
+Place = tuple[str, int]
+"""An input and its axis."""
+Sizes = Mapping[Place, "int | np.ndarray[Any, Any]"]
+Value = Any
+"""A number, a truth value, or an array of either, one for each size that is looked at."""
 
-MOST, LONGEST, DEEPEST = 256, 1000, 40  # of guards; letters of one; nodes above a leaf
+LOOKED_AT = np.array([*range(1, 5001), *range(5056, (1 << 14) + 1, 64)])
+"""Sizes that guards are evaluated at: all that are usual, and multiples of what networks go down by."""
+
+MOST, LONGEST, DEEPEST = 2048, 1000, 40  # of guards; letters of one; nodes above a leaf
 LARGEST = 1 << 62
-_BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+_BINARY: Mapping[type[ast.operator], Callable[[Value, Value], Value]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+    ast.Mod: operator.mod, ast.Div: operator.truediv,
 }  # fmt: skip
-_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }  # fmt: skip
-_FUNCTIONS: Mapping[str, Callable[..., int]] = {"max": max, "min": min, "Max": max, "Min": min}
+_FOLDS: Mapping[str, Callable[[Value, Value], Value]] = {
+    "max": np.maximum, "min": np.minimum, "Max": np.maximum, "Min": np.minimum,
+}  # fmt: skip
+# As torch prints them; what is rounded here may be a whole number of a float's type.
+_FUNCTIONS: Mapping[str, Callable[[Value], Value]] = {
+    "abs": np.abs, "math.floor": np.floor, "math.ceil": np.ceil, "math.trunc": np.trunc, "math.sqrt": np.sqrt,
+    "torch._sym_sqrt": np.sqrt, "torch.sym_float": np.float64, "round": np.round,
+}  # fmt: skip
+_UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, OverflowError)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A comparison of sizes.
+
+    Attributes:
+        text: as the program says it.
+        tree: of it.
+        places: whose sizes it compares.
+    """
+
+    text: str
+    tree: ast.expr
+    places: frozenset[Place]
+
+    def named(self, places: Mapping[Place, str]) -> str:
+        """Its text with names for the sizes."""
+
+        class Named(ast.NodeTransformer):
+            def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+                place = _place(node)
+                return ast.Name(places[place]) if place is not None and place in places else node
+
+        return ast.unparse(Named().visit(copy.deepcopy(self.tree)))
+
+    def fails(self, sizes: Sizes) -> np.ndarray[Any, Any]:
+        """Where it does not hold: bool, of the shape of the sizes; where it divides by 0, it says nothing, and holds.
+
+        Raises:
+            ValueError: it gets too large there.
+        """
+        undefined = np.zeros((), bool)
+
+        def seen(zero: Value) -> None:
+            nonlocal undefined
+            undefined = undefined | zero
+
+        with np.errstate(all="ignore"):
+            return np.asarray(~np.asarray(_value(self.tree, sizes, 0, seen), bool) & ~undefined)
+
+    def failing(self, places: Collection[Place], sizes: Sizes) -> np.ndarray[Any, Any]:
+        """The sizes of some places, all alike, at which it does not hold, of those that are looked at, from small on.
+
+        Args:
+            places: whose sizes vary.
+            sizes: of the others.
+        """
+        try:
+            found = self.fails(dict(sizes) | dict.fromkeys(places, LOOKED_AT))
+        except _UNREADABLE:
+            return LOOKED_AT[:0]
+        return np.asarray(LOOKED_AT[np.broadcast_to(found, LOOKED_AT.shape)])
 
 
 def guards_in(text: bytes) -> list[str]:
-    """The guards of a program's JSON; those that are no short texts are left out."""
+    """The guards of a program's JSON; those that are no texts are left out."""
     found = parse_json(text)
     told = found.get("guards_code") if isinstance(found, dict) else None
-    return [each for each in told[:MOST] if isinstance(each, str)] if isinstance(told, list) else []
+    return [each for each in told if isinstance(each, str)] if isinstance(told, list) else []
 
 
-def fails(guards: Sequence[str], sizes: Sizes) -> str | None:
-    """The first guard that does not hold at these sizes; what can't be read is taken to hold."""
+def read_guards(guards: Sequence[str], places: Collection[Place]) -> tuple[list[Guard], list[str]]:
+    """The guards that compare sizes of these places, and the texts of those that can't be read, or are too many."""
+    found, rest = [], list(guards[MOST:])
+    some: Sizes = dict.fromkeys(places, 2)
+    for text in guards[:MOST]:
+        try:
+            if len(text) > LONGEST:
+                raise ValueError("it is too long")
+            tree = ast.parse(text, mode="eval").body
+            guard = Guard(text, tree, frozenset(filter(None, map(_place, ast.walk(tree)))))
+            guard.fails(some)
+            found.append(guard)
+        except _UNREADABLE:
+            rest.append(text)
+    return found, rest
+
+
+def fails(guards: Sequence[Guard], sizes: Mapping[Place, int]) -> str | None:
+    """The first guard that does not hold at these sizes."""
     for guard in guards:
         try:
-            if len(guard) <= LONGEST and not _value(ast.parse(guard, mode="eval").body, sizes, 0):
-                return guard
-        except (SyntaxError, ValueError, TypeError, ZeroDivisionError, RecursionError, MemoryError):
+            if guard.fails(sizes).any():
+                return guard.text
+        except _UNREADABLE:  # too large there
             continue
     return None
 
 
-def _value(node: ast.AST, sizes: Sizes, depth: int) -> int | bool:
+def _place(node: ast.AST) -> Place | None:
+    """Of `L['x'].size()[1]`, and of an input in another, `L['args'][0].size()[1]`, which the program calls args_0."""
+    match node:
+        case ast.Subscript(
+            value=ast.Call(func=ast.Attribute(value=ast.Subscript() as base, attr="size"), args=[], keywords=[]),
+            slice=ast.Constant(value=int() as axis),
+        ):
+            parts: list[str] = []
+            inner: ast.expr = base
+            while isinstance(inner, ast.Subscript) and isinstance(inner.slice, ast.Constant):
+                parts.append(str(inner.slice.value))
+                inner = inner.value
+            if isinstance(inner, ast.Name) and inner.id == "L":
+                return "_".join(reversed(parts)), axis
+    return None
+
+
+def _called(node: ast.expr) -> str:
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=ast.Name(id=module), attr=name):
+            return f"{module}.{name}"
+    return ""
+
+
+def _largest(value: Value) -> float:
+    """As Python's own number, which does not overflow."""
+    array = np.asarray(value)
+    return max(abs(array.max().item()), abs(array.min().item())) if array.size else 0
+
+
+def _value(node: ast.AST, sizes: Sizes, depth: int, zero: Callable[[Value], None]) -> Value:
     """Of an expression of sizes.
+
+    Args:
+        node: the expression.
+        sizes: one for each place, or several.
+        depth: of the node.
+        zero: is told where a divisor is 0.
 
     Raises:
         ValueError: it is something else, or too large.
     """
 
-    def inner(each: ast.AST) -> int | bool:
-        return _value(each, sizes, depth + 1)
+    def inner(each: ast.AST) -> Value:
+        return _value(each, sizes, depth + 1, zero)
 
-    found: int | bool
+    found: Value
     if depth > DEEPEST:
         raise ValueError("it is nested too deeply")
+    place = _place(node)
+    if place is not None and place in sizes:
+        return sizes[place]
     match node:
-        case ast.Constant(value=int() as found):
+        case ast.Constant(value=int() | float() as found):
             pass
         case ast.BinOp(op=op) if type(op) in _BINARY:
-            found = _BINARY[type(op)](inner(node.left), inner(node.right))
+            left, right = inner(node.left), inner(node.right)
+            if isinstance(op, ast.Mult) and _largest(left) * _largest(right) > LARGEST:
+                raise ValueError("it is too large")
+            if isinstance(op, ast.Div | ast.FloorDiv | ast.Mod):
+                none = np.asarray(right) == 0
+                zero(none)
+                right = np.where(none, 1, right)
+            found = _BINARY[type(op)](left, right)
         case ast.UnaryOp(op=ast.USub()):
-            found = -inner(node.operand)
+            found = -np.asarray(inner(node.operand))
         case ast.UnaryOp(op=ast.Not()):
-            found = not inner(node.operand)
+            found = ~np.asarray(inner(node.operand), bool)
         case ast.BoolOp():
-            found = (all if isinstance(node.op, ast.And) else any)([bool(inner(each)) for each in node.values])
+            fold = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
+            found = _folded(fold, [inner(each) for each in node.values])
         case ast.Compare() if all(type(op) in _COMPARISONS for op in node.ops):
             values = [inner(each) for each in (node.left, *node.comparators)]
-            found = all(_COMPARISONS[type(op)](a, b) for op, a, b in zip(node.ops, values, values[1:], strict=False))
-        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS and node.args:
-            found = _FUNCTIONS[name](*map(inner, node.args))
-        case ast.Subscript(
-            value=ast.Call(
-                func=ast.Attribute(
-                    value=ast.Subscript(value=ast.Name(id="L"), slice=ast.Constant(value=str() as name)), attr="size"
-                ),
-                args=[],
-            ),
-            slice=ast.Constant(value=int() as axis),
-        ) if (name, axis) in sizes:
-            found = sizes[name, axis]
+            pairs = zip(node.ops, values, values[1:], strict=False)
+            found = _folded(np.logical_and, [np.asarray(_COMPARISONS[type(op)](a, b)) for op, a, b in pairs])
+        case ast.Call(keywords=[]) if node.args and _called(node.func) in _FOLDS:
+            found = _folded(_FOLDS[_called(node.func)], [inner(each) for each in node.args])
+        case ast.Call(args=[only], keywords=[]) if _called(node.func) in _FUNCTIONS:
+            found = _FUNCTIONS[_called(node.func)](inner(only))
         case _:
             raise ValueError("it is no comparison of sizes")
-    if abs(found) > LARGEST:
+    if not _largest(found) <= LARGEST:  # NaN is none
         raise ValueError("it is too large")
+    return found
+
+
+def _folded(fold: Callable[[Value, Value], Value], values: Sequence[Value]) -> Value:
+    found = values[0]
+    for value in values[1:]:
+        found = fold(found, value)
     return found

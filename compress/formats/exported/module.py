@@ -16,6 +16,7 @@ from compress.errors import first_line
 from compress.formats.exported.layers import NoLayersError, layered
 from compress.model import TorchModel, call, sample_inputs
 from compress.model.apart import share_of_own_size
+from compress.model.inputs import as_bound
 
 __all__ = ["as_layers"]
 
@@ -41,7 +42,9 @@ def as_layers(model: TorchModel) -> TorchModel:
     shapes = tuple({axis: Dim.DYNAMIC for axis, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in specs)
     try:
         with torch.no_grad(), _quiet():
-            program = torch.export.export(model.module, args, dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(
+                model.module, args, dynamic_shapes=as_bound(model.module, shapes), strict=False
+            )
             found = layered(program)
             for batch in (BATCH, *([] if model.signature.singly else [OTHER_BATCH])):
                 tried = sample_inputs(model.signature, batch, seed=1)

@@ -81,6 +81,7 @@ def load_exported_program(path: Path, *, trust: bool, sizes: Mapping[str, int] |
         raise CheckpointError(f"can't load the exported program {path}", why=why, mend=mend) from err
     names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    _refuse_nested(program, [name for name in names if not isinstance(values.get(name), torch.Tensor)], path)
     dims = _dims([values[name].shape for name in names])
     specs = tuple(
         TensorSpec(
@@ -94,6 +95,33 @@ def load_exported_program(path: Path, *, trust: bool, sizes: Mapping[str, int] |
     for told in decided_by_sizes(model, program, guards):
         warnings.warn(f"{path}: {told}", AssumedWarning, stacklevel=3)
     return model
+
+
+def _refuse_nested(program: ExportedProgram, others: Sequence[str], path: Path) -> None:
+    """A model's inputs are tensors, each by itself.
+
+    Args:
+        program: to be run.
+        others: of its inputs, those that are no tensors.
+        path: of it.
+
+    Raises:
+        CheckpointError: it takes these, a dict or a tuple of tensors, or some by keyword.
+    """
+    spec = program.call_spec.in_spec
+    apart = True
+    if spec is not None:
+        given, named = spec.children()
+        apart = not named.num_children and all(each.is_leaf() for each in given.children())
+    if apart and not others:
+        return
+    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    takes = "what is no tensor" if others else "tensors in a dict or a tuple, or by keyword"
+    raise CheckpointError(
+        f"can't take the exported program {path}",
+        why=f"its forward takes {takes}: {', '.join(map(str, others or names))}"[:300],
+        mend="export a module whose forward takes each tensor as a parameter of its own: forward(self, x, mask)",
+    )
 
 
 def _dims(shapes: Sequence[Sequence[Any]]) -> dict[str, str]:

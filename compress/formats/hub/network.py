@@ -139,7 +139,10 @@ def build(
                 why=f"a {name} is two networks that are run apart, {' and '.join(towers)}",
                 mend=f"add --part {' or --part '.join(towers)}",
             )
-        name, config = towers[part], getattr(config, _PART_CONFIGS[part])
+        both, name, config = config, towers[part], getattr(config, _PART_CONFIGS[part])
+        # The whole network reads its own; those of the towers may name another width, which nothing reads.
+        if getattr(both, "projection_dim", None) is not None and hasattr(config, "projection_dim"):
+            config.projection_dim = both.projection_dim
         config.architectures = [name]
     elif part is not None:
         raise CheckpointError(

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,10 +127,6 @@ def _made(
     made.graph.name = "part"
     made.graph.node.extend(nodes)
     arrays = {name: samples(values[name]) for name in given}
-    for name, sample in arrays.items():
-        dtype = helper.np_dtype_to_tensor_dtype(sample.numpy().dtype)
-        sizes = [None] * sample.ndim if isinstance(values[name], Live) else sample.shape
-        made.graph.input.append(helper.make_tensor_value_info(name, dtype, sizes))
     size = 0
     for name in values.keys() - arrays.keys():
         size += values[name].numel() * values[name].element_size()
@@ -140,7 +136,25 @@ def _made(
         if name not in arrays:
             made.graph.initializer.append(numpy_helper.from_array(value.detach().contiguous().numpy(), name))
     made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
-    return _runs(made, arrays, opset)
+    live = {name for name in given if isinstance(values[name], Live)}
+    sizes = {name for name in live if arrays[name].ndim == 1 and not arrays[name].is_floating_point()}
+    try:
+        return _runs(_given(made, arrays, live), arrays, opset)
+    except NotTakenBackError:
+        if not sizes:
+            raise
+    # ONNX takes sizes for none where nothing says how many there are, as a Resize to Shape(x) reads them.
+    return _runs(_given(made, arrays, live - sizes), arrays, opset)
+
+
+def _given(made: ModelProto, arrays: Mapping[str, torch.Tensor], free: Collection[str]) -> ModelProto:
+    """The model, with inputs like some samples, of any sizes where they are free; in place, as it may be large."""
+    del made.graph.input[:]
+    for name, sample in arrays.items():
+        dtype = helper.np_dtype_to_tensor_dtype(sample.numpy().dtype)
+        shape = [None] * sample.ndim if name in free else sample.shape
+        made.graph.input.append(helper.make_tensor_value_info(name, dtype, shape))
+    return made
 
 
 def _weights(graph: GraphProto) -> int:

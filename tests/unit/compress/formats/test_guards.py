@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from compress.console.wording import AssumedWarning
+from compress.errors import CheckpointError
 from compress.formats.checkpoint import load
-from compress.formats.exported.guards import fails, guards_in
+from compress.formats.exported.guards import fails, guards_in, read_guards
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 SIZE = "L['x'].size()[1]"
@@ -30,9 +31,15 @@ SIZE = "L['x'].size()[1]"
         (f"2 + 2*(((-3) + {SIZE}) // 4) >= 2 + (((-3) + {SIZE}) // 2)", 15, True),
         (f"2 <= {SIZE} <= 9", 10, False),
         (f"max(1, {SIZE}) == {SIZE} and not {SIZE} == 7", 7, False),
+        (f"({SIZE} / 2) <= 25.0", 50, True),
+        (f"({SIZE} / 2) <= 25.0", 51, False),
+        (f"math.trunc(0.5*torch.sym_float({SIZE})) != 25", 51, False),
+        (f"math.ceil({SIZE} / 4) == math.floor({SIZE} / 4)", 51, False),
+        (f"64 // ({SIZE} - 51) > 3", 51, True),  # which is not defined
         ("L['y'].size()[1] <= 50", 51, True),  # of another input
         ("__import__('os').system('false')", 51, True),
         (f"{SIZE}.__class__ == 0", 51, True),
+        ("L[0]['x'].size()[1] <= 50", 51, True),
         ("(" * 5000, 51, True),
         ("9**9**9 < 0", 51, True),
         ("1 // 0 == 1", 51, True),
@@ -40,12 +47,29 @@ SIZE = "L['x'].size()[1]"
     ],
 )
 def test_a_guard_holds_by_its_comparison_and_what_is_none_is_not_read(guard: str, size: int, holds: bool) -> None:
-    assert (fails([guard], {("x", 1): size}) is None) is holds
+    assert (fails(read_guards([guard], [("x", 1)])[0], {("x", 1): size}) is None) is holds
+
+
+@given(st.integers(1, 5000), st.integers(1, 600))
+def test_guards_are_evaluated_at_many_sizes_at_once_as_at_each(size: int, other: int) -> None:
+    text = f"({SIZE} % {other}) != 0 or {SIZE} // {other} == max(2, {size})"
+    (guard,), unread = read_guards([text], [("x", 1)])
+    assert not unread
+    failing = guard.failing([("x", 1)], {})
+    assert (size in failing) == (fails([guard], {("x", 1): size}) is not None)
+
+
+def test_guards_that_cant_be_read_are_known_and_so_are_those_beyond_a_bound() -> None:
+    texts = [f"{SIZE} <= 50", f"{SIZE}.bit_length() == 3", *[f"{SIZE} != 3"] * 2100]
+    read, unread = read_guards(texts, [("x", 1)])
+    assert unread[-1] == f"{SIZE}.bit_length() == 3"
+    assert len(read) + len(unread) == len(texts)
+    assert len(unread) == 1 + 2102 - 2048
 
 
 @given(st.text(max_size=200))
 def test_no_text_is_more_than_read(text: str) -> None:
-    assert fails([text], {("x", 1): 3}) in (None, text)
+    assert fails(read_guards([text], [("x", 1)])[0], {("x", 1): 3}) in (None, text)
 
 
 @pytest.mark.parametrize("told", [None, 3, {}, "x", [1, None, {}], []])
@@ -71,6 +95,29 @@ class Padded(Cut):
         return self.layer(x).mean(1)  # type: ignore[no-any-return]
 
 
+class Halved(Cut):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(2 * x if x.shape[1] / 2 > 25 else x).mean(1)  # type: ignore[no-any-return]
+
+
+class ByTheBatch(Cut):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(2 * x if x.shape[0] % 4 == 0 else x).mean(1)  # type: ignore[no-any-return]
+
+
+class FarPadded(Cut):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(2 * x if x.shape[1] % 512 == 0 else x).mean(1)  # type: ignore[no-any-return]
+
+
+class Pooled(Cut):
+    """torch.export asks whether what a pool gives has one row."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = nn.functional.max_pool2d(self.layer(x)[:, None], (8, 1))
+        return nn.functional.max_pool2d(found, (2, 1)).mean((1, 2))
+
+
 class Plain(Cut):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x).mean(1)  # type: ignore[no-any-return]
@@ -82,10 +129,14 @@ class Plain(Cut):
     [
         (Cut(), DYNAMIC, "dim_1 up to 50"),
         (Padded(), DYNAMIC, "dim_1 = 33"),
+        (Halved(), DYNAMIC, "dim_1 = 51"),
+        (ByTheBatch(), DYNAMIC, "batch % 4 != 0. What is exported from it runs at batch = 4"),
+        (FarPadded(), DYNAMIC, "dim_1 = 512"),
+        (Pooled(), DYNAMIC, ""),
         (Plain(), DYNAMIC, ""),
         (Plain(), torch.export.Dim("t", max=64), ""),  # declared, and decided by nothing
     ],
-    ids=["range", "guard", "neither", "declared"],
+    ids=["range", "guard", "fraction", "batch", "far guard", "pool", "neither", "declared"],
 )
 def test_a_program_that_decided_something_by_a_size_says_so_when_it_is_loaded(
     module: nn.Module, dim: Any, told: str, trust: bool, tmp_path: Path
@@ -98,3 +149,43 @@ def test_a_program_that_decided_something_by_a_size_says_so_when_it_is_loaded(
         load(tmp_path / "m.pt2", trust=trust)
     said = [str(each.message) for each in caught if each.category is AssumedWarning]
     assert [told in each for each in said] == ([True] if told else [])
+
+
+def test_a_guard_that_fails_at_the_usual_size_is_told_of_its_own_dimension(tmp_path: Path) -> None:
+    program = torch.export.export(Padded().eval(), (torch.ones(2, 37, 8),), dynamic_shapes=({0: DYNAMIC, 1: DYNAMIC},))
+    torch.export.save(program, tmp_path / "m.pt2")
+    with pytest.warns(AssumedWarning, match="by the size of dim_1: .* and not at dim_1 = 33, .*--size dim_1=34"):
+        load(tmp_path / "m.pt2", sizes={"dim_1": 33})
+
+
+class InADict(Cut):
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.layer(x["a"])  # type: ignore[no-any-return]
+
+
+class ByKeyword(Cut):
+    def forward(self, *, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+class WithNone(Cut):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.layer(x if mask is None else x * mask)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize(
+    ("module", "given", "named", "told"),
+    [
+        (InADict(), ({"a": torch.ones(2, 8)},), {}, "in a dict or a tuple, or by keyword: x_a"),
+        (ByKeyword(), (), {"x": torch.ones(2, 8)}, "by keyword: x"),
+        (WithNone(), (torch.ones(2, 8), None), {}, "no tensor: mask"),
+    ],
+    ids=["dict", "keyword", "None"],
+)
+def test_a_program_whose_inputs_are_no_tensors_by_themselves_is_refused_by_their_names(
+    module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], told: str, trust: bool, tmp_path: Path
+) -> None:
+    torch.export.save(torch.export.export(module.eval(), given, named), tmp_path / "m.pt2")
+    with pytest.raises(CheckpointError, match=f"can't take the exported program(.|\n)*{told}"):
+        load(tmp_path / "m.pt2", trust=trust)

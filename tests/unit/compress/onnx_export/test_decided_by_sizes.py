@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from compress.artifact import Signature, TensorSpec
 from compress.errors import StageError
+from compress.formats.exported.decisions import Decisions
 from compress.formats.onnx.load import load_onnx
 from compress.model import TorchModel
 from compress.model.infer import infer_signature
@@ -49,6 +50,27 @@ class Sequences(nn.Module):
         return self.b(torch.relu(self.a(self.part(x))).mean(1))  # type: ignore[no-any-return]
 
 
+class Wide(Sequences):
+    """Of so many features that a few hundred rows are far more than usual."""
+
+    def __init__(self, part: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(part)
+        self.a = nn.Linear(768, 16)
+
+
+class DownAndUp(nn.Module):
+    """Takes pictures of multiples of 8 alone."""
+
+    def __init__(self, part: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.part = nn.Conv2d(3, 4, 3, padding=1), part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = torch.relu(self.conv(self.part(x)))
+        return found + F.interpolate(F.max_pool2d(found, 8), scale_factor=8.0)
+
+
 class Rows(nn.Module):
     """What is divided by how many rows a pool gives."""
 
@@ -75,6 +97,26 @@ def padded_at_multiples_of_three(x: torch.Tensor) -> torch.Tensor:
     return F.pad(x, (0, 0, 0, 1)) if x.shape[1] % 3 == 0 else x
 
 
+def doubled_at_multiples_of_512(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x if x.shape[1] % 512 == 0 else x
+
+
+def centered_of_several_rows(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(1, keepdim=True) if x.shape[1] > 1 else x
+
+
+def centered_in_batches_of_four(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(0, keepdim=True) if x.shape[0] % 4 == 0 else x
+
+
+def cut_to_six_hundred(x: torch.Tensor) -> torch.Tensor:
+    return x[:, :600] if x.shape[1] > 600 else x
+
+
+def dark_above_240_rows(x: torch.Tensor) -> torch.Tensor:
+    return x * 0.5 if x.shape[2] > 240 else x
+
+
 def last_three_hundred(x: torch.Tensor) -> torch.Tensor:
     return x[:, -300:] if x.shape[1] > 300 else x
 
@@ -83,12 +125,32 @@ def last_three_hundred(x: torch.Tensor) -> torch.Tensor:
     ("module", "inputs", "told"),
     [
         (Sequences(last_fifty), TOKENS, r"T = 259, where what torch.export decided by a size holds for T up to 50"),
-        (Sequences(padded_at_multiples_of_three), TOKENS, r"T = 33 \(it is equal at 17\)"),
+        (
+            Sequences(padded_at_multiples_of_three),
+            TOKENS,
+            r"T = 33, where what torch.export decided by a size holds for T % 3 != 0",
+        ),
         (Sequences(last_three_hundred), TOKENS, r"T = \d{3}, .* up to 300"),  # by the range alone
+        (Sequences(doubled_at_multiples_of_512), TOKENS, r"T = 512, where .* holds for T % 512 != 0"),
+        (Sequences(centered_of_several_rows), TOKENS, "T = 1"),
+        (Sequences(centered_in_batches_of_four), TOKENS, "batch = 4"),
+        (Wide(cut_to_six_hundred), ("x:float32[batch,T,768]",), "T = 601, where .* holds for T up to 600"),
+        (DownAndUp(dark_above_240_rows), IMAGE, r"h = \d+, where .* holds for h from 8 to 240"),
         (Rows(2, 2, 1), IMAGE, r"h = \d+"),
         (Rows(2, 3, 1), IMAGE, r"h = \d+"),
     ],
-    ids=["cut to 50", "by a remainder", "cut to 300", "pool that drops windows", "pool in steps of 3"],
+    ids=[
+        "cut to 50",
+        "by a remainder",
+        "cut to 300",
+        "by a far remainder",
+        "one row",
+        "by the batch",
+        "far beyond wide samples",
+        "multiples of 8",
+        "pool that drops windows",
+        "pool in steps of 3",
+    ],
 )
 def test_a_branch_on_a_size_is_refused_with_the_dimension_and_a_size_at_which_it_shows(
     module: nn.Module, inputs: Sequence[str], told: str, tmp_path: Path
@@ -103,9 +165,10 @@ def test_a_branch_on_a_size_is_refused_with_the_dimension_and_a_size_at_which_it
     [
         (Sequences(lambda x: x), TOKENS),
         (Sequences(lambda x: x[:, :20]), TOKENS),
+        (DownAndUp(lambda x: x), IMAGE),
         (Rows(3, 2, 0), IMAGE),  # SqueezeNet's and GoogLeNet's: no window begins behind the last value
     ],
-    ids=["without", "cut at a place", "pool that drops nothing"],
+    ids=["without", "cut at a place", "multiples of 8", "pool that drops nothing"],
 )
 def test_what_decides_nothing_by_sizes_is_exported_and_says_at_which_it_is_equal(
     module: nn.Module, inputs: Sequence[str], tmp_path: Path
@@ -113,7 +176,8 @@ def test_what_decides_nothing_by_sizes_is_exported_and_says_at_which_it_is_equal
     given = OnnxFromTorch().run(modeled(module, inputs), tmp_path, silent)
     tried = given.details["equal_at_sizes"]
     assert tried.keys() == set(TensorSpec.parse(inputs[0]).shape) - {3, 8}
-    assert all(any(size % 2 for size in sizes) for sizes in tried.values())
+    step = 8 if isinstance(module, DownAndUp) else 1
+    assert all(any(size % (2 * step) for size in sizes) for sizes in tried.values())
     assert not any("torch.export" in str(told) for told in given.warnings)
 
 
@@ -123,6 +187,30 @@ def test_a_range_that_shows_nowhere_is_told(tmp_path: Path) -> None:
     (told,) = (str(each) for each in given.warnings if "torch.export" in str(each))
     assert "up to 60" in told
     assert "T = 61" in told
+
+
+def test_a_size_that_takes_too_much_to_be_tried_is_told(tmp_path: Path) -> None:
+    far = Wide(lambda x: x[:, :99_000] if x.shape[1] > 99_000 else x)
+    given = OnnxFromTorch().run(modeled(far, ("x:float32[batch,T,768]",)), tmp_path, silent)
+    (told,) = (str(each) for each in given.warnings if "torch.export" in str(each))
+    assert "T up to 99000: T = 99001 takes too much" in told
+
+
+class OneSize(nn.Module):
+    """Takes 32 rows, and 7."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] not in (32, 7):
+            raise ValueError("it takes others")
+        return 2 * x
+
+
+def test_a_dimension_of_which_no_size_was_compared_is_told() -> None:
+    twice = modeled(Twice(), TOKENS)
+    backends = TorchBackend(TorchModel(OneSize(), twice.signature), 1), TorchBackend(twice, 1)
+    found = equal_elsewhere(OneSize(), *backends, twice.signature, silent, Wording(), done=(1, 1))
+    assert found.nowhere == ["T"]
+    assert found.equal == {"batch": [3, 4, 8]}
 
 
 class Twice(nn.Module):
@@ -148,7 +236,7 @@ class UpTo(nn.Module):
     [
         (1, 40, False, 259),
         (1, 40, True, 259),  # torch refuses what ONNX Runtime takes: no fault of the size
-        (20, 10**6, False, 17),
+        (20, 10**6, False, 1),
         (20, 10**6, True, None),  # a picture below a pool's window
     ],
 )
@@ -160,10 +248,11 @@ def test_a_size_that_the_first_takes_is_one_that_the_second_has_to_take(
 
     def compared() -> dict[str, list[int]]:
         backends = TorchBackend(first, 1), TorchBackend(second, 1)
-        return equal_elsewhere(
+        found = equal_elsewhere(
             first.module, *backends, first.signature, silent, Wording(), done=(1, 1), smaller=smaller,
-            ranges={"T": Range(None, 30)},
+            decided=Decisions({"T": Range(None, 30)}),
         )  # fmt: skip
+        return found.equal
 
     if fails_at is None:
         assert {31, 61, 259} <= set(compared()["T"])
@@ -287,6 +376,26 @@ def test_a_split_of_an_axis_that_is_always_as_large_is_a_function_of_torch_thoug
     made, kept = taken_back_and_written(path, tmp_path)
     assert not kept
     assert off(path, made, [{"x": (2, t, 16)} for t in (1, 5, 33, 100)]) < 1e-4
+
+
+def test_a_resize_back_to_sizes_that_are_computed_stays_behind_one_that_stays(tmp_path: Path) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        node("Resize", ["c", "", "third"], ["r"], name="down", mode="nearest", coordinate_transformation_mode="asymmetric",
+             nearest_mode="floor"),
+        node("Conv", ["r", "v"], ["d"]), node("Shape", ["c"], ["s"]), node("Slice", ["s", "two", "four"], ["hw"]),
+        node("Shape", ["d"], ["sd"]), node("Slice", ["sd", "zero", "two"], ["nc"]),
+        node("Concat", ["nc", "hw"], ["all"], axis=0), node("Resize", ["d", "", "", "all"], ["u"], mode="nearest"),
+        node("Resize", ["d", "", "", "s"], ["u2"], mode="nearest"), node("Add", ["c", "u"], ["a"]), node("Add", ["a", "u2"], ["y"]),
+    ]  # fmt: skip
+    tables = {
+        "w": normal(8, 3, 3, 3), "v": normal(8, 8, 1, 1), "third": np.array([1, 1, 1 / 3, 1 / 3], np.float32),
+        "zero": np.array([0]), "two": np.array([2]), "four": np.array([4]),
+    }  # fmt: skip
+    path = stored(nodes, tables, {"x": ("N", 3, "H", "W")}, tmp_path)
+    made, kept = taken_back_and_written(path, tmp_path)
+    assert any("down" in told for told in kept)
+    assert off(path, made, [{"x": (2, 3, h, h + 3)} for h in (8, 17, 32, 33, 64)]) < 1e-4
 
 
 def test_an_output_of_at_most_twenty_rows_varies_and_its_file_is_exported(tmp_path: Path) -> None:
