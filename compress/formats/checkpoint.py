@@ -155,9 +155,10 @@ def load(
                 module, assumed = module_of(content, path, model)
                 loaded = _with_signature(module, path, inputs, given, layered=True)
                 loaded = dataclasses.replace(loaded, assumed=assumed, factory=model or "")
-        if inputs and says:
-            own = ", ".join(map(str, loaded.signature.inputs))
-            warnings.warn(f"--input has no use: {path} says itself that it takes {own}", AssumedWarning, stacklevel=2)
+        own = [str(spec) for spec in loaded.signature.inputs]
+        if inputs and says and [*inputs] != own:
+            told = f"--input has no use: {path} says itself that it takes {', '.join(own)}"
+            warnings.warn(told, AssumedWarning, stacklevel=2)
         refuse_shared_names(loaded.signature)
         _refuse_nan(loaded.module, path)
         if kind not in (FileKind.EXPORTED_PROGRAM, FileKind.HUB_FOLDER):  # whose mode was fixed when it was exported

@@ -66,8 +66,15 @@ def test_names_that_differ_are_taken(tmp_path: Path) -> None:
     assert [spec.name for spec in compress.load(tmp_path / "model.pt").signature.outputs] == ["sum", "difference"]
 
 
-@pytest.mark.parametrize("given", ["x:float32[batch,3]", "foo:float32[batch,0]"])
-def test_inputs_that_are_told_of_a_file_with_its_own_have_no_use_which_is_a_warning(given: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", ["x:float32[batch,4]", "foo:float32[batch,0]"])
+def test_other_inputs_that_are_told_of_a_file_with_its_own_have_no_use_which_is_a_warning(
+    given: str, tmp_path: Path
+) -> None:
     compress.save(nn.Linear(3, 3), tmp_path / "model.pt", inputs="x:float32[batch,3]")
     with pytest.warns(AssumedWarning, match=r"--input has no use: .*model.pt says itself that it takes x:float32"):
         compress.load(tmp_path / "model.pt", inputs=[given])
+
+
+def test_its_own_inputs_may_be_told_of_a_file(tmp_path: Path) -> None:
+    compress.save(nn.Linear(3, 3), tmp_path / "model.pt", inputs="x:float32[batch,3]")
+    assert compress.load(tmp_path / "model.pt", inputs=["x:float32[batch,3]"])

@@ -102,9 +102,9 @@ def test_what_is_said_of_the_time_is_of_one_runtime_whatever_serves(
 ) -> None:
     seen: dict[str, Any] = {}
 
-    def told(rows: Any, timed: Any, threads: int) -> Any:
+    def told(rows: Any, timed: Any, *rest: Any) -> Any:
         seen.update({name: (rows[name].runtime, timed[name]) for name in ("fold_onnx", "quantize_int4")})
-        return few_bits_told(rows, timed, threads)
+        return few_bits_told(rows, timed, *rest)
 
     monkeypatch.setattr(evidence, "few_bits_told", told)
     options = ExportOptions(output=checkpoint.parent / "artifact", int4="weights", runtime="openvino")
