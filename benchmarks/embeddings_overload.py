@@ -1,7 +1,7 @@
 """Embeddings when more is asked than can be computed: this stack's /v1/embeddings beside the peers of embeddings.py.
 
     python benchmarks/embeddings_overload.py all-MiniLM-L6-v2 build/minilm-artifact [OTHER_ARTIFACT …]
-      [--rounds 2] [--seconds 8] [--lengths mixed] [--loads 0.8 1.5 3] [--only SERVER …]
+      [--rounds 2] [--seconds 8] [--lengths mixed] [--loads 0.8 1.5 3] [--max-wait-s 0.5] [--only SERVER …]
 
 Poisson arrivals in an open loop, one text a request, at so many times what each server answers by itself in a closed
 loop of 16 clients just before; latency from the moment at which a request was due. Goodput: answers within a second of
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of arrivals in each run")
     parser.add_argument("--lengths", choices=("short", "mixed"), default="mixed")
     parser.add_argument("--loads", type=float, nargs="*", default=[0.8, 1.5, 3.0], help="of the peak")
+    parser.add_argument("--max-wait-s", type=float, help="of this stack's gateway, in place of its own")
     parser.add_argument("--only", nargs="*", help="these servers, by how their names begin")
     arguments = parser.parse_args()
     ours = {f"serve up, {path.name}": path for path in arguments.artifacts}
@@ -58,7 +59,7 @@ def main() -> None:
         write_bodies(scratch, arguments.lengths, 1)
         for number in range(arguments.rounds):
             for server in servers if number % 2 == 0 else reversed(servers):
-                with running(server, arguments.folder, scratch, patience=None) as (url, _):
+                with running(server, arguments.folder, scratch, patience=arguments.max_wait_s) as (url, _):
                     kind = "sentences" if server == BENTOML else "input"
                     target = Target(url, scratch / kind / arguments.lengths)
                     peak = closed_loop(target)
@@ -78,7 +79,9 @@ def main() -> None:
         for server, by in runs.items()
     }
     show(figures, arguments.lengths)
-    head = {"benchmark": "embeddings_overload"} | {key: getattr(arguments, key) for key in ("rounds", "seconds")}
+    head = {"benchmark": "embeddings_overload"} | {
+        key: getattr(arguments, key) for key in ("rounds", "seconds", "max_wait_s")
+    }
     print(json.dumps(head | {"lengths": arguments.lengths, "environment": environment(1), "servers": figures}))
 
 
