@@ -292,17 +292,14 @@ class Connection(asyncio.Protocol):
 
     def lapse(self) -> None:
         """As `expire`; but where nothing of an answer has come, the connection lingers."""
-        done = self._done
-        if done is None or self._wire_bytes or not self._lingers_s:
-            self.expire()
-        else:
-            self.leave()
-            self.linger()
-            done(None, ExchangeError("timeout", "no whole response in time"))
+        self._leave_with(ExchangeError("timeout", "no whole response in time"))
 
     def abort(self) -> None:
-        """End the exchange that is under way, with an ExchangeError of kind "closed"; see `lapse`."""
-        done, error = self._done, ExchangeError("closed", "given up: the server does not answer")
+        """End the exchange that is under way, with an ExchangeError of kind "closed"; else as `lapse`."""
+        self._leave_with(ExchangeError("closed", "given up: the server does not answer"))
+
+    def _leave_with(self, error: ExchangeError) -> None:
+        done = self._done
         if done is None or self._wire_bytes or not self._lingers_s:
             self._fail(error)
         else:

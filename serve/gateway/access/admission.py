@@ -552,14 +552,12 @@ class Admission:
         works = self._works.get(who)
         if works is None:
             return None
-        there = [each for each in works if each.there.name == server] if server else ()
-        found: Work | None = None
-        for each in there or works:
-            if found is not None and each.begun > begun:
+        there = server and [each for each in works if each.there.name == server]
+        found, *later = there or works
+        for each in later:
+            if each.begun > begun:
                 break
             found = each
-        if found is None:
-            return None
         works.remove(found)
         if not works:
             del self._works[who]
