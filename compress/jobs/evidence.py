@@ -85,7 +85,7 @@ def report_of(
     others, costs, choice = beside(options, rows, data)
     found = measure(rows, judged, options.threads, watcher, others, costs, data)
     if others:
-        choice = chosen(options, rows, others, found, budget, checkpoint)
+        choice = chosen(options, rows, others, found, budget, data)
     # Before `served`: what it is held against was measured in ONNX Runtime alone.
     in_time = few_bits_told(rows, found.latency.found, options.threads, data)
     rows, found = served(rows, others, found, choice)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 from compress.artifact import Measured
@@ -18,8 +17,7 @@ from compress.formats.files import size_of
 from compress.formats.onnx.outline import outline
 from compress.jobs.compared_inputs import compared_inputs, joined
 from compress.jobs.prove import Found, judged_fields, loss_between
-from compress.jobs.representative import representative
-from compress.model import Model, OnnxModel, TorchModel
+from compress.model import Model, OnnxModel
 from compress.model.inputs import Arrays, example_inputs
 from compress.onnx_export.file import MOST
 from compress.options import CompressOptions, ExportOptions
@@ -165,7 +163,7 @@ def chosen(
     others: Mapping[str, Model],
     found: Found,
     budget: Budget | None,
-    checkpoint: Path,
+    data: Dataset | None,
 ) -> Choice:
     """What serves the file, by what was measured of both.
 
@@ -175,15 +173,12 @@ def chosen(
         others: what `beside` gave: one.
         found: what was measured of both.
         budget: of the drop, if there is one.
-        checkpoint: data is looked for beside it, too.
+        data: on which both are compared; None for random inputs.
 
     Raises:
         StageError: OpenVINO is asked for by name, and computes the file differently.
     """
     last, other = list(rows)[-1], next(iter(others))
-    original = rows["original"]
-    assert isinstance(original, TorchModel | OnnxModel)  # noqa: S101  engines come last
-    data = representative(options, original, found.judged, checkpoint)
     difference, quantized = _apart(rows, others[other], data)
     figures = (_figures(last, found, "onnxruntime", 0.0), _figures(other, found, "openvino", difference))
     timed = {name: found.latency[name] for name in (last, other) if name in found.latency}

@@ -111,7 +111,7 @@ def choice_of(options: ExportOptions, rows: dict[str, Any]) -> Choice | None:
     if not others:
         return choice
     found = measure(rows, None, 1, Silent(), others, costs)
-    choice = chosen(options, rows, others, found, None, Path("model.pt"))
+    choice = chosen(options, rows, others, found, None, None)
     models, kept = served(rows, others, found, choice)
     assert list(models) == list(kept.latency) == list(kept.runtimes) == list(rows)
     return choice
@@ -149,7 +149,7 @@ def test_the_faster_one_serves_and_the_last_row_is_its(tmp_path: Path, monkeypat
     rows = rows_of(tmp_path, onnx.helper.make_node("Relu", ["x"], ["y"]))
     others, costs, _ = beside(options, rows)
     found = measure(rows, None, 1, Silent(), others, costs)
-    choice = chosen(options, rows, others, found, None, Path("model.pt"))
+    choice = chosen(options, rows, others, found, None, None)
     assert "2.00 times as fast as ONNX Runtime (1.90 to 2.10) at batch 1 with 1 thread: OpenVINO" in choice.why
     models, kept = served(rows, others, found, choice)
     assert models["result"].runtime == choice.runtime == "openvino"  # type: ignore[union-attr]
