@@ -67,10 +67,7 @@ def main() -> None:
     parser.add_argument("--concurrencies", type=int, nargs="*", default=CONCURRENCIES)
     parser.add_argument("--only", nargs="*", help="these servers, by how their names begin")
     arguments = parser.parse_args()
-    ours = {f"serve up, {path.name}": path for path in arguments.artifacts}
-    servers = [*ours, *((*FASTAPI, LITSERVE, BENTOML) if PEER.is_dir() else ())]
-    if arguments.only is not None:
-        servers = [server for server in servers if server.startswith(tuple(arguments.only))]
+    ours, servers = servers_of(arguments.artifacts, arguments.only)
     runs: dict[tuple[str, str, int], list[dict[str, float | None]]] = {}
     vectors: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -104,6 +101,13 @@ def main() -> None:
         show(lengths, rows, alike, arguments.concurrencies)
     head = {"benchmark": "embeddings"} | {key: getattr(arguments, key) for key in ("rounds", "seconds", "texts")}
     print(json.dumps(head | {"environment": environment(1), "least_cosine": alike, "lengths": figures}))
+
+
+def servers_of(artifacts: list[Path], only: list[str] | None) -> tuple[dict[str, Path], list[str]]:
+    """This stack's by name, each with its artifact; and the names of all that are asked, by how they begin."""
+    ours = {f"serve up, {path.name}": path for path in artifacts}
+    every = [*ours, *((*FASTAPI, LITSERVE, BENTOML) if PEER.is_dir() else ())]
+    return ours, [server for server in every if only is None or server.startswith(tuple(only))]
 
 
 def write_bodies(scratch: Path, lengths: str, count: int) -> None:

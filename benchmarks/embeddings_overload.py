@@ -20,7 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from embeddings import BENTOML, FASTAPI, LITSERVE, PEER, running, write_bodies
+from embeddings import BENTOML, running, servers_of, write_bodies
+from gateway_overload import GIVEN_UP_S, became
 from rich.console import Console
 from rich.table import Table
 from serving_peers import Target
@@ -30,8 +31,6 @@ from serve.load.options import LoadOptions
 from serve.load.run import run_load
 from serve.pack.write import pack
 
-OBJECTIVE_S = 1.0
-GIVEN_UP_S = 20.0
 CLIENTS = 16  # of the closed loop
 
 
@@ -46,10 +45,7 @@ def main() -> None:
     parser.add_argument("--max-wait-s", type=float, help="of this stack's gateway, in place of its own")
     parser.add_argument("--only", nargs="*", help="these servers, by how their names begin")
     arguments = parser.parse_args()
-    ours = {f"serve up, {path.name}": path for path in arguments.artifacts}
-    servers = [*ours, *((*FASTAPI, LITSERVE, BENTOML) if PEER.is_dir() else ())]
-    if arguments.only is not None:
-        servers = [server for server in servers if server.startswith(tuple(arguments.only))]
+    ours, servers = servers_of(arguments.artifacts, arguments.only)
     runs: dict[str, dict[str, list[dict[str, float]]]] = {}
     peaks: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -108,17 +104,9 @@ def offer(target: Target, rate: float, peak: float, seconds: float, seed: int) -
             timeout=GIVEN_UP_S,
         )
     )
-    refused = sum(count for kind, count in result.errors.items() if kind == "status 503")
-    sent = max(result.count + result.error_count, 1)
-    useful = result.count - result.latency.samples().above(int(OBJECTIVE_S * 1e9))
-    return {
-        "goodput": useful / seconds / peak,
-        "p50_ms": result.p50_ms or result.mean_ms or float("nan"),
-        "p99_ms": result.p99_ms or result.max_ms or float("nan"),
-        "refused": refused / sent,
-        "failed": (result.error_count - refused) / sent,
-        "late_ms": result.lateness.at("p99") or result.lateness.max_ms or 0.0,
-    }
+    found = became(result, seconds)
+    failed = result.error_count / max(result.count + result.error_count, 1) - found["refused"]
+    return found | {"goodput": found["goodput"] / peak, "failed": failed}
 
 
 def show(figures: dict[str, dict[str, Any]], lengths: str) -> None:

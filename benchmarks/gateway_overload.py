@@ -28,6 +28,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.artifact import Artifact, Signature, TensorSpec, sha256_of
+from serve.load.figures.result import LoadResult
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
 from serve.pack.write import pack
@@ -162,19 +163,24 @@ def offer(url: str, rate: float, seconds: float, seed: int) -> dict[str, float]:
             timeout=GIVEN_UP_S,
         )
     )
-    refused = sum(count for kind, count in result.errors.items() if kind == "status 503")
+    refused = result.errors.get("status 503", 0)
     lost = sum(count for kind, count in result.errors.items() if not kind.startswith("status"))
     if refused + lost < result.error_count:
         raise SystemExit(f"the figures are worthless: {dict(result.errors)}")
     sent = max(result.count + result.error_count, 1)
+    return {"offered": sent / seconds, "lost": lost / sent} | became(result, seconds)
+
+
+def became(result: LoadResult, seconds: float) -> dict[str, float]:
+    """Of an open loop of so many seconds: useful answers a second, latencies and lateness in ms, what was refused."""
+    refused = result.errors.get("status 503", 0)
+    sent = max(result.count + result.error_count, 1)
     useful = result.count - result.latency.samples().above(int(USEFUL_S * 1e9))
     return {
-        "offered": sent / seconds,
         "goodput": useful / seconds,
         "p50_ms": result.p50_ms or result.mean_ms or float("nan"),
         "p99_ms": result.p99_ms or result.max_ms or float("nan"),
         "refused": refused / sent,
-        "lost": lost / sent,
         "late_ms": result.lateness.at("p99") or result.lateness.max_ms or 0.0,
     }
 
