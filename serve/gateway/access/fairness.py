@@ -383,6 +383,8 @@ class Fairness:
         """
         if not self._is_plain or work.over or work.overdue is not None:
             return
+        if self.servers == 1 and not self._at:  # over HTTP nobody tells, and it has one queue for all
+            return
         if server not in self._at:
             self._at[server] = AtServer(server)
             self._at[server].is_in_order = True

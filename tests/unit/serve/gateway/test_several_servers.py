@@ -174,3 +174,19 @@ def test_what_a_key_took_long_ago_is_forgotten_also_where_it_is_the_first_to_com
     fairness._look(now + 20.1)
     assert fairness.of("two", 5, now + 20.2).answers
     assert not fairness.of("two", 5, now + 20.2 + KNOWN_S + 1.0).answers
+
+
+def test_one_server_has_one_queue_whether_or_not_it_is_told_that_a_request_goes_there() -> None:
+    fairness = Charged(1)
+    now = 100.0
+    for _ in range(30):
+        for who in ("one", "two", "three"):
+            fairness.end(fairness.sends(who, "s1", now), 1, now + LIGHT_S, answered=True)
+            now += 0.03
+    long = fairness.sends("long", "s1", now)  # as over gRPC
+    light = fairness.begin(fairness.of("two", 5, now + 0.01), now + 0.01, "m")  # as over HTTP
+    for work in (long, light):
+        fairness.end(work, 1, now + LONG_S, answered=True)
+    fairness._look(now + LONG_S + 1.0)
+    assert fairness.charged[fairness._accounts["two"]] < 0.1
+    assert fairness.charged[fairness._accounts["long"]] == pytest.approx(LONG_S, rel=0.05)
