@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -133,13 +133,20 @@ def create_app(
         validate=settings.validate,
     )
 
-    def works(model: str, instances: int, asks: Sequence[str], together: int, waits_s: float, several: bool) -> None:
+    def works(model: str, instances: int, asks: Sequence[str], together: int, waits_s: float, latest: str) -> None:
         servers = max(1, len(upstream.balancer.nodes))
         instances *= servers
-        gate.works(model, instances, asks, servers=servers, together=together, waits_s=waits_s, several=several)
+        gate.works(model, instances, asks, servers=servers, together=together, waits_s=waits_s, latest=latest)
 
     contracts.works = works
-    releases.bound = gate.answer_for
+
+    async def answer_for(groups: Collection[frozenset[str]]) -> None:
+        gate.answer_for(groups)
+        for model in frozenset().union(*groups):  # whoever asks a candidate by its release's name looks up none of it
+            with suppress(GatewayError):
+                await contracts.of(Target(model))
+
+    releases.bound = answer_for
     loading = loading or Loading()
     nobody = settings.anonymous and settings.keys is None  # anybody who reaches it could end a release
     answers = Answers(0 if nobody else settings.feedback_answers, settings.feedback_s, memory)

@@ -8,6 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from serve.gateway.health.flights import NOWHERE
+
 if TYPE_CHECKING:
     from serve.gateway.access.at_server import AtServer
     from serve.gateway.access.fairness import Fairness
@@ -153,8 +155,10 @@ class Work:
         beside_heavy: whether heavy requests of others were there.
 
     Attributes:
+        sent_to: where it went, as far as was told.
+        runs: the model whose instances have it: the one that was asked, until it is told that another is in its place.
         steps: models whose instances it may be with.
-        there: what its server has; of several, all of them until it is known which one has it.
+        there: the queue that it is in; of several, what is in none that is known, until it is told.
         at: since when an instance may be at work on it; infinite while all are on others.
         before: since when that instance was at work on the one before it, of whose batch it may be.
         guards: what counts it, as heavy ones are kept back while it is with the server, up to GUARDS_S.
@@ -175,6 +179,8 @@ class Work:
         "over",
         "overdue",
         "priority",
+        "runs",
+        "sent_to",
         "steps",
         "there",
     )
@@ -193,7 +199,8 @@ class Work:
         self.fairness = fairness
         self.account = account
         self.begun = begun
-        self.model = model
+        self.model = self.runs = model
+        self.sent_to = NOWHERE
         self.steps = steps
         self.there = there
         self.beside_heavy = beside_heavy
@@ -211,15 +218,13 @@ class Overdue:
     Attributes:
         usual_s: what its key's requests took before, where this one is so odd among them that it is not believed; None
             where it is.
-        server: that has it, of several; "" where nobody knows.
-        behind: whether it waits there for others that are overdue, as far as is known.
+        behind: whether it waits at its server for others that are overdue, as far as is known.
         ahead: when the last of those ended.
         since: when an instance began with it; infinite until that is charged for.
         charged: seconds of the model's time.
     """
 
     usual_s: float | None = None
-    server: str = ""
     behind: bool = False
     ahead: float = -math.inf
     since: float = math.inf
@@ -268,13 +273,19 @@ class Works:
             knows.
         steps: models that it is, or asks, or that answer for it.
         models: that work on a request of it, one after the other.
-        several: whether several versions of it are served, each with instances of its own.
+        together: requests that one of its instances answers at a time at most; 0 where nobody knows.
+        waits_s: for how long one that is free waits for more of a batch, at most; infinite where it does not work on
+            requests in the order in which they came, or others ask it, too, of whom is not told when.
+        latest: the version that those get who name none, where several are served, each with instances of its own; ""
+            where one is.
     """
 
     instances: int = 0
     steps: frozenset[str] = frozenset(("",))
     models: int = 1
-    several: bool = False
+    together: int = 0
+    waits_s: float = math.inf
+    latest: str = ""
 
 
 @dataclass(frozen=True)

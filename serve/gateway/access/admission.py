@@ -30,7 +30,7 @@ from serve.gateway.access.left_behind import OVERDUE_S, any_answered, leave_once
 from serve.gateway.access.memory import Share
 from serve.gateway.access.queues import Queues, Waiter
 from serve.gateway.errors import OverloadedError
-from serve.gateway.health.flights import Needs
+from serve.gateway.health.flights import At, Needs
 
 __all__ = ["Admission", "Beside", "Bounds"]
 
@@ -237,16 +237,15 @@ class Admission:
         """What a request of a key keeps at work at one of several servers; nothing where there is one."""
         return self.fairness.needs(who, self.model)
 
-    def sent(self, who: str, was: str, server: str) -> None:
-        """One of a key's that have places goes to this one of several servers.
+    def sent(self, who: str, was: At, at: At) -> None:
+        """One of a key's that have places goes to a server, for a model.
 
         Args:
-            was: the server that it went to before; "" for none.
-            server: by its name.
+            was: where it went before.
         """
-        work = next((each for each in self._works.get(who, ()) if each.there.name == was), None)
+        work = next((each for each in self._works.get(who, ()) if each.sent_to == was), None)
         if work is not None:
-            work.fairness.sent(work, server, self._clock())
+            work.fairness.sent(work, at, self._clock())
 
     @property
     def kinds(self) -> tuple[Admission, ...]:
@@ -376,7 +375,7 @@ class Admission:
                 waiter.timer.cancel()
 
     def leave(
-        self, seconds: float | None, size: int = 0, who: str = "", server: str = "", begun: float = -math.inf
+        self, seconds: float | None, size: int = 0, who: str = "", at: At | None = None, begun: float = -math.inf
     ) -> None:
         """Give a place back.
 
@@ -385,12 +384,12 @@ class Admission:
                 nothing of its load.
             size: of the request, in bytes.
             who: the key that had it.
-            server: that had it, of several, as far as is known.
+            at: where it went, as far as was told; None where who gives it back does not know.
             begun: when it was taken, on the clock of these places; else it counts as the key's oldest.
         """
         if seconds is not None and (not who or self.fairness.is_usual(who)):
             self._learn(seconds, size.bit_length(), who)
-        if who and (work := self._work_of(who, begun, server)) is not None:
+        if who and (work := self._work_of(who, begun, at)) is not None:
             work.fairness.end(work, size, self._clock(), answered=seconds is not None)
         self._free()
 
@@ -400,7 +399,7 @@ class Admission:
         size: int = 0,
         who: str = "",
         through: Sequence[asyncio.Future[Any]] = (),
-        server: str = "",
+        at: At | None = None,
         begun: float = -math.inf,
     ) -> None:
         """Give a place back whose answer did not come in time: the server is at work on the request all the same.
@@ -410,21 +409,21 @@ class Admission:
         Args:
             seconds, size, who, begun: as of `leave`.
             through: each is done when the server is, True or an answer where it answered.
-            server: as of `leave`.
+            at: as of `leave`.
         """
         if seconds is not None and (not who or self.fairness.is_usual(who)):
             self._learn(seconds, size.bit_length(), who)
-        if who and (work := self._work_of(who, begun, server)) is not None:
+        if who and (work := self._work_of(who, begun, at)) is not None:
             still = [each for each in through if not each.done()]
             if still:
-                self._follow_overdue(work, still, size, server)
+                self._follow_overdue(work, still, size)
             else:
                 work.fairness.end(work, size, self._clock(), answered=False)
         self._free()
 
-    def _follow_overdue(self, work: Work, through: Sequence[asyncio.Future[Any]], size: int, server: str) -> None:
+    def _follow_overdue(self, work: Work, through: Sequence[asyncio.Future[Any]], size: int) -> None:
         """Count what is over for its client as overdue, until the server is through with it."""
-        work.fairness.outlasts(work, self._clock(), server)
+        work.fairness.outlasts(work, self._clock())
 
         def over() -> None:
             late.cancel()
@@ -441,7 +440,7 @@ class Admission:
         held: Share | None = None,
         who: str = "",
         through: Sequence[asyncio.Future[Any]] = (),
-        server: str = "",
+        at: At | None = None,
     ) -> None:
         """Give a place back whose client gave up, once the model server is through with what it was sent.
 
@@ -456,15 +455,15 @@ class Admission:
             held: for its key, holds the request until then, which may still be on its way.
             who: the key that had it.
             through: each is done when the server is, where that may be later.
-            server: as of `leave`.
+            at: as of `leave`.
         """
 
         def leave(answered: bool) -> None:
             self.left -= 1
             if answered or all(each.done() for each in through):
-                self.leave(time.monotonic() - started if answered else None, size, who, server)
+                self.leave(time.monotonic() - started if answered else None, size, who, at)
             else:
-                self.outlast(None, size, who, through, server)
+                self.outlast(None, size, who, through, at)
 
         self.left += 1
         leave_once_through(ended, leave, size, held)
@@ -543,16 +542,16 @@ class Admission:
             else:
                 works.append(work)
 
-    def _work_of(self, who: str, begun: float = -math.inf, server: str = "") -> Work | None:
+    def _work_of(self, who: str, begun: float = -math.inf, at: At | None = None) -> Work | None:
         """One of a key's that have places, which is over with it: of those begun by then the last, else the oldest.
 
         Args:
-            server: has it, where one of the key's is known to be there.
+            at: where it went, if one of the key's did; None for any.
         """
         works = self._works.get(who)
         if works is None:
             return None
-        there = server and [each for each in works if each.there.name == server]
+        there = works if at is None else [each for each in works if each.sent_to == at]
         found, *later = there or works
         for each in later:
             if each.begun > begun:

@@ -1,4 +1,4 @@
-"""What one model server has of the requests that share an account, and what it answered last."""
+"""What is in one queue of the requests that share an account, and what was answered of it last."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 
 from serve.gateway.access.accounts import Account, Work
+from serve.gateway.health.flights import NOWHERE, At
 
 __all__ = ["Answered", "AtServer"]
 
@@ -16,10 +17,12 @@ have been read early, for how many if it was not."""
 
 
 class AtServer:
-    """Those of one server of several, each of which works on its own queue; of all, where nobody knows which has one.
+    """Those of one model at one server, which works on them as they came; or all of which nobody knows that.
 
     Attributes:
-        name: of the server; "" for all.
+        at: the server and the model, with its version where several are served; nowhere for all others.
+        instances: of the model there.
+        most_together, waits_s: of the model, as of `Works`.
         next: requests that are not yet begun with, as they came, by model.
         at_work_of: those that are, by the models whose instances they may be with.
         is_in_order: whether it is known in which order it works on them.
@@ -32,12 +35,14 @@ class AtServer:
     """
 
     __slots__ = (
-        "answered_at", "at_work_of", "batch", "before", "began", "is_any_due", "is_in_order", "name", "next",
-        "overtook",
+        "answered_at", "at", "at_work_of", "batch", "before", "began", "instances", "is_any_due", "is_in_order",
+        "most_together", "next", "overtook", "waits_s",
     )  # fmt: skip
 
-    def __init__(self, name: str = "") -> None:
-        self.name = name
+    def __init__(self, at: At = NOWHERE) -> None:
+        self.at = at
+        self.instances = self.most_together = 0
+        self.waits_s = math.inf
         self.next: defaultdict[str, dict[Work, None]] = defaultdict(dict)
         self.at_work_of: Counter[str] = Counter()
         self.answered_at = self.before = self.began = -math.inf

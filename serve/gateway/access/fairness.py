@@ -21,7 +21,7 @@ import bisect
 import itertools
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from serve.gateway.access.accounts import (
     BATCHED,
@@ -38,7 +38,7 @@ from serve.gateway.access.accounts import (
     Works,
 )
 from serve.gateway.access.at_server import Answered, AtServer
-from serve.gateway.health.flights import NO_NEEDS, Needs
+from serve.gateway.health.flights import NO_NEEDS, At, Needs
 
 __all__ = ["Fairness"]
 
@@ -65,6 +65,7 @@ TRIES_AGAIN_S = 60.0  # ... and again after so long, ...
 LONGEST_TRY_S = 0.5  # ... where one takes no longer: others wait behind all of them
 PAUSES = 0.3  # smoothing of a key's pauses
 MOST = 4096
+VERSIONS = "/versions/"
 
 UNKNOWN = Works()
 
@@ -94,8 +95,9 @@ class Fairness:
         works: by name, of the models that share it, as far as is known.
         any_number: whether an instance may work on any number of requests at the same time.
         most_together: requests that an instance answers at a time at most; 0 where nobody knows.
-        waits_s: for how long an instance that is free waits for more of a batch, at most; infinite where it does not
-            work on requests in the order in which they came, or nobody knows.
+        waits_s: of the only model, as of `Works`; infinite where there are others.
+        is_split: whether what is with the servers is in several queues, by server, model and version, so that it has to
+            be told where each request goes.
         heavy: requests of heavy keys that are with the server, and not overdue.
         silence: what its servers hide by being silent.
         sharers: those who are to look at who waits with them, if anybody does, when an answer has come.
@@ -113,8 +115,9 @@ class Fairness:
         self._set_target_s = target_s
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._least = 0.0  # used by whom was served last
-        self._anywhere = AtServer()  # what is with the only server, or with any
-        self._at: dict[str, AtServer] = {}  # by server, of several, what is known to be there
+        self.is_split = False
+        self._anywhere = AtServer()  # what is in the only queue, or in any
+        self._at: dict[At, AtServer] = {}  # of several, what is known to be in each
         self._unsettled: dict[AtServer, None] = {}  # those that have answered lately
         self._at_once: list[Account] = []  # whose requests were answered in much less time than one takes
         self._at_once_until = -math.inf
@@ -136,7 +139,6 @@ class Fairness:
         self._there_of: Counter[str] = Counter()  # that are with the server and not overdue, by the model asked
         self._depths: dict[str, int] = {}  # as of the last look
         self._instances_of = _Instances(self)  # in the same way
-        self._is_plain = False  # whether a server works on them in the order in which they came
         self._is_known = False  # whether it is known in which order they came there
         self._batches = 1.0  # the most that an instance was seen to answer together, of those that are here
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
@@ -306,7 +308,7 @@ class Fairness:
         account = self._accounts.get(who)
         each = {step: self.works.get(step, UNKNOWN).instances for step in works.steps}
         is_long = account is not None and account.heavy
-        return Needs(each, all_of_them=works.models > 1, by_version=works.several, long=is_long)
+        return Needs(each, all_of_them=works.models > 1, by_version=bool(works.latest), long=is_long)
 
     def is_usual(self, who: str) -> bool:
         """Whether the requests of a key are such as most others': only those tell how busy the model is."""
@@ -376,35 +378,57 @@ class Fairness:
                 self._let_go(now)
         return work
 
-    def sent(self, work: Work, server: str, now: float) -> None:
-        """It goes to this one of several servers, for the first time or after another.
+    def sent(self, work: Work, at: At, now: float) -> None:
+        """It goes to a server, for a model, for the first time or after another.
 
-        Where servers work on requests in their order, that is each one's own.
+        Where that works on requests in their order, what it has there is a queue of its own.
         """
-        if not self._is_plain or work.over or work.overdue is not None:
+        work.sent_to = at
+        if not self.is_split or work.over or work.overdue is not None:
             return
-        if self.servers == 1 and not self._at:  # over HTTP nobody tells, and it has one queue for all
+        model, _, version = at.path.partition(VERSIONS)
+        there, works = self._anywhere, self.works.get(model)
+        if works is not None:
+            work.runs = model
+            if works.waits_s < math.inf:
+                of_one = f"{model}{VERSIONS}{version or works.latest}" if works.latest else model
+                there = self._queue(At(at.server, of_one))
+        if there is work.there:
             return
-        if server not in self._at:
-            self._at[server] = AtServer(server)
-            self._at[server].is_in_order = True
         self._leave_server(work, now)
-        work.there, work.at, work.before = self._at[server], math.inf, math.inf
-        work.there.next[work.model][work] = None
-        self._take_up(work.there, work.model, now)
+        work.there, work.at, work.before = there, math.inf, math.inf
+        line = there.at.path or work.model
+        there.next[line][work] = None
+        self._take_up(there, line, now)
+
+    def _queue(self, at: At) -> AtServer:
+        """What is known to be there."""
+        there = self._at.get(at)
+        if there is None:
+            there = self._at[at] = AtServer(at)
+            self._knows(there)
+        return there
+
+    def _knows(self, there: AtServer) -> None:
+        """So its model works."""
+        works = self._works_of(there.at.path.partition(VERSIONS)[0])
+        there.instances = max(1, works.instances or self.instances // self.servers)
+        there.most_together, there.waits_s = works.together, works.waits_s
+        there.is_in_order = works.waits_s < math.inf
 
     def _leave_server(self, work: Work, now: float, since: float = math.inf) -> None:
         """What a server had it has no more: its instances go on with what waits there."""
         there = work.there
+        ours = there.at.path or work.model
         if work.at == math.inf:
-            del there.next[work.model][work]
+            del there.next[ours][work]
             return
         del self._at_work[work]
-        for step in work.steps:
+        for step in _steps(work, there):
             there.at_work_of[step] -= 1
-        for model, waiting in there.next.items():
+        for line, waiting in there.next.items():
             if waiting:
-                self._take_up(there, model, now, since if model == work.model else math.inf)
+                self._take_up(there, line, now, since if line == ours else math.inf)
 
     def undo(self, work: Work) -> None:
         """It was not sent after all."""
@@ -414,23 +438,20 @@ class Fairness:
         account.used -= account.cost
         self._over(work)
 
-    def _take_up(self, there: AtServer, model: str, now: float, before: float = math.inf) -> None:
+    def _take_up(self, there: AtServer, line: str, now: float, before: float = math.inf) -> None:
         """Instances that are free begin with what of a model has waited for longest."""
-        waiting = there.next[model]
+        waiting = there.next[line]
         while waiting:
             work = next(iter(waiting))
-            for step in work.steps:
-                if there.at_work_of[step] >= self._instances_at(there, step):
+            steps = _steps(work, there)
+            for step in steps:
+                if there.at_work_of[step] >= (there.instances or self._instances_of[step]):
                     return
             del waiting[work]
             work.at, work.before = (now if now > work.begun else work.begun), before
             self._at_work[work] = None
-            for step in work.steps:
+            for step in steps:
                 there.at_work_of[step] += 1
-
-    def _instances_at(self, there: AtServer, model: str) -> int:
-        instances = self._instances_of[model]
-        return max(1, instances // self.servers) if there.name else instances
 
     def _since(self, work: Work, now: float) -> float:
         """When an instance began with a request that is answered now, or with the batch that it is of."""
@@ -442,23 +463,20 @@ class Fairness:
             since = work.before if now - work.at <= BATCH_S and work.before < work.at else work.at
             # It may have been with one whose instances are all at heavy ones.
             return max(since, answered) if work.beside_heavy else since
-        since, most = work.at, work.begun - BATCH_S - self.waits_s  # a batch that began before that did so without it
+        since, most = work.at, work.begun - BATCH_S - there.waits_s  # a batch that began before that did so without it
         if since == math.inf:  # it is read before what was answered first
             since = now
-            if self.most_together != 1:
+            if there.most_together != 1:
                 ours = (first for first in self._at_work if first.model == work.model and first.there is there)
                 since = next((first.at for first in ours if first.at >= most), now)
-        elif self.most_together != 1 and now - since <= BATCH_S and most <= work.before < since:
+        elif there.most_together != 1 and now - since <= BATCH_S and most <= work.before < since:
             since = work.before
         return since
 
-    def outlasts(self, work: Work, now: float, server: str = "") -> None:
+    def outlasts(self, work: Work, now: float) -> None:
         """A request was not answered in time; the server goes on with it, for which its key pays.
 
         It takes nobody's place any longer: how many others may have with the server goes without it.
-
-        Args:
-            server: that has it, of several; "" where nobody knows.
         """
         account = work.account
         if self._was_silent(work, now):
@@ -471,20 +489,23 @@ class Fairness:
         if work.guards:
             self._unguard(work)
         is_odd = not (account.heavy or account.large) and account.answers >= FEWEST and now >= account.odd_until
-        work.overdue = self._overdue[work] = Overdue(account.cost if is_odd else None, server)
-        self._line_up(server, now)
+        work.overdue = self._overdue[work] = Overdue(account.cost if is_odd else None)
+        self._line_up(work.sent_to.server, now)
         account.overdue += 1
         account.unanswered = True
         self._charge_overdue(work, work.overdue, now)
         self._looked_at = -math.inf
 
     def _line_up(self, server: str, now: float) -> None:
-        """Of what is overdue at a server, as many as it has instances are at work; others wait for them."""
+        """Of what is overdue at a server, as many as it has instances are at work; others wait for them.
+
+        Where it works on requests in their order, that is known already.
+        """
         if not server:
             return
         there: Counter[str] = Counter()
         for work, overdue in self._overdue.items():
-            if overdue.server != server:
+            if work.sent_to.server != server or work.there.is_in_order:
                 continue
             of_one = ((step, self._instances_of[step] // self.servers) for step in work.steps)
             behind = any(there[step] >= max(1, instances) for step, instances in of_one)
@@ -496,7 +517,7 @@ class Fairness:
     def _was_silent(self, work: Work, now: float) -> bool:
         """Whether a silent server may be why a request took as long."""
         return (
-            work.begun < self.silence.over_at_of(work.there.name)
+            work.begun < self.silence.over_at_of(work.sent_to.server)
             and now - work.begun > SHORTEST_TARGET_S
             and not work.account.heavy
         )
@@ -507,15 +528,15 @@ class Fairness:
         Where it is not known which server has it, that is known when it ends, if it may be behind a heavy one.
         """
         account = work.account
-        if work.at == math.inf or overdue.behind or self.silence.hides(work.there.name):
+        if work.at == math.inf or overdue.behind or self.silence.hides(work.sent_to.server):
             return
         if work.beside_heavy and not work.there.is_in_order:
             return
-        if overdue.charged or (now - work.at) / self._instances_of[work.model] > account.cost:
+        if overdue.charged or (now - work.at) / self._instances_of[work.runs] > account.cost:
             self._charge_in_all(work, overdue, now)
 
     def _charge_in_all(self, work: Work, overdue: Overdue, now: float) -> None:
-        account, instances = work.account, self._instances_of[work.model]
+        account, instances = work.account, self._instances_of[work.runs]
         if overdue.since == math.inf:
             overdue.since = max(self._since(work, now), overdue.ahead)
         seconds = max(overdue.charged, (now - overdue.since) / instances)
@@ -541,10 +562,10 @@ class Fairness:
             self._charge_in_all(work, overdue, now)
             if overdue.usual_s is None or overdue.charged <= account.target_s:
                 account.saw(overdue.charged, now)
-                account.took.append(overdue.charged * self._instances_of[work.model])
+                account.took.append(overdue.charged * self._instances_of[work.runs])
             else:
                 self._forgive(account, overdue, overdue.usual_s, now)
-        if overdue.charged * self._instances_of[work.model] > LONGEST_WAIT_S:
+        if overdue.charged * self._instances_of[work.runs] > LONGEST_WAIT_S:
             account.long_at = now
         account.seen = account.answered_at = now
         work.over = True
@@ -573,7 +594,7 @@ class Fairness:
         As where a model is loaded anew, and the old one goes on with what it has.
         """
         for work, overdue in self._overdue.items():
-            is_there = work.there is answered.there and work.model == answered.model
+            is_there = work.there is answered.there and work.runs == answered.runs
             if is_there and work.at < math.inf and work.begun < answered.begun:
                 self._end_overdue(work, overdue, now)
                 return
@@ -605,7 +626,7 @@ class Fairness:
         account.in_flight -= 1
         since = self._since(work, now)
         is_in_order = there.is_in_order
-        instances = self._instances_of[work.model]
+        instances = self._instances_of[work.runs]
         seconds = (now - since) / instances
         more = max(0.0, seconds - account.cost)
         is_due = work.at < math.inf
@@ -653,7 +674,7 @@ class Fairness:
         else:
             work.account.overdue -= 1
             del self._overdue[work]
-            self._line_up(work.overdue.server, now)
+            self._line_up(work.sent_to.server, now)
         if work.account.heavy:
             self._heavy_of.subtract(work.steps)
         if work.guards:
@@ -696,7 +717,7 @@ class Fairness:
             for number, each in enumerate(answered):
                 # Where nobody knows the order, nobody knows what was one; and of a model without batches, nothing was.
                 is_known = there.is_in_order
-                batch = 0.0 if not is_known else number if self.most_together == 1 else each[3]
+                batch = 0.0 if not is_known else number if there.most_together == 1 else each[3]
                 if batch in batches:
                     batches[batch].append(each)
                 else:
@@ -798,14 +819,22 @@ class Fairness:
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
         self._batches_heavy = max((self._together(each) for each in beside if each.heavy), default=1.0)
         self._batches = max((self._together(each) for each in beside), default=1.0)
-        self._is_plain = self.waits_s < math.inf
-        self._anywhere.is_in_order = self._is_plain and self.servers == 1 and not self._at
-        for server in self._at.values():
-            server.is_in_order = self._is_plain
-        self._is_known = self._is_plain and (self.servers == 1 or bool(self._at))
-        self._at = {name: each for name, each in self._at.items() if each in self._unsettled or not each.idle}
+        self._see_queues()
         self._depths.clear()
         self._instances_of.clear()
+
+    def _see_queues(self) -> None:
+        """In which order each works."""
+        for there in self._at.values():
+            self._knows(there)
+        several = len(self.works) > 1 or any(each.latest for each in self.works.values())
+        self.is_split = self.servers > 1 or several or bool(self._at)
+        only = self._anywhere
+        only.waits_s, only.most_together = self.waits_s, self.most_together
+        only.is_in_order = self.waits_s < math.inf and not self.is_split
+        in_order = all(each.waits_s < math.inf for each in self.works.values())
+        self._is_known = only.is_in_order or (in_order and bool(self._at))
+        self._at = {at: each for at, each in self._at.items() if each in self._unsettled or not each.idle}
 
     def _count_heavy(self) -> None:
         """Who is heavy has changed, with what is there."""
@@ -832,6 +861,11 @@ class Fairness:
                     SHORTEST_TARGET_S, FACTOR * (account.cost if usual is None else usual)
                 )
                 yield (target_s if count > 1 else math.inf), account
+
+
+def _steps(work: Work, there: AtServer) -> Collection[str]:
+    """Models whose instances one may be with that is in a queue."""
+    return (there.at.path,) if there.at.path else work.steps
 
 
 def _filling(instances: int, together: float) -> int:

@@ -21,13 +21,13 @@ class Told:
         instances: that work at the same time.
         together: requests that one of them answers at a time at most; 0 where nobody knows.
         waits_s: for how long one that is free waits for more of a batch, at most.
-        several: whether several versions are served, each with instances of its own.
+        latest: as of `Works`.
     """
 
     instances: int
     together: int
     waits_s: float
-    several: bool = False
+    latest: str = ""
 
 
 class Families:
@@ -83,24 +83,25 @@ class Families:
             together = [each.together for each in told.values()]
             fairness.most_together = 0 if 0 in together else max(together, default=0)
             # Of several, a request is with one after the other, or with one of them.
-            is_one = len(told) == len(family) == len(self._steps(family[0])) == 1
-            fairness.waits_s = told[family[0]].waits_s if is_one else math.inf
             fairness.servers = self._servers
-            fairness.works = {
-                model: Works(
-                    told[model].instances // self._servers if model in told else 0,
-                    self._steps(model),
-                    len(self._asked(model)),
-                    model in told and told[model].several,
-                )
-                for model in family
-            }
+            fairness.works = {model: self._works(model) for model in family}
+            # Of several, a request is with one after the other, or with one of them.
+            is_one = len(told) == len(family) == len(self._steps(family[0])) == 1
+            fairness.waits_s = fairness.works[family[0]].waits_s if is_one else math.inf
             fairness.any_number = 0 in together
             fairness.silence = self._silence
             for each in own:
                 for kind in each.kinds:
                     kind.join(fairness)
         self._settled = known
+
+    def _works(self, model: str) -> Works:
+        steps, models, told = self._steps(model), len(self._asked(model)), self._told.get(model)
+        if told is None:
+            return Works(0, steps, models)
+        is_alone = all(asks == {model} for asks in self._asks.values() if model in asks)
+        waits_s = told.waits_s if is_alone else math.inf
+        return Works(told.instances // self._servers, steps, models, told.together, waits_s, told.latest)
 
     def _asked(self, model: str) -> frozenset[str]:
         return self._asks.get(model, frozenset((model,)))

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 
 from compress.errors import ServerError
 from serve.gateway.access.accounts import NoSilence, Silence
@@ -24,6 +25,7 @@ from serve.gateway.access.seated import Seated
 from serve.gateway.access.slotless import Slotless, Waiting
 from serve.gateway.access.slots import Slots, Turn
 from serve.gateway.errors import ForbiddenError
+from serve.gateway.health.flights import At, Flight
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.on_demand.lease import Lease
 from serve.gateway.on_demand.residency import Residency
@@ -154,6 +156,18 @@ class Gate:
         """Whether somebody waits for requests of a model that are with Triton, or for their turn, or it is down."""
         return any(kind.awaited for kind in self.places(model).kinds) or model in self.incidents.outages
 
+    def board(self, flight: Flight, sent: Callable[[str, At, At], None]) -> None:
+        """A request has its place, and is about to be sent.
+
+        Args:
+            flight: is told what it keeps at work.
+            sent: of its places, that are told where it goes if that makes a difference.
+        """
+        places = self.places(flight.model)
+        flight.needs = places.needs(flight.key)
+        if places.fairness.is_split:
+            flight.on_sent = partial(sent, flight.key)
+
     def known(self, model: str) -> None:
         """Triton has answered for this model."""
         if model not in self._places and len(self._places) < MAX_MODELS:
@@ -168,7 +182,7 @@ class Gate:
         servers: int = 1,
         together: int = 0,
         waits_s: float = math.inf,
-        several: bool = False,
+        latest: str = "",
     ) -> None:
         """So many instances of a model work at the same time, on all servers.
 
@@ -176,12 +190,12 @@ class Gate:
             servers: how many there are.
             together: requests that an instance answers at a time at most; 0 where nobody knows.
             waits_s: for how long one that is free waits for more of a batch, at most; see `Fairness`.
-            several: whether several versions are served, each with instances of its own.
+            latest: as of `Works`.
             asks: other models that answer for it; what keys have used of the one, they have used of the others.
         """
         for each in (*asks, model):
             self.known(each)
-        self._families.works(model, Told(instances, together, waits_s, several), asks, servers)
+        self._families.works(model, Told(instances, together, waits_s, latest), asks, servers)
         self._families.settle(self._places)
 
     def answer_for(self, groups: Collection[frozenset[str]]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from serve.gateway.access.admission import Admission, Beside
 from serve.gateway.access.memory import Share
+from serve.gateway.health.flights import At
 
 __all__ = ["ListPart", "Lists", "Turns"]
 
@@ -99,15 +100,15 @@ class ListPart:
             await self._places.enter(priority, left, who, patient=True)
             self._turns.begun = True
 
-    def sent(self, who: str, was: str, server: str) -> None:
+    def sent(self, who: str, was: At, at: At) -> None:
         """See `Admission`."""
-        self._places.sent(who, was, server)
+        self._places.sent(who, was, at)
 
-    def leave(self, seconds: float | None, size: int = 0, who: str = "", server: str = "") -> None:
+    def leave(self, seconds: float | None, size: int = 0, who: str = "", at: At | None = None) -> None:
         """See `Admission`."""
         if seconds is not None:
             self._turns.of.learn(self._cost, seconds)
-        self._places.leave(seconds, size, who, server)
+        self._places.leave(seconds, size, who, at)
 
     def leave_after(
         self,
@@ -117,10 +118,10 @@ class ListPart:
         held: Share | None = None,
         who: str = "",
         through: Sequence[asyncio.Future[Any]] = (),
-        server: str = "",
+        at: At | None = None,
     ) -> None:
         """See `Admission`."""
-        self._places.leave_after(ended, started, size, held, who, through, server)
+        self._places.leave_after(ended, started, size, held, who, through, at)
 
     def outlast(
         self,
@@ -128,12 +129,12 @@ class ListPart:
         size: int = 0,
         who: str = "",
         through: Sequence[asyncio.Future[Any]] = (),
-        server: str = "",
+        at: At | None = None,
     ) -> None:
         """See `Admission`."""
         if seconds is not None:
             self._turns.of.learn(self._cost, seconds)
-        self._places.outlast(seconds, size, who, through, server)
+        self._places.outlast(seconds, size, who, through, at)
 
     def abandon(self, seconds: float, who: str = "", ended: Sequence[asyncio.Future[Any]] = (), size: int = 0) -> None:
         """See `Admission`."""

@@ -23,6 +23,7 @@ from serve.gateway.access.left_behind import leave_once_through
 from serve.gateway.access.memory import Share
 from serve.gateway.access.slotless import Slotless
 from serve.gateway.access.slots import Turn
+from serve.gateway.health.flights import At
 
 __all__ = ["Seated"]
 
@@ -98,19 +99,19 @@ class Seated:
             self._comes_back()
             self._places.take_back(who, self._begun)
 
-    def sent(self, who: str, was: str, server: str) -> None:
+    def sent(self, who: str, was: At, at: At) -> None:
         """As of `Admission`."""
         if not self._aside:
-            self._places.sent(who, was, server)
+            self._places.sent(who, was, at)
 
-    def leave(self, seconds: float | None, size: int = 0, who: str = "", server: str = "") -> None:
+    def leave(self, seconds: float | None, size: int = 0, who: str = "", at: At | None = None) -> None:
         """As of `Admission`."""
         self._ends()
         if self._aside:
             self._beside.leave(None)
         else:
             self._comes_back()
-            self._places.leave(seconds, size, who, server, self._begun)
+            self._places.leave(seconds, size, who, at, self._begun)
 
     def leave_after(
         self,
@@ -120,15 +121,15 @@ class Seated:
         held: Share | None = None,
         who: str = "",
         through: Sequence[asyncio.Future[Any]] = (),
-        server: str = "",
+        at: At | None = None,
     ) -> None:
         """As of `Admission`; until the server is through it may still be set aside."""
 
         def leave(answered: bool) -> None:
             if answered or all(each.done() for each in through):
-                self.leave(time.monotonic() - started if answered else None, size, who, server)
+                self.leave(time.monotonic() - started if answered else None, size, who, at)
             else:
-                self.outlast(None, size, who, through, server)
+                self.outlast(None, size, who, through, at)
 
         if not self._aside:
             self._left = True
@@ -149,7 +150,7 @@ class Seated:
         size: int = 0,
         who: str = "",
         through: Sequence[asyncio.Future[Any]] = (),
-        server: str = "",
+        at: At | None = None,
     ) -> None:
         """As of `Admission`."""
         self._ends()
@@ -157,7 +158,7 @@ class Seated:
             self._beside.leave(None)
         else:
             self._comes_back()
-            self._places.outlast(seconds, size, who, through, server, self._begun)
+            self._places.outlast(seconds, size, who, through, at, self._begun)
 
     def _comes_back(self) -> None:
         """Its place is about to be free, which its client may have left."""

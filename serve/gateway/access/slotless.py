@@ -16,6 +16,7 @@ from serve.gateway.access.left_behind import leave_once_through
 from serve.gateway.access.memory import Share
 from serve.gateway.access.slots import MOST_WAITING
 from serve.gateway.errors import RateLimitedError
+from serve.gateway.health.flights import At
 
 __all__ = ["Slotless", "Waiting"]
 
@@ -81,10 +82,10 @@ class Slotless:
         """Nothing is waited for; see `try_enter`."""
         self.try_enter()
 
-    def sent(self, _who: str, _was: str, _server: str) -> None:
+    def sent(self, _who: str, _was: At, _at: At) -> None:
         """It stands in nobody's way."""
 
-    def leave(self, _seconds: float | None, _size: int = 0, _who: str = "", _server: str = "") -> None:
+    def leave(self, _seconds: float | None, _size: int = 0, _who: str = "", _at: At | None = None) -> None:
         """Its time says nothing of the model."""
         self._waiting.count(self._whose, -1)
 
@@ -96,7 +97,7 @@ class Slotless:
         held: Share | None = None,
         _who: str = "",
         _through: Sequence[asyncio.Future[Any]] = (),
-        _server: str = "",
+        _at: At | None = None,
     ) -> None:
         """What its client left stands here until the model server is through with it; arguments as of `Admission`."""
         leave_once_through(ended, lambda _: self.leave(None), size, held)
@@ -107,7 +108,7 @@ class Slotless:
         _size: int = 0,
         _who: str = "",
         _through: Sequence[asyncio.Future[Any]] = (),
-        _server: str = "",
+        _at: At | None = None,
     ) -> None:
         """It got no slot in time, and nobody is at work on it."""
         self.leave(None)

@@ -101,8 +101,7 @@ async def ask_model(
         gate.incidents.outages.check(model)
         gate.keys.again(identity).check_model(model)  # it may have waited, and a list's later parts for minutes
         suspects.take_off(flight)
-        flight.needs = gate.places(model).needs(identity.id)
-        flight.on_sent = partial(places.sent, identity.id)
+        gate.board(flight, places.sent)
         above, on_left = ABOARD.set(flight), LEFT.set(leaving)
         try:
             response = await unless_client_leaves(scope, receive, ask())
@@ -131,13 +130,13 @@ async def ask_model(
             ended = leaving.ended
             if late:
                 leaving.linger()
-                places.outlast(seconds, size, identity.id, leaving.through, flight.server)
+                places.outlast(seconds, size, identity.id, leaving.through, flight.at)
             elif not given_up:
                 leaving.close()
-                places.leave(seconds, size, identity.id, flight.server)
+                places.leave(seconds, size, identity.id, flight.at)
             elif ended:
                 held = Share(gate.memory, identity.id)
-                places.leave_after(ended, started, size, held, identity.id, leaving.through, flight.server)
+                places.leave_after(ended, started, size, held, identity.id, leaving.through, flight.at)
             else:
                 places.abandon(time.monotonic() - started, identity.id, leaving.aside, size)
             if beside is not None:

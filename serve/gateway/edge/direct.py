@@ -22,11 +22,12 @@ from serve.gateway.edge.asked import Asked
 from serve.gateway.edge.asking import CLIENT_LEFT
 from serve.gateway.edge.infer_head import JSON, answer_lines, returned_lines
 from serve.gateway.errors import EndsError, GatewayError, UpstreamTimeoutError, bare
-from serve.gateway.health.flights import Flight
+from serve.gateway.health.flights import At, Flight
 from serve.gateway.observe.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.gateway.oip.contracts import JSON_AT_HAND, Contracts
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
+from serve.gateway.upstream.balancer import path_of
 from serve.gateway.upstream.upstream import Upstream, failure_of
 from serve.http.client import Connection, ExchangeError, Pool, Response
 
@@ -131,6 +132,8 @@ class Direct:
             node.pool.give(connection)
             return False
         work = places.seat(account)
+        if work is not None and places.fairness.is_split:
+            places.fairness.sent(work, At(node.name, path_of(target.path.encode())), places.now)
         call = _Call(self, client, asked, identity, places, work, node.pool, connection, len(body))
         self.telemetry.began()
         call.send(head, sent, call.started + self._timeout_s)
@@ -298,14 +301,16 @@ class _Call(Observed):
         """Nobody is left to answer; `ended` tells when Triton is through with it."""
         self._flight.left = True
         self._let_go(answered=False)
-        self._places.stand(self._work, self._identity.id)
+        work = self._work
+        self._places.stand(work, self._identity.id)
         if ended is None:
             self._places.abandon(time.monotonic() - self.started, self._identity.id, (), self.received)
         else:
             through = self._connection.through
             self._places.leave_after(
-                [ended], self.started, self.received, None, self._identity.id, () if through is None else (through,)
-            )
+                [ended], self.started, self.received, None, self._identity.id, () if through is None else (through,),
+                None if work is None else work.sent_to,
+            )  # fmt: skip
         self._direct.telemetry.observe(self, CLIENT_LEFT)
 
     def _let_go(self, *, answered: bool) -> None:

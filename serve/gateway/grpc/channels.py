@@ -218,7 +218,7 @@ class GrpcChannels:
         balancer = self._balancer
         scope = balancer.scope(scope_name)
         scope.budget.earn()
-        flight = ABOARD.get() if balancer.deaths is not None else None
+        flight = ABOARD.get()
         tried: list[Node] = []
         while True:
             attempt = balancer.begin(scope, tried, sequence, who=who, flight=flight)
@@ -332,13 +332,13 @@ class GrpcChannels:
             GatewayError: there is no room for the stream, or for an answer; what `late` says.
             grpc.aio.AioRpcError: as it came.
         """
-        if self._balancer.deaths is None:
-            flights = None
         first = None if flights is None else flights.first
         asked = self._balancer.scope(scope_name)
         attempt = self._balancer.begin(asked, (), sequence, who=who, trial=False, flight=first)
         if flights is not None:
-            flights.take_to(attempt.node.name, attempt.node.occupied)
+            flights.goes_to(attempt.node.name)
+            if self._balancer.deaths is not None:
+                flights.take_to(attempt.node.name, attempt.node.occupied)
         server = Verdict.NOTHING
         way = Way(late)
         left = False

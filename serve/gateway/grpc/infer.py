@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from contextvars import Token
-from functools import partial
 from typing import Any
 
 import grpc
@@ -165,8 +164,7 @@ class Inference:
             started = time.monotonic()
             self._gate.incidents.outages.check(model)
             suspects.take_off(flight)
-            flight.needs = self._gate.places(model).needs(identity.id)
-            flight.on_sent = partial(places.sent, identity.id)
+            self._gate.board(flight, places.sent)
             above = ABOARD.set(flight)
             release = self._releases.get(model) if not request.model_version else None
             beside = self._releases.beside(stays or asked, release)
@@ -235,14 +233,14 @@ class Inference:
             hold_until_through(left, Share(self._gate.memory, share.key), len(body))
             if entered:
                 if given_up and left:
-                    places.leave_after(ended, started, len(body), None, identity.id, left, flight.server)
+                    places.leave_after(ended, started, len(body), None, identity.id, left, flight.at)
                 elif given_up:
                     places.abandon(time.monotonic() - started, identity.id, aside, len(body))
                 elif late:
                     through = left or ([] if release else aside)
-                    places.outlast(seconds, len(body), identity.id, through, flight.server)
+                    places.outlast(seconds, len(body), identity.id, through, flight.at)
                 else:
-                    places.leave(seconds, len(body), identity.id, flight.server)
+                    places.leave(seconds, len(body), identity.id, flight.at)
             if entered and seen.trace is not None:
                 seen.trace.done("upstream")
 
@@ -280,7 +278,7 @@ class Inference:
             try:
                 if target.model == release.model:
                     return Grade.GOOD, await self._aside(identity, request, body, deadline, kept, aside, waits=waits)
-                with self._gate.incidents.suspects.beside(identity.id, target.model, body):
+                with self._gate.incidents.suspects.beside(identity.id, target.model, body, instead=True):
                     return Grade.GOOD, await self._aside(identity, request, body, deadline, kept, aside, waits=waits)
             except grpc.aio.AioRpcError as err:
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:

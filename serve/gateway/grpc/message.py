@@ -367,12 +367,17 @@ def asked_of(request: Any) -> Target:
     return Target(request.model_name, request.model_version or None)
 
 
+def path_of(request: Any) -> str:
+    """The model that an infer request asks for, by its name, with its version where that is asked for."""
+    version = f"/versions/{request.model_version}" if request.model_version else ""
+    return f"{request.model_name}{version}"
+
+
 def about(request: Any) -> tuple[bytes, bytes | None]:
     """Path of the model that an infer request asks for, and the id of its sequence."""
-    version = f"/versions/{request.model_version}" if request.model_version else ""
     parameter = request.parameters.get("sequence_id")
     sequence = None
     if parameter is not None:
         text = parameter.string_param or str(parameter.int64_param or parameter.uint64_param or "")
         sequence = text.encode() or None
-    return f"/v2/models/{request.model_name}{version}".encode(), sequence
+    return f"/v2/models/{path_of(request)}".encode(), sequence

@@ -15,6 +15,7 @@ from serve.gateway.access.left_streams import Trial
 from serve.gateway.access.slots import Turn
 from serve.gateway.errors import ClientGoneError, GatewayError
 from serve.gateway.grpc.places import Place, Places
+from serve.gateway.health.flights import NOWHERE, At
 from serve.gateway.release.beside import Besides
 
 __all__ = ["Placed"]
@@ -22,9 +23,15 @@ __all__ = ["Placed"]
 SLOW_PART = 0.1  # of an answer's time: a client that took more for those before it says nothing of the model
 
 
+def _nowhere(_path: str) -> At:
+    """Nobody was told."""
+    return NOWHERE
+
+
 @dataclass(slots=True, eq=False)
 class _Message:
     model: str
+    path: str
     size: int
     place: Place
     sent: float
@@ -71,6 +78,7 @@ class Placed:
         of_sequence: bool,
         decoupled: bool | None,
         beside: Besides | None = None,
+        path: str = "",
     ) -> None:
         """Wait for a message's place.
 
@@ -81,6 +89,7 @@ class Placed:
                 that begins it gives it back as soon as others are known to have all slots, or after SLOT_S.
             decoupled: whether the model is; None where that is not known.
             beside: is told of it, while it is with Triton.
+            path: of the model, with its version where that was asked for.
 
         Raises:
             OverloadedError: there was none in time.
@@ -108,7 +117,9 @@ class Placed:
         self._decoupled = self._decoupled or bool(decoupled)
         if beside is not None:
             beside.enter(identity.id)
-        message = _Message(model, size, place, time.monotonic(), self._taking_s, tells, timer, beside, over, trial)
+        message = _Message(
+            model, path or model, size, place, time.monotonic(), self._taking_s, tells, timer, beside, over, trial
+        )
         if trial is not None and trial.patience_s is not None:
             message.trying = asyncio.get_running_loop().call_later(trial.patience_s, self._tried, model)
         self._messages.append(message)
@@ -183,13 +194,13 @@ class Placed:
         if (found := self._of(model)) is not None and not found.begun:
             self._first_came(found)
 
-    def answered(self, model: str, *, good: bool, server: str = "") -> None:
+    def answered(self, model: str, *, good: bool, at: Callable[[str], At] = _nowhere) -> None:
         """The last answer of a message has come.
 
         Args:
             model: that it names; "" where it names none.
             good: whether it is none of an error.
-            server: that the stream goes to, of several, as far as is known.
+            at: where messages go that ask a model, as far as was told.
         """
         if (found := self._of(model)) is None:
             return
@@ -198,23 +209,23 @@ class Placed:
         self._messages.remove(found)
         seconds = time.monotonic() - found.sent
         tells = good and found.tells and not self._decoupled and self._taking_s - found.taking_s <= SLOW_PART * seconds
-        self._leave(found, seconds if tells else None, server)
+        self._leave(found, seconds if tells else None, at)
         if good:
             self._places.knows(found.model, decoupled=False)
 
-    def end(self, after: asyncio.Future[int | None] | None, server: str = "") -> None:
+    def end(self, after: asyncio.Future[int | None] | None, at: Callable[[str], At] = _nowhere) -> None:
         """The stream is over, and Triton is done with it: now, or after this.
 
         Args:
             after: gives None where Triton was not done in time.
-            server: as of `answered`.
+            at: as of `answered`.
         """
         self._ended = True
         if self._waiting is not None:
             self._waiting.cancel()
         if after is None:
             while self._messages:
-                self._leave(self._messages.popleft(), None, server)
+                self._leave(self._messages.popleft(), None, at)
             return
         over = []
         for message in self._messages:
@@ -225,7 +236,7 @@ class Placed:
         def ended(after: asyncio.Future[int | None]) -> None:
             stuck = not after.cancelled() and after.exception() is None and after.result() is None
             while self._messages:
-                self._leave(self._messages.popleft(), None, server)
+                self._leave(self._messages.popleft(), None, at)
             for each in over:
                 each(stuck)
 
@@ -251,12 +262,12 @@ class Placed:
             message.trial.over(unanswered=unanswered)
             message.trial = None
 
-    def _leave(self, message: _Message, seconds: float | None, server: str = "") -> None:
+    def _leave(self, message: _Message, seconds: float | None, at: Callable[[str], At]) -> None:
         self._over_trying(message)
         if message.timer is not None:
             message.timer.cancel()
         message.over()
-        message.place.leave(seconds, message.size, server)
+        message.place.leave(seconds, message.size, at(message.path))
         if message.beside is not None:
             message.beside.leave()
 

@@ -22,6 +22,7 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.access.left_streams import Trial
 from serve.gateway.access.slots import MOST_WAITING, Turn
 from serve.gateway.errors import OverloadedError
+from serve.gateway.health.flights import At
 
 __all__ = ["Place", "Places"]
 
@@ -219,14 +220,14 @@ class Place:
         else:
             self.of_model.take_back(self._who, self._begun)
 
-    def leave(self, seconds: float | None, size: int = 0, server: str = "") -> None:
+    def leave(self, seconds: float | None, size: int = 0, at: At | None = None) -> None:
         """The message is over; arguments as for `Admission.leave`."""
         self._over = True
         self._comes_back()
         self._all.leave(self._caller, self.of_model, self._slotless)
         if not self._slotless:
             begun = self._begun if self._of_sequence else -math.inf
-            self.of_model.leave(seconds, size, self._who, server, begun)
+            self.of_model.leave(seconds, size, self._who, at, begun)
 
 
 def _most(places: Admission, slotless: bool) -> int:

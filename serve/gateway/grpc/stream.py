@@ -21,7 +21,7 @@ from serve.gateway.errors import BadRequestError, GatewayError, UpstreamBrokenEr
 from serve.gateway.grpc.channels import GrpcChannels
 from serve.gateway.grpc.expected import HELD_BYTES, Expected, Expecting
 from serve.gateway.grpc.first import First
-from serve.gateway.grpc.message import Incoming, SlowMessageError, about
+from serve.gateway.grpc.message import Incoming, SlowMessageError, about, path_of
 from serve.gateway.grpc.parcel import Parcel
 from serve.gateway.grpc.placed import Placed
 from serve.gateway.grpc.places import Places
@@ -154,12 +154,11 @@ class Streams:
                     place = partial(
                         placed.enter, identity, request.model_name, len(body), turn,
                         of_sequence=sequence is not None, decoupled=kind if isinstance(kind, bool) else None,
-                        beside=self._incoming.beside(request),
+                        beside=self._incoming.beside(request), path=path_of(request),
                     )  # fmt: skip
-                    of_model, patience_s = self._gate.places(request.model_name), self._settings.timeout_s
                     await flights.sent(
-                        identity.id, request.model_name, patience_s, place,
-                        partial(of_model.needs, identity.id), partial(of_model.sent, identity.id),
+                        identity.id, request.model_name, self._settings.timeout_s, place,
+                        partial(self._gate.board, sent=self._gate.places(request.model_name).sent), path_of(request),
                     )  # fmt: skip
                     self._gate.incidents.outages.check(request.model_name)  # it may have waited long
                 except GatewayError as err:
@@ -207,7 +206,7 @@ class Streams:
                             if not last:
                                 placed.goes_on(unanswered.model)
                             if last:
-                                placed.answered(unanswered.model, good=not failed_at_triton, server=flights.server)
+                                placed.answered(unanswered.model, good=not failed_at_triton, at=flights.at)
                                 flights.answered()
                                 if leases:
                                     leases.popleft().close()
@@ -256,7 +255,7 @@ class Streams:
                 if turn is not None:
                     turn.leave(None)
             expected.end(leaving)
-            placed.end(leaving, flights.server)
+            placed.end(leaving, flights.at)
             unanswered.end()
             release(None)
         if failed:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from serve.gateway.health.fingerprints import Suspect
 from serve.http.body import GrowingBody
 
-__all__ = ["ABOARD", "NO_NEEDS", "Flight", "Needed", "Needs", "may_be", "within"]
+__all__ = ["ABOARD", "NOWHERE", "NO_NEEDS", "At", "Flight", "Needed", "Needs", "may_be", "within"]
 
 Needed = Sequence[tuple[str, int]]
 """What has instances of its own, each with how many one server has."""
@@ -50,6 +51,21 @@ class Needs:
 NO_NEEDS = Needs()
 
 
+class At(NamedTuple):
+    """What a request goes to.
+
+    Attributes:
+        server: by its name.
+        path: of the model that is asked there, by its name, with its version where that was asked for.
+    """
+
+    server: str = ""
+    path: str = ""
+
+
+NOWHERE = At()
+
+
 class Flight:
     """A request that is with the model server.
 
@@ -63,8 +79,8 @@ class Flight:
         needs: what it keeps at work, as far as is known.
         server: that has it, by its name; "" where there is one only, or it is not known.
         turn: whether it has its turn.
-        on_sent: is told of the server before and of this one, each time that it goes to one of several; None for
-            nobody.
+        at: what it goes to, as far as was told.
+        on_sent: is told of `at`, of the one before and of this one, each time that it goes to one; None for nobody.
     """
 
     __slots__ = ("__dict__", "body", "key", "left", "model", "sent", "server")  # those that most have; there are many
@@ -74,7 +90,8 @@ class Flight:
     first = turn = guest = lost = cleared = False
     suspect: Suspect | None = None
     needs = NO_NEEDS
-    on_sent: Callable[[str, str], None] | None = None
+    at = NOWHERE
+    on_sent: Callable[[At, At], None] | None = None
     _owner = ""
 
     def __init__(self, key: str, model: str, body: bytes | GrowingBody) -> None:
@@ -85,11 +102,11 @@ class Flight:
         self.left = False
         self.server = ""
 
-    def take_to(self, server: str) -> None:
-        """It goes to this server."""
-        was, self.server = self.server, server
+    def goes_to(self, at: At) -> None:
+        """It goes to this server, for this model."""
         if self.on_sent is not None:
-            self.on_sent(was, server)
+            was, self.at = self.at, at
+            self.on_sent(was, at)
 
     @property
     def owner(self) -> str:

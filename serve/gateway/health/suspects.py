@@ -190,12 +190,19 @@ class Suspects(Collector):
         return any(flight.server in servers and flight.sent < before for flight in self._flying.values())
 
     @contextmanager
-    def beside(self, key: str, model: str, body: bytes) -> Iterator[Flight]:
-        """A request, on its way, is asked of another model, too, or in its place.
+    def beside(self, key: str, model: str, body: bytes, *, instead: bool = False) -> Iterator[Flight]:
+        """A request, on its way, is asked of another model, too.
 
         It counts as answered where nothing is raised, unless its flight is said to be `lost`.
+
+        Args:
+            instead: whether in place of the one that the task is about, whose place is where this goes.
         """
         flight = Flight(key, model, body)
+        if instead and (whole := ABOARD.get()) is not None:
+            flight.needs = whole.needs
+            if whole.on_sent is not None:
+                flight.on_sent = lambda _, at: whole.goes_to(at)
         self.take_off(flight)
         answered = False
         above = ABOARD.set(flight)

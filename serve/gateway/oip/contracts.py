@@ -95,7 +95,7 @@ class Contracts:
         self._loop_time = loop_time or LoopTime()
         self.apart = Apart(apart_bytes)
         self._checks = Checks()
-        self.works: Callable[[str, int, Sequence[str], int, float, bool], None] = _nothing
+        self.works: Callable[[str, int, Sequence[str], int, float, str], None] = _nothing
 
     async def of(self, target: Target) -> Contract:
         """The contract of a model, or of one version of it.
@@ -149,7 +149,7 @@ class Contracts:
                 with contextlib.suppress(GatewayError):  # of one version, Triton tells of no other
                     whole = await self._source.metadata(target.model, None)
             instances, together, waits_s = await self._instances(whole, asks)
-            self.works(target.model, instances, asks, together, waits_s, len(whole.versions) > 1)
+            self.works(target.model, instances, asks, together, waits_s, whole.latest)
         if len(self._holding) >= MODELS:
             self._holding.clear()
         self._holding[target.model, target.version] = time.monotonic() + HOLDS_S, made[1]
@@ -452,7 +452,5 @@ def _made_in_child(read: Callable[..., T], came: bytes | Packed, most_bytes: int
     return read(loaded(text), *arguments)
 
 
-def _nothing(
-    _model: str, _instances: int, _asks: Sequence[str], _together: int, _waits_s: float, _several: bool
-) -> None:
+def _nothing(_model: str, _instances: int, _asks: Sequence[str], _together: int, _waits_s: float, _latest: str) -> None:
     """Nobody is to be told."""

@@ -96,6 +96,11 @@ class ModelMetadata:
             total += math.prod(dims) * DATATYPES[tensor.datatype].itemsize
         return math.inf if self.decoupled is None or self.decoupled else total
 
+    @property
+    def latest(self) -> str:
+        """The version that answers those who name none, where several are served; "" where one is."""
+        return _newest(self.versions) if len(self.versions) > 1 else ""
+
     @classmethod
     def parse(cls, metadata: bytes, config: bytes | None) -> Self:
         """Read Triton's answers to /v2/models/M and, where it gives one, /v2/models/M/config.
@@ -133,11 +138,10 @@ class ModelMetadata:
             steps = tuple(map(_step, known.get("ensemble_scheduling", {}).get("step", ())))
             decoupled = bool(known.get("model_transaction_policy", {}).get("decoupled")) if config is not None else None
             heeds = said or (bool(decoupled) and "stages" in parameters)  # packed hooks that yield
-            chosen = max((each for each in versions if each.isdigit()), key=int, default="")  # by Triton
             return cls(
                 data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
-                decoupled, _batcher(known, data["name"], chosen), network, task, _instances(known), sizes, heeds,
-                _together(known, decoupled), _waits_s(known, decoupled, versions),
+                decoupled, _batcher(known, data["name"], _newest(versions)), network, task, _instances(known), sizes,
+                heeds, _together(known, decoupled), _waits_s(known, decoupled),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err
@@ -208,13 +212,18 @@ def _together(config: Mapping[str, Any], decoupled: bool | None) -> int:
     return max(1, int(config.get("max_batch_size", 0))) if batches else 1
 
 
-def _waits_s(config: Mapping[str, Any], decoupled: bool | None, versions: Sequence[str]) -> float:
+def _waits_s(config: Mapping[str, Any], decoupled: bool | None) -> float:
     batching = config.get("dynamic_batching", {})
     plain = all(name in _IN_ORDER or not value for name, value in batching.items())  # no priorities, nothing put off
     is_cached = bool(config.get("response_cache", {}).get("enable"))  # what is in it waits for no instance
-    if decoupled is None or decoupled or len(versions) > 1 or "sequence_batching" in config or is_cached or not plain:
-        return math.inf  # versions have instances of their own
+    if decoupled is None or decoupled or "sequence_batching" in config or is_cached or not plain:
+        return math.inf
     return int(batching.get("max_queue_delay_microseconds", 0)) / 1e6
+
+
+def _newest(versions: Sequence[str]) -> str:
+    """The one that Triton chooses."""
+    return max((each for each in versions if each.isdigit()), key=int, default="")
 
 
 def _batcher(config: Mapping[str, Any], name: str, version: str) -> Batcher | None:

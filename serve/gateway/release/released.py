@@ -142,7 +142,7 @@ class Released:
                 return down
             if target.model == release.model:
                 return await asked()
-            with suspects.beside(who.id, target.model, body) as flight:
+            with suspects.beside(who.id, target.model, body, instead=True) as flight:
                 found = await asked()
                 flight.lost = isinstance(found[1], GatewayError)
             return found

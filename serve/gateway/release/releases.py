@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
@@ -80,7 +80,7 @@ class Releases:
         self._started = False
         self._looked = False
         self.outgrown: Callable[[Collection[str]], int] = lambda _models: 0
-        self.bound: Callable[[Collection[frozenset[str]]], None] | None = None
+        self.bound: Callable[[Collection[frozenset[str]]], Awaitable[None]] | None = None
         upstream.answers_for_name = self._answers_for_name
 
     def _answers_for_name(self, model: str, version: str) -> bool:
@@ -211,7 +211,7 @@ class Releases:
         for model in self._by_model.keys() - self._rows.keys() - unread.keys():
             del self._by_model[model]
         if self.bound is not None:
-            self.bound({frozenset((model, *models_of(model, each))) for model, each in self._by_model.items()})
+            await self.bound({frozenset((model, *models_of(model, each))) for model, each in self._by_model.items()})
         if failure is not None:
             raise failure
 

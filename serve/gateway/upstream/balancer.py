@@ -27,7 +27,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from serve.gateway.health.flights import ABOARD, NO_NEEDS, Flight, Needed, Needs
+from serve.gateway.health.flights import ABOARD, NO_NEEDS, At, Flight, Needed, Needs
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.upstream.deadline import tells
 from serve.gateway.upstream.deaths import Deaths
@@ -44,7 +44,7 @@ from serve.http.client import Address, ExchangeError, Response
 from serve.http.connection import LEFT
 from serve.http.message import Held
 
-__all__ = ["MOST_SENT", "STOPPING", "Attempt", "Balancer", "Node", "model_of", "scope_of"]
+__all__ = ["MOST_SENT", "STOPPING", "Attempt", "Balancer", "Node", "model_of", "path_of", "scope_of"]
 
 HEALTHY_PANIC_PERCENT = 50
 CONNECT_S = 1.5  # a little more than until the kernel asks a second time; an address that is gone never answers
@@ -66,10 +66,15 @@ def scope_of(target: bytes) -> bytes:
     return match[1] if match is not None else b""
 
 
+def path_of(target: bytes) -> str:
+    """The model that a path asks for, by its name, with its version where that is asked for; the path itself where none
+    is."""
+    return (scope_of(target) or target).decode("latin-1").removeprefix(MODELS)
+
+
 def model_of(target: bytes) -> str:
     """The model that a path asks for, whatever its version; the path itself where it asks for none."""
-    name = scope_of(target) or target
-    return name.partition(b"/versions/")[0].decode("latin-1").removeprefix(MODELS)
+    return path_of(target).partition("/versions/")[0]
 
 
 class Attempt:
@@ -276,7 +281,10 @@ class Balancer:
             ExchangeError: none gave a whole answer.
         """
         given = self.timeout_s if timeout_s is None else timeout_s
+        flight = ABOARD.get() if method == b"POST" else None
         if self._only is not None:
+            if flight is not None and flight.on_sent is not None:
+                flight.goes_to(At(self._only.name, path_of(target)))
             try:
                 return await self._only.pool.request(
                     method,
@@ -291,7 +299,6 @@ class Balancer:
                 self.failed(err)
                 err.early = not tells(given, self.timeout_s)
                 raise
-        flight = ABOARD.get() if self.deaths is not None and method == b"POST" else None
         deadline = time.monotonic() + given
         scope = self.scope(scope_of(target))
         scope.budget.earn()
@@ -430,7 +437,7 @@ class Balancer:
             sequence: id of the sequence that it belongs to.
             who: the id of the key that asks.
             trial: whether it may decide on a server's return; nobody knows when a stream ends.
-            flight: the request, where deaths are followed.
+            flight: the request; None where it is none of a model's.
         """
         now = time.monotonic()
         aboard = ABOARD.get()
@@ -450,7 +457,9 @@ class Balancer:
         else:
             node = self._least(scope, able, now, who, needed)
         if flight is not None:
-            flight.take_to(node.name)
+            if self.deaths is not None:
+                flight.server = node.name
+            flight.goes_to(At(node.name, scope.path))
         return Attempt(self, node, scope, now, who=who, trial=trial, needs=needs)
 
     def _able(self, scope: Scope, tried: Sequence[Node], now: float, who: str) -> tuple[list[Node], Node | None]:

@@ -184,7 +184,7 @@ def config(batching: object = None, versions: Sequence[str] = ("1",), **more: An
         (config(), 0.0),
         (config(dynamic_batching={}), 0.0),
         (config(dynamic_batching={"max_queue_delay_microseconds": "2500"}), 0.0025),
-        (config(versions=("1", "2")), math.inf),  # each has instances of its own
+        (config(versions=("1", "2")), 0.0),
         (config(dynamic_batching={"preferred_batch_size": [4], "priority_levels": 0}), 0.0),
         (config(dynamic_batching={"priority_levels": 2}), math.inf),
         (config(response_cache={"enable": True}), math.inf),

@@ -142,7 +142,7 @@ class World:
             flight.needs, flight.on_sent = places.needs(who), partial(places.sent, who)
             await self.answer(cost_s())
             seconds = time.monotonic() - sent if self.ends_well else None
-            places.leave(seconds, 100, who, server=flight.server)
+            places.leave(seconds, 100, who, flight.at)
             self.took[who].append(time.monotonic() - begun)
             self.since[who].append(begun)
             await asyncio.sleep(pause_s * (0.5 + self.chance.random()))
@@ -185,7 +185,8 @@ class Chosen(World):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.places.fairness.works = {"m": Works(self.instances // self.servers, frozenset(("m",)))}
+        instances = self.instances // self.servers
+        self.places.fairness.works = {"m": Works(instances, frozenset(("m",)), together=self.largest, waits_s=0.0)}
         addresses = [Address("127.0.0.1", 1 + number) for number in range(self.servers)]
         self.balancer = Balancer(addresses, max_connections=64, timeout_s=30.0)
         for node in self.balancer.nodes:  # nobody is there who would answer a probe
@@ -194,8 +195,7 @@ class Chosen(World):
     async def answer(self, seconds: float) -> None:
         flight = ABOARD.get()
         assert flight is not None
-        attempt = self.balancer.begin(self.balancer.scope(b"/v2/models/m"), who=flight.key)
-        flight.take_to(attempt.node.name)
+        attempt = self.balancer.begin(self.balancer.scope(b"/v2/models/m"), who=flight.key, flight=flight)
         await self.fleet[self.balancer.nodes.index(attempt.node)].answer(seconds)
         attempt.end(Verdict.GOOD, Verdict.GOOD)
 

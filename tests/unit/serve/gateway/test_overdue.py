@@ -18,6 +18,7 @@ from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.fairness import BATCH_S, BESIDE_S, LOOK_S, Fairness
 from serve.gateway.access.left_behind import OVERDUE_S
 from serve.gateway.errors import OverloadedError
+from serve.gateway.health.flights import NOWHERE, At
 from serve.http.client import Connection, ExchangeError, Pool, Response, encode_head
 from serve.http.connection import LEFT, Leaving
 from tests.serve_http import Received, answer, in_loop, scripted_server
@@ -351,14 +352,16 @@ async def test_who_waits_at_one_of_several_servers_behind_an_overdue_request_pay
     loop = asyncio.get_running_loop()
     first, behind = loop.create_future(), loop.create_future()
     assert places.try_enter("greedy")
+    places.sent("greedy", NOWHERE, at := At("a", "m"))
     await asyncio.sleep(LIGHT_S)
-    assert places.try_enter("one")  # at the same server, as the other one answers the others all the while
+    assert places.try_enter("one")
+    places.sent("one", NOWHERE, at)  # at the same server, as the other one answers the others all the while
     for _ in range(int(TIMEOUT_S / LIGHT_S)):
         assert places.try_enter("two")
         await asyncio.sleep(LIGHT_S)
         places.leave(LIGHT_S, who="two")
-    places.outlast(TIMEOUT_S, 100, "greedy", [first], "a")
-    places.outlast(TIMEOUT_S, 100, "one", [behind], "a")
+    places.outlast(TIMEOUT_S, 100, "greedy", [first], at)
+    places.outlast(TIMEOUT_S, 100, "one", [behind], at)
     await waits(places, LONG_S - TIMEOUT_S)
     one = fairness.of("one", 5, time.monotonic())
     assert not one.heavy
@@ -382,11 +385,13 @@ async def test_what_comes_next_of_what_is_overdue_at_a_server_is_charged_from_th
     await light_requests(places)
     loop = asyncio.get_running_loop()
     through = [loop.create_future() for _ in range(2)]
+    at = At("a", "m")
     for who in ("greedy", "another"):
         assert places.try_enter(who)
+        places.sent(who, NOWHERE, at)
     await waits(places, TIMEOUT_S)
     for who, each in zip(("greedy", "another"), through, strict=True):
-        places.outlast(TIMEOUT_S, 100, who, [each], "a")
+        places.outlast(TIMEOUT_S, 100, who, [each], at)
     await waits(places, LONG_S - TIMEOUT_S)
     through[0].set_result(True)
     await waits(places, LONG_S)

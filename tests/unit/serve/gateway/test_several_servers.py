@@ -1,4 +1,5 @@
-"""What keys are charged at several servers, each of which works on its own queue, by the times at which all is seen."""
+"""What keys are charged where there are several queues, of servers, models under release and versions, by the times at
+which all is seen."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from serve.gateway.access.accounts import Account, NoSilence, Work, Works
 from serve.gateway.access.fairness import KNOWN_S, Fairness
+from serve.gateway.health.flights import At
 
 LIGHT_S, LONG_S = 0.001, 2.5
 
@@ -24,16 +26,16 @@ class Charged(Fairness):
         super().__init__()
         self.charged: defaultdict[Account, float] = defaultdict(float)
         self.servers, self.instances, self.most_together, self.waits_s = servers, servers * instances, together, 0.0
-        self.works = {"m": Works(instances, frozenset({"m"}))}
+        self.works = {"m": Works(instances, frozenset({"m"}), together=together, waits_s=0.0)}
         self.silence = Ready(servers=servers)
 
     def _pay(self, account: Account, seconds: float) -> None:
         self.charged[account] += seconds
         super()._pay(account, seconds)
 
-    def sends(self, who: str, server: str, now: float) -> Work:
+    def sends(self, who: str, server: str, now: float, path: str = "m") -> Work:
         work = self.begin(self.of(who, 5, now), now, "m")
-        self.sent(work, server, now)
+        self.sent(work, At(server, path), now)
         return work
 
 
@@ -96,6 +98,7 @@ jobs = st.lists(
     st.tuples(
         st.sampled_from(["a", "b", "c", "d"]),
         st.sampled_from(["s1", "s2", "s3"]),
+        st.sampled_from([0, 1, 2]),  # of the paths
         st.floats(0.0, 0.5),  # after the one before
         st.sampled_from([0.0, 0.001, 0.02, 0.3, 3.0]),
         st.floats(0.0, 0.004),  # until the gateway reads its answer
@@ -105,32 +108,51 @@ jobs = st.lists(
 )
 
 
+RELEASED = {model: Works(1, frozenset({"m", "next"}), together=1, waits_s=0.0) for model in ("m", "next")}
+VERSIONS = {"m": Works(1, frozenset({"m"}), together=1, waits_s=0.0, latest="3")}
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize(
+    ("works", "paths"),
+    [
+        ({}, ["m", "m", "m"]),
+        (RELEASED, ["m", "next", "next/versions/2"]),
+        (VERSIONS, ["m", "m/versions/2", "m/versions/3"]),
+    ],
+    ids=["one model", "two under release", "several versions"],
+)
 @given(jobs=jobs)
-def test_each_key_is_charged_what_its_requests_took_where_each_server_works_on_one_after_the_other(
-    jobs: list[tuple[str, str, float, float, float]],
+def test_each_key_is_charged_what_its_requests_took_where_each_queue_is_worked_on_one_after_the_other(
+    servers: int, works: dict[str, Works], paths: list[str], jobs: list[tuple[str, str, int, float, float, float]]
 ) -> None:
-    fairness = Charged(3)
+    """A request that names no version is in the queue of the latest, and one of the only version in its model's."""
+    fairness = Charged(servers)
+    fairness.works = works or fairness.works
     now = 100.0
-    free: defaultdict[str, float] = defaultdict(lambda: -math.inf)
+    free: defaultdict[tuple[str, str], float] = defaultdict(lambda: -math.inf)
     truth: defaultdict[str, float] = defaultdict(float)
-    events: list[tuple[float, bool, int, str, str]] = []
+    events: list[tuple[float, bool, int, str, str, str]] = []
     begun: dict[int, Work] = {}
-    for number, (who, server, pause_s, takes_s, read_s) in enumerate(jobs):
+    same = {"m/versions/3": "m", "next/versions/2": "next"}
+    for number, (who, server, which, pause_s, takes_s, read_s) in enumerate(jobs):
         now += pause_s
-        free[server] = max(now, free[server]) + takes_s
-        truth[who] += takes_s / 3
-        heapq.heappush(events, (now, False, number, who, server))
-        heapq.heappush(events, (free[server] + read_s, True, number, who, server))
+        at, path = server if servers > 1 else "s1", paths[which]
+        queue = at, same.get(path, path)
+        free[queue] = max(now, free[queue]) + takes_s
+        truth[who] += takes_s / servers
+        heapq.heappush(events, (now, False, number, who, at, path))
+        heapq.heappush(events, (free[queue] + read_s, True, number, who, at, path))
     while events:
-        now, answered, which, who, server = heapq.heappop(events)
+        now, answered, number, who, at, path = heapq.heappop(events)
         if answered:
-            fairness.end(begun[which], 1, now, answered=True)
+            fairness.end(begun[number], 1, now, answered=True)
         else:
-            begun[which] = fairness.sends(who, server, now)
+            begun[number] = fairness.sends(who, at, now, path)
     fairness._look(now + 1.0)
     for who in truth:
         assert fairness.charged[fairness._accounts[who]] == pytest.approx(truth[who], abs=0.005 * len(jobs))
-    assert not any(there.next["m"] or there.at_work_of["m"] for there in fairness._at.values())
+    assert all(there.idle for there in (fairness._anywhere, *fairness._at.values()))
 
 
 def test_a_request_that_is_asked_of_another_server_counts_there() -> None:
@@ -138,11 +160,11 @@ def test_a_request_that_is_asked_of_another_server_counts_there() -> None:
     now = known(fairness, 100.0)
     long = fairness.sends("three", "s1", now)
     behind = fairness.sends("two", "s1", now + 0.01)
-    fairness.sent(behind, "s2", now + 0.02)
+    fairness.sent(behind, At("s2", "m"), now + 0.02)
     fairness.end(behind, 1, now + 0.5, answered=True)
     fairness._look(now + 0.6)
     assert fairness.charged[fairness._accounts["two"]] == pytest.approx(0.48 / 2 + 30 * LIGHT_S / 2, abs=0.01)
-    fairness.sent(long, "s2", now + 1.0)
+    fairness.sent(long, At("s2", "m"), now + 1.0)
     fairness.end(long, 1, now + 1.3, answered=True)
     fairness._look(now + 2.0)
     assert fairness.charged[fairness._accounts["three"]] == pytest.approx(0.3 / 2 + 30 * LIGHT_S / 2, abs=0.01)

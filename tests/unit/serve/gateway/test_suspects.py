@@ -354,10 +354,13 @@ def test_a_model_is_down_until_each_cause_has_ended() -> None:
 async def test_messages_of_a_stream_keep_instances_at_work_from_when_they_are_sent_until_they_are_answered() -> None:
     occupied = Occupied()
     stream = StreamFlight(Suspects())
-    needs = Needs({"m": 1}, long=True)
-    await stream.sent("a", "m", 1.0, needs=lambda: needs)
+
+    def board(flight: Flight) -> None:
+        flight.needs = Needs({"m": 1}, long=True)
+
+    await stream.sent("a", "m", 1.0, board=board)
     stream.take_to("server", occupied)
-    await stream.sent("a", "m", 1.0, needs=lambda: needs)
+    await stream.sent("a", "m", 1.0, board=board)
     assert len(occupied) == 2
     now = time.monotonic()
     assert occupied.is_taken([("m", 2)], now, math.inf)
