@@ -8,7 +8,9 @@ from collections import Counter, defaultdict
 from serve.gateway.access.accounts import Account, Work
 from serve.gateway.health.flights import NOWHERE, At
 
-__all__ = ["Answered", "AtServer"]
+__all__ = ["BATCH_S", "Answered", "AtServer"]
+
+BATCH_S = 0.001  # between answers of one batch
 
 Answered = tuple[Account, int, float, float, float, float]
 """One that was answered: its size, what it was charged beyond its cost until that settles, since when an instance was
@@ -49,6 +51,12 @@ class AtServer:
         self.batch: list[Answered] = []
         self.is_any_due = self.is_in_order = False
         self.overtook: Work | None = None
+
+    def answers(self, now: float) -> None:
+        """One of them was answered."""
+        if now - self.answered_at > BATCH_S:
+            self.before = self.answered_at
+        self.answered_at = now
 
     @property
     def idle(self) -> bool:

@@ -37,7 +37,7 @@ from serve.gateway.access.accounts import (
     Work,
     Works,
 )
-from serve.gateway.access.at_server import Answered, AtServer
+from serve.gateway.access.at_server import BATCH_S, Answered, AtServer
 from serve.gateway.health.flights import NO_NEEDS, At, Needs
 
 __all__ = ["Fairness"]
@@ -49,7 +49,6 @@ STANDARD_S = (
 NEW_AT_ONCE = 4  # first requests of keys, until one of them takes long
 KNOWN_S = 300.0  # after its last request, what a key's requests take is remembered
 LOOK_S = 0.1
-BATCH_S = 0.001  # between answers of one batch
 READ_S = 0.01  # that a gateway may take for answers of one moment, which it reads in any order
 LEAST_S = 0.0001  # that any request takes
 LEAST_ODD_S, ODD_PART = 60.0, 10.0  # for so long, or so many times what it took, no other odd request is forgiven a key
@@ -378,6 +377,24 @@ class Fairness:
                 self._let_go(now)
         return work
 
+    def begin_uncounted(self, model: str, at: At, now: float) -> Work:
+        """A request that counts for no key goes to a server: what stands behind it takes nothing meanwhile."""
+        steps = self._works_of(model).steps
+        work = Work(self, Account(), now, model, steps, self._anywhere, beside_heavy=False)
+        self._anywhere.next[model][work] = None
+        self.sent(work, at, now)
+        self._take_up(work.there, work.there.at.path or model, now)
+        return work
+
+    def end_uncounted(self, work: Work, now: float) -> None:
+        """The server is through with it."""
+        work.over = True
+        since = self._since(work, now)
+        if self._unsettled:
+            self._settle_all(now)
+        work.there.answers(now)
+        self._leave_server(work, now, since)
+
     def sent(self, work: Work, at: At, now: float) -> None:
         """It goes to a server, for a model, for the first time or after another.
 
@@ -609,12 +626,10 @@ class Fairness:
         there = work.there
         if self._unsettled:
             self._settle_all(now)
-        if now - there.answered_at > BATCH_S:
-            there.before = there.answered_at
+        there.answers(now)
         if there not in self._unsettled:
             there.began = now
             self._unsettled[there] = None
-        there.answered_at = now
         if work.over:  # what was settled just now has shown that it is
             return
         if work.overdue is not None:

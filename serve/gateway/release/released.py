@@ -14,6 +14,7 @@ from serve.gateway.access.asides import JUDGED
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Memory, MemoryFullError, Share
+from serve.gateway.access.uncounted import uncounted
 from serve.gateway.errors import (
     GatewayError,
     HasItsConnectionsError,
@@ -253,7 +254,11 @@ class Released:
             try:
                 if graded_down(self._gate.incidents.outages, release.candidate) is not None:
                     return
-                with self._gate.incidents.suspects.beside(who, release.candidate.model, body) as flight:
+                places = self._gate.places(release.candidate.model)
+                with (
+                    self._gate.incidents.suspects.beside(who, release.candidate.model, body) as flight,
+                    uncounted(places, flight),
+                ):
                     grade, copy = await self._ask(release.candidate, headers, body, timeout_s, who, counts=False)
                     flight.lost = isinstance(copy, GatewayError)
                 seconds = time.monotonic() - started

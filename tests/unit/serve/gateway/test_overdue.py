@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.gateway.access.admission import Admission, Bounds
-from serve.gateway.access.fairness import BATCH_S, BESIDE_S, LOOK_S, Fairness
+from serve.gateway.access.at_server import BATCH_S
+from serve.gateway.access.fairness import BESIDE_S, LOOK_S, Fairness
 from serve.gateway.access.left_behind import OVERDUE_S
 from serve.gateway.errors import OverloadedError
 from serve.gateway.health.flights import NOWHERE, At

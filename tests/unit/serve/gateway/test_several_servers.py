@@ -155,6 +155,27 @@ def test_each_key_is_charged_what_its_requests_took_where_each_queue_is_worked_o
     assert all(there.idle for there in (fairness._anywhere, *fairness._at.values()))
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_what_stands_behind_a_copy_for_a_candidate_is_charged_for_its_own_time(servers: int) -> None:
+    fairness = Charged(servers)
+    fairness.works = RELEASED
+    now = 100.0
+    for _ in range(30):
+        for who in ("one", "two"):
+            fairness.end(fairness.sends(who, "s1", now, "next"), 1, now + LIGHT_S, answered=True)
+            now += 0.03
+    before = fairness.charged[fairness._accounts["two"]]
+    copies = [fairness.begin_uncounted("next", At("s1", "next"), now + 0.001 * each) for each in range(2)]
+    light = fairness.sends("two", "s1", now + 0.01, "next")
+    for each, copy in enumerate(copies, 1):
+        fairness.end_uncounted(copy, now + LONG_S * each)
+    now += 2 * LONG_S
+    fairness.end(light, 1, now + LIGHT_S, answered=True)
+    fairness._look(now + 1.0)
+    assert fairness.charged[fairness._accounts["two"]] - before < 3 * LIGHT_S
+    assert all(there.idle for there in (fairness._anywhere, *fairness._at.values()))
+
+
 def test_a_request_that_is_asked_of_another_server_counts_there() -> None:
     fairness = Charged(2)
     now = known(fairness, 100.0)
