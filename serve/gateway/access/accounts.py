@@ -275,9 +275,10 @@ class Works:
         models: that work on a request of it, one after the other.
         together: requests that one of its instances answers at a time at most; 0 where nobody knows.
         waits_s: for how long one that is free waits for more of a batch, at most; infinite where it does not work on
-            requests in the order in which they came, or others ask it, too, of whom is not told when.
+            requests in the order in which they came, or others ask it, of whom is not told when.
         latest: the version that those get who name none, where several are served, each with instances of its own; ""
             where one is.
+        beside: others whose requests may be with the instances of what it asks.
     """
 
     instances: int = 0
@@ -286,6 +287,7 @@ class Works:
     together: int = 0
     waits_s: float = math.inf
     latest: str = ""
+    beside: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class AtServer:
         at: the server and the model, with its version where several are served; nowhere for all others.
         instances: of the model there.
         most_together, waits_s: of the model, as of `Works`.
+        passes_on: whether the model asks others, one after the other: one of them may be free while another is not.
         next: requests that are not yet begun with, as they came, by model.
         at_work_of: those that are, by the models whose instances they may be with.
         is_in_order: whether it is known in which order it works on them.
@@ -38,7 +39,7 @@ class AtServer:
 
     __slots__ = (
         "answered_at", "at", "at_work_of", "batch", "before", "began", "instances", "is_any_due", "is_in_order",
-        "most_together", "next", "overtook", "waits_s",
+        "most_together", "next", "overtook", "passes_on", "waits_s",
     )  # fmt: skip
 
     def __init__(self, at: At = NOWHERE) -> None:
@@ -49,7 +50,7 @@ class AtServer:
         self.at_work_of: Counter[str] = Counter()
         self.answered_at = self.before = self.began = -math.inf
         self.batch: list[Answered] = []
-        self.is_any_due = self.is_in_order = False
+        self.is_any_due = self.is_in_order = self.passes_on = False
         self.overtook: Work | None = None
 
     def answers(self, now: float) -> None:

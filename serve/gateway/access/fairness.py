@@ -138,6 +138,7 @@ class Fairness:
         self._there_of: Counter[str] = Counter()  # that are with the server and not overdue, by the model asked
         self._depths: dict[str, int] = {}  # as of the last look
         self._instances_of = _Instances(self)  # in the same way
+        self._asked_at: dict[str, float] = {}  # when each of its models was last
         self._is_known = False  # whether it is known in which order they came there
         self._batches = 1.0  # the most that an instance was seen to answer together, of those that are here
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
@@ -354,6 +355,7 @@ class Fairness:
         is_beside = not account.heavy and (True if self._overdue else self.heavy > 0)
         work = Work(self, account, now, model, steps, self._anywhere, beside_heavy=is_beside)
         self._in_flight += 1
+        self._asked_at[model] = now
         self._there_of[model] += 1
         self._anywhere.next[model][work] = None
         self._take_up(self._anywhere, model, now)
@@ -407,9 +409,10 @@ class Fairness:
         there, works = self._anywhere, self.works.get(model)
         if works is not None:
             work.runs = model
-            if works.waits_s < math.inf:
+            self._asked_at[model] = now
+            if self._is_in_order(works, now):
                 of_one = f"{model}{VERSIONS}{version or works.latest}" if works.latest else model
-                there = self._queue(At(at.server, of_one))
+                there = self._queue(At(at.server, of_one), now)
         if there is work.there:
             return
         self._leave_server(work, now)
@@ -418,20 +421,26 @@ class Fairness:
         there.next[line][work] = None
         self._take_up(there, line, now)
 
-    def _queue(self, at: At) -> AtServer:
+    def _queue(self, at: At, now: float) -> AtServer:
         """What is known to be there."""
         there = self._at.get(at)
         if there is None:
             there = self._at[at] = AtServer(at)
-            self._knows(there)
+            self._knows(there, now)
         return there
 
-    def _knows(self, there: AtServer) -> None:
+    def _is_in_order(self, works: Works, now: float) -> bool:
+        """Whether a model works on requests as they come: nobody else's are with what it asks."""
+        asked = self._asked_at
+        return works.waits_s < math.inf and not any(now - asked.get(each, -math.inf) < KNOWN_S for each in works.beside)
+
+    def _knows(self, there: AtServer, now: float) -> None:
         """So its model works."""
         works = self._works_of(there.at.path.partition(VERSIONS)[0])
         there.instances = max(1, works.instances or self.instances // self.servers)
         there.most_together, there.waits_s = works.together, works.waits_s
-        there.is_in_order = works.waits_s < math.inf
+        there.is_in_order = self._is_in_order(works, now)
+        there.passes_on = works.models > 1
 
     def _leave_server(self, work: Work, now: float, since: float = math.inf) -> None:
         """What a server had it has no more: its instances go on with what waits there."""
@@ -666,7 +675,7 @@ class Fairness:
             account.not_before = now + max(seconds, late_s) * (1.0 / self._share - 1.0)
         elif not account.large and account.target_s < math.inf:
             self._keep_back(account, now)
-        if self._overdue and answered and not is_due and is_in_order:
+        if self._overdue and answered and not is_due and is_in_order and not there.passes_on:
             there.overtook = work
 
     def _saw_first(self, account: Account, seconds: float, now: float, *, at_once: bool) -> None:
@@ -834,20 +843,21 @@ class Fairness:
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
         self._batches_heavy = max((self._together(each) for each in beside if each.heavy), default=1.0)
         self._batches = max((self._together(each) for each in beside), default=1.0)
-        self._see_queues()
+        self._see_queues(now)
         self._depths.clear()
         self._instances_of.clear()
 
-    def _see_queues(self) -> None:
+    def _see_queues(self, now: float) -> None:
         """In which order each works."""
         for there in self._at.values():
-            self._knows(there)
+            self._knows(there, now)
         several = len(self.works) > 1 or any(each.latest for each in self.works.values())
         self.is_split = self.servers > 1 or several or bool(self._at)
         only = self._anywhere
         only.waits_s, only.most_together = self.waits_s, self.most_together
         only.is_in_order = self.waits_s < math.inf and not self.is_split
-        in_order = all(each.waits_s < math.inf for each in self.works.values())
+        asked = [each for model, each in self.works.items() if now - self._asked_at.get(model, -math.inf) < KNOWN_S]
+        in_order = all(self._is_in_order(each, now) for each in asked)
         self._is_known = only.is_in_order or (in_order and bool(self._at))
         self._at = {at: each for at, each in self._at.items() if each in self._unsettled or not each.idle}
 

@@ -82,12 +82,10 @@ class Families:
             fairness.instances = max(1, min((each.instances for each in told.values()), default=1))
             together = [each.together for each in told.values()]
             fairness.most_together = 0 if 0 in together else max(together, default=0)
-            # Of several, a request is with one after the other, or with one of them.
             fairness.servers = self._servers
             fairness.works = {model: self._works(model) for model in family}
-            # Of several, a request is with one after the other, or with one of them.
-            is_one = len(told) == len(family) == len(self._steps(family[0])) == 1
-            fairness.waits_s = fairness.works[family[0]].waits_s if is_one else math.inf
+            only = fairness.works[family[0]] if len(told) == len(family) == len(self._steps(family[0])) == 1 else None
+            fairness.waits_s = math.inf if only is None else only.waits_s
             fairness.any_number = 0 in together
             fairness.silence = self._silence
             for each in own:
@@ -99,9 +97,12 @@ class Families:
         steps, models, told = self._steps(model), len(self._asked(model)), self._told.get(model)
         if told is None:
             return Works(0, steps, models)
-        is_alone = all(asks == {model} for asks in self._asks.values() if model in asks)
-        waits_s = told.waits_s if is_alone else math.inf
-        return Works(told.instances // self._servers, steps, models, told.together, waits_s, told.latest)
+        ours = self._asked(model)
+        beside = ours.union(*(asks for asks in self._asks.values() if asks & ours)) - {model}
+        is_asked = any(model in asks for asker, asks in self._asks.items() if asker != model)
+        is_known = not is_asked and not (told.latest and models > 1)  # versions ask the same others
+        waits_s = told.waits_s if is_known else math.inf
+        return Works(told.instances // self._servers, steps, models, told.together, waits_s, told.latest, beside)
 
     def _asked(self, model: str) -> frozenset[str]:
         return self._asks.get(model, frozenset((model,)))

@@ -1224,16 +1224,33 @@ def test_a_model_of_which_nothing_is_told_counts_with_those_that_it_answers_for(
     assert not fairness.may(fairness.of("heavy", 5, 40.0), 100.0, 40.0, "base")
 
 
-@pytest.mark.parametrize(("models", "released", "waits_s"), [
-    (["m"], [], 0.02), (["m"], ["m", "next"], math.inf), (["m", "ens"], [], math.inf),
+@pytest.mark.parametrize(("models", "released", "only", "waits_s"), [
+    (["m"], [], 0.02, {"m": 0.02}),
+    (["m"], ["m", "next"], math.inf, {"m": 0.02, "next": math.inf}),  # of which nothing is known yet
+    (["m", "next"], ["m", "next"], math.inf, {"m": 0.02, "next": 0.02}),
+    (["m", "ens"], [], math.inf, {"m": math.inf, "ens": 0.02}),
+    (["m", "ens", "more"], [], math.inf, {"m": math.inf, "ens": 0.02, "more": 0.02}),
+    (["m", "ens", "of ens"], [], math.inf, {"m": math.inf, "ens": math.inf, "of ens": 0.02}),
 ])  # fmt: skip
-def test_in_which_order_requests_are_worked_on_is_known_of_a_model_alone(
-    models: list[str], released: list[str], waits_s: float
+def test_in_which_order_requests_are_worked_on_is_known_of_each_model_that_no_other_asks(
+    models: list[str], released: list[str], only: float, waits_s: dict[str, float]
 ) -> None:
-    """A release may send a request to the other, of which nothing is known yet."""
+    """Of models that others ask nobody is told when these do."""
     gate = Gate(Settings())
-    gate.works("m", 1, together=8, waits_s=0.02)
-    if "ens" in models:
-        gate.works("ens", 1, ["m"], together=8, waits_s=0.02)
+    asks = {"ens": ["m"], "more": ["m"], "of ens": ["ens", "m"]}
+    for model in (*models, *(each for each in released if each not in models)):
+        if model in models:
+            gate.works(model, 1, asks.get(model, []), together=8, waits_s=0.02)
+        else:
+            gate.known(model)
     gate.answer_for({frozenset(released)})
-    assert gate.places("m").fairness.waits_s == waits_s
+    fairness = gate.places("m").fairness
+    assert fairness.waits_s == only
+    assert {model: works.waits_s for model, works in fairness.works.items()} == waits_s
+    assert fairness.works["m"].beside == frozenset(models) - {"m"} - frozenset(released)
+
+
+def test_versions_of_an_ensemble_ask_the_same_models() -> None:
+    gate = Gate(Settings())
+    gate.works("ens", 1, ["m"], together=1, waits_s=0.0, latest="2")
+    assert gate.places("ens").fairness.works["ens"].waits_s == math.inf

@@ -109,6 +109,11 @@ jobs = st.lists(
 
 
 RELEASED = {model: Works(1, frozenset({"m", "next"}), together=1, waits_s=0.0) for model in ("m", "next")}
+ENSEMBLE = {
+    "m": Works(1, frozenset({"m", "a", "b"}), 3, together=1, waits_s=0.0, beside=frozenset({"a", "b"})),
+    "a": Works(1, frozenset({"a"}), together=1, beside=frozenset({"m", "b"})),
+    "b": Works(1, frozenset({"b"}), together=1, beside=frozenset({"m", "a"})),
+}
 VERSIONS = {"m": Works(1, frozenset({"m"}), together=1, waits_s=0.0, latest="3")}
 
 
@@ -119,8 +124,9 @@ VERSIONS = {"m": Works(1, frozenset({"m"}), together=1, waits_s=0.0, latest="3")
         ({}, ["m", "m", "m"]),
         (RELEASED, ["m", "next", "next/versions/2"]),
         (VERSIONS, ["m", "m/versions/2", "m/versions/3"]),
+        (ENSEMBLE, ["m", "m", "m"]),
     ],
-    ids=["one model", "two under release", "several versions"],
+    ids=["one model", "two under release", "several versions", "an ensemble"],
 )
 @given(jobs=jobs)
 def test_each_key_is_charged_what_its_requests_took_where_each_queue_is_worked_on_one_after_the_other(
@@ -233,3 +239,31 @@ def test_one_server_has_one_queue_whether_or_not_it_is_told_that_a_request_goes_
     fairness._look(now + LONG_S + 1.0)
     assert fairness.charged[fairness._accounts["two"]] < 0.1
     assert fairness.charged[fairness._accounts["long"]] == pytest.approx(LONG_S, rel=0.05)
+
+
+def test_once_a_step_is_asked_for_itself_nobody_knows_in_which_order_an_ensemble_is_answered() -> None:
+    """What its instances are at work on may be another's, of whom it is not told when he is through."""
+    fairness = Charged(1)
+    fairness.works = ENSEMBLE
+    assert fairness.sends("one", "s1", 100.0).there.is_in_order
+    before = fairness.sends("one", "s1", 101.0)
+    fairness.begin(fairness.of("two", 5, 102.0), 102.0, "a")
+    assert not fairness.sends("one", "s1", 103.0).there.is_in_order
+    fairness.of("one", 5, 104.0)
+    assert not before.there.is_in_order
+    assert fairness.sends("one", "s1", 103.0 + KNOWN_S).there.is_in_order
+
+
+def test_what_passes_through_an_ensemble_before_an_overdue_request_says_nothing_of_it() -> None:
+    """Of its models one may be free, or have more instances, while another is at work on that request."""
+    fairness = Charged(1)
+    fairness.works = ENSEMBLE
+    now = known(fairness, 100.0)
+    long = fairness.sends("long", "s1", now)
+    fairness.outlasts(long, now + 3.0)
+    for each in range(20):
+        fairness.end(fairness.sends("one", "s1", now + 3.0 + each), 1, now + 3.01 + each, answered=True)
+    fairness._look(now + 30.0)
+    assert not long.over
+    assert fairness.of("long", 5, now + 30.0).heavy
+    assert not fairness.of("one", 5, now + 30.0).heavy
