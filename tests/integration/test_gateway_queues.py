@@ -33,6 +33,17 @@ from tests.integration.test_gateway_sequences import until
 from tests.serve_http import gateway_thread
 
 EVERY = "version_policy { all { } }\n"
+CHAIN = """\
+name: "chain"
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "seconds" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "slept" data_type: TYPE_FP32 dims: [ 1 ] } ]
+ensemble_scheduling { step [ {
+  model_name: "step" model_version: -1
+  input_map { key: "seconds" value: "seconds" } output_map { key: "slept" value: "slept" }
+} ] }
+"""
 PRIORITIES = "dynamic_batching { priority_levels: 2 default_priority_level: 1 }\n"
 
 
@@ -75,10 +86,19 @@ class Asking:
 def asking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asking]:
     whole = tmp_path_factory.mktemp("queues")
     repository = whole / "repository"
-    for name, more in (("alone", ""), ("old", ""), ("new", ""), ("versions", EVERY), ("urgent", PRIORITIES)):
+    for name, more in (
+        ("alone", ""),
+        ("old", ""),
+        ("new", ""),
+        ("step", ""),
+        ("versions", EVERY),
+        ("urgent", PRIORITIES),
+    ):
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "1" / "model.py").write_text(MODEL)
         (repository / name / "config.pbtxt").write_text(CONFIG % name + more)
+    (repository / "chain" / "1").mkdir(parents=True)
+    (repository / "chain" / "config.pbtxt").write_text(CHAIN)
     copytree(repository / "versions" / "1", repository / "versions" / "2")
     key, _ = add_key(whole / "keys.json", "one")
     state = whole / "rollouts.db"
@@ -105,7 +125,7 @@ def asking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             store.wish("old", "promote")
             until(lambda: store.all("old")[0].state == "promoted")
             time.sleep(0.6)  # a gateway looks twice a second
-            for model in ("alone", "old", "new", "versions", "urgent"):
+            for model in ("alone", "old", "new", "versions", "chain", "urgent"):
                 found.ask("HTTP", model)
             time.sleep(0.3)  # how it works is known with the next look
             yield found
@@ -122,6 +142,7 @@ def asking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         ("versions", "", "versions/versions/2"),
         ("versions", "1", "versions/versions/1"),
         ("versions", "2", "versions/versions/2"),
+        ("chain", "", "chain"),
     ],
 )
 def test_a_request_is_in_the_queue_of_the_model_and_version_that_answer_it(

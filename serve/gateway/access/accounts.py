@@ -159,6 +159,8 @@ class Work:
         runs: the model whose instances have it: the one that was asked, until it is told that another is in its place.
         steps: models whose instances it may be with.
         there: the queue that it is in; of several, what is in none that is known, until it is told.
+        line: what it is asked for there: that model, with its version where several are served.
+        takes: what has instances there, that it keeps at work.
         at: since when an instance may be at work on it; infinite while all are on others.
         before: since when that instance was at work on the one before it, of whose batch it may be.
         guards: what counts it, as heavy ones are kept back while it is with the server, up to GUARDS_S.
@@ -175,6 +177,7 @@ class Work:
         "beside_heavy",
         "fairness",
         "guards",
+        "line",
         "model",
         "over",
         "overdue",
@@ -182,6 +185,7 @@ class Work:
         "runs",
         "sent_to",
         "steps",
+        "takes",
         "there",
     )
 
@@ -199,9 +203,9 @@ class Work:
         self.fairness = fairness
         self.account = account
         self.begun = begun
-        self.model = self.runs = model
+        self.model = self.runs = self.line = model
         self.sent_to = NOWHERE
-        self.steps = steps
+        self.steps = self.takes = steps
         self.there = there
         self.beside_heavy = beside_heavy
         self.at = self.before = math.inf
@@ -272,22 +276,22 @@ class Works:
         instances: that work at the same time on one server, of several models of that which has fewest; 0 where nobody
             knows.
         steps: models that it is, or asks, or that answer for it.
-        models: that work on a request of it, one after the other.
+        asks: models that work on a request of it, one after the other, with itself.
         together: requests that one of its instances answers at a time at most; 0 where nobody knows.
         waits_s: for how long one that is free waits for more of a batch, at most; infinite where it does not work on
-            requests in the order in which they came, or others ask it, of whom is not told when.
+            requests in the order in which they came, or nobody knows. Both are of all that are bound to it.
         latest: the version that those get who name none, where several are served, each with instances of its own; ""
             where one is.
-        beside: others whose requests may be with the instances of what it asks.
+        bound: names all that ask one another, whose requests meet; "" where it is alone.
     """
 
     instances: int = 0
     steps: frozenset[str] = frozenset(("",))
-    models: int = 1
+    asks: frozenset[str] = frozenset(("",))
     together: int = 0
     waits_s: float = math.inf
     latest: str = ""
-    beside: frozenset[str] = frozenset()
+    bound: str = ""
 
 
 @dataclass(frozen=True)

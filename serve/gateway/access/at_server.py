@@ -4,51 +4,64 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from typing import NamedTuple
 
-from serve.gateway.access.accounts import Account, Work
+from serve.gateway.access.accounts import Work
 from serve.gateway.health.flights import NOWHERE, At
 
 __all__ = ["BATCH_S", "Answered", "AtServer"]
 
 BATCH_S = 0.001  # between answers of one batch
 
-Answered = tuple[Account, int, float, float, float, float]
-"""One that was answered: its size, what it was charged beyond its cost until that settles, since when an instance was
-at work on it, or on the batch that it is of, for how many seconds of all instances' time, and, for one that is taken to
-have been read early, for how many if it was not."""
+
+class Answered(NamedTuple):
+    """One that was answered.
+
+    Attributes:
+        size: of the request.
+        more: what it was charged beyond its cost until that settles.
+        since: when an instance was at work on it, or on the batch that it is of.
+        seconds: of all instances' time, for which one was.
+    """
+
+    work: Work
+    size: int
+    more: float
+    since: float
+    seconds: float
 
 
 class AtServer:
-    """Those of one model at one server, which works on them as they came; or all of which nobody knows that.
+    """Those of one model at one server, or of several that ask one another; or all of which nobody knows their order.
 
     Attributes:
-        at: the server and the model, with its version where several are served; nowhere for all others.
-        instances: of the model there.
-        most_together, waits_s: of the model, as of `Works`.
-        passes_on: whether the model asks others, one after the other: one of them may be free while another is not.
-        next: requests that are not yet begun with, as they came, by model.
-        at_work_of: those that are, by the models whose instances they may be with.
+        at: the server and the model, with its version where several are served, or what all are bound by that ask one
+            another; nowhere for all others.
+        most_together, waits_s: as of `Works`.
+        passes_on: whether models ask one another: one of them may be free while another is not.
+        next: requests that are not yet begun with, as they came, by what is asked.
+        at_work_of: those that are, by what has instances that they may be with.
         is_in_order: whether it is known in which order it works on them.
         answered_at: the last answer.
         before: the last answer before those of one batch.
-        began: the first of the moment that is not settled yet.
+        began: the first of the moment that is not settled yet; `last` is the last one before that.
         batch: what was answered in it.
         is_any_due: whether one of them was the next to be answered.
         overtook: one of them that was answered while overdue ones seem at work.
     """
 
     __slots__ = (
-        "answered_at", "at", "at_work_of", "batch", "before", "began", "instances", "is_any_due", "is_in_order",
-        "most_together", "next", "overtook", "passes_on", "waits_s",
+        "answered_at", "at", "at_work_of", "batch", "before", "began", "is_any_due", "is_in_order",
+        "last", "most_together", "next", "overtook", "passes_on", "waits_s",
     )  # fmt: skip
 
     def __init__(self, at: At = NOWHERE) -> None:
         self.at = at
-        self.instances = self.most_together = 0
+        self.most_together = 0
         self.waits_s = math.inf
         self.next: defaultdict[str, dict[Work, None]] = defaultdict(dict)
         self.at_work_of: Counter[str] = Counter()
-        self.answered_at = self.before = self.began = -math.inf
+        self.answered_at = self.before = self.began = self.last = -math.inf
         self.batch: list[Answered] = []
         self.is_any_due = self.is_in_order = self.passes_on = False
         self.overtook: Work | None = None

@@ -21,7 +21,7 @@ import bisect
 import itertools
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from serve.gateway.access.accounts import (
     BATCHED,
@@ -78,7 +78,8 @@ class _Instances(dict[str, int]):
 
     def __missing__(self, model: str) -> int:
         fairness = self._fairness
-        self[model] = found = fairness.works.get(model, UNKNOWN).instances * fairness.servers or fairness.instances
+        works = fairness.works.get(model.partition(VERSIONS)[0], UNKNOWN)
+        self[model] = found = works.instances * fairness.servers or fairness.instances
         return found
 
 
@@ -138,7 +139,6 @@ class Fairness:
         self._there_of: Counter[str] = Counter()  # that are with the server and not overdue, by the model asked
         self._depths: dict[str, int] = {}  # as of the last look
         self._instances_of = _Instances(self)  # in the same way
-        self._asked_at: dict[str, float] = {}  # when each of its models was last
         self._is_known = False  # whether it is known in which order they came there
         self._batches = 1.0  # the most that an instance was seen to answer together, of those that are here
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
@@ -229,7 +229,7 @@ class Fairness:
         """
         instances = self._instances_of[model]
         filling = int(GROWS * (instances + 1) * self._batches) if self._batches >= BATCHED else 0
-        return max(3, (self._works_of(model).models + 1) * instances, filling)
+        return max(3, (len(self._works_of(model).asks) + 1) * instances, filling)
 
     def _may_be_new(self, now: float) -> bool:
         """Whether one more request of a key of which nothing is known may be with the server.
@@ -308,7 +308,7 @@ class Fairness:
         account = self._accounts.get(who)
         each = {step: self.works.get(step, UNKNOWN).instances for step in works.steps}
         is_long = account is not None and account.heavy
-        return Needs(each, all_of_them=works.models > 1, by_version=bool(works.latest), long=is_long)
+        return Needs(each, all_of_them=len(works.asks) > 1, by_version=bool(works.latest), long=is_long)
 
     def is_usual(self, who: str) -> bool:
         """Whether the requests of a key are such as most others': only those tell how busy the model is."""
@@ -355,7 +355,6 @@ class Fairness:
         is_beside = not account.heavy and (True if self._overdue else self.heavy > 0)
         work = Work(self, account, now, model, steps, self._anywhere, beside_heavy=is_beside)
         self._in_flight += 1
-        self._asked_at[model] = now
         self._there_of[model] += 1
         self._anywhere.next[model][work] = None
         self._take_up(self._anywhere, model, now)
@@ -384,8 +383,8 @@ class Fairness:
         steps = self._works_of(model).steps
         work = Work(self, Account(), now, model, steps, self._anywhere, beside_heavy=False)
         self._anywhere.next[model][work] = None
+        self._take_up(self._anywhere, model, now)
         self.sent(work, at, now)
-        self._take_up(work.there, work.there.at.path or model, now)
         return work
 
     def end_uncounted(self, work: Work, now: float) -> None:
@@ -406,55 +405,47 @@ class Fairness:
         if not self.is_split or work.over or work.overdue is not None:
             return
         model, _, version = at.path.partition(VERSIONS)
-        there, works = self._anywhere, self.works.get(model)
+        there, line, takes = self._anywhere, work.line, work.takes
+        works = self.works.get(model)
         if works is not None:
             work.runs = model
-            self._asked_at[model] = now
-            if self._is_in_order(works, now):
-                of_one = f"{model}{VERSIONS}{version or works.latest}" if works.latest else model
-                there = self._queue(At(at.server, of_one), now)
+            if works.waits_s < math.inf:
+                line = f"{model}{VERSIONS}{version or works.latest}" if works.latest else model
+                takes = works.asks if works.bound else (line,)
+                there = self._queue(At(at.server, works.bound or line))
         if there is work.there:
             return
         self._leave_server(work, now)
-        work.there, work.at, work.before = there, math.inf, math.inf
-        line = there.at.path or work.model
+        work.there, work.line, work.takes, work.at, work.before = there, line, takes, math.inf, math.inf
         there.next[line][work] = None
         self._take_up(there, line, now)
 
-    def _queue(self, at: At, now: float) -> AtServer:
+    def _queue(self, at: At) -> AtServer:
         """What is known to be there."""
         there = self._at.get(at)
         if there is None:
             there = self._at[at] = AtServer(at)
-            self._knows(there, now)
+            self._knows(there)
         return there
 
-    def _is_in_order(self, works: Works, now: float) -> bool:
-        """Whether a model works on requests as they come: nobody else's are with what it asks."""
-        asked = self._asked_at
-        return works.waits_s < math.inf and not any(now - asked.get(each, -math.inf) < KNOWN_S for each in works.beside)
-
-    def _knows(self, there: AtServer, now: float) -> None:
-        """So its model works."""
+    def _knows(self, there: AtServer) -> None:
+        """So its models work."""
         works = self._works_of(there.at.path.partition(VERSIONS)[0])
-        there.instances = max(1, works.instances or self.instances // self.servers)
         there.most_together, there.waits_s = works.together, works.waits_s
-        there.is_in_order = self._is_in_order(works, now)
-        there.passes_on = works.models > 1
+        there.is_in_order, there.passes_on = works.waits_s < math.inf, bool(works.bound)
 
     def _leave_server(self, work: Work, now: float, since: float = math.inf) -> None:
         """What a server had it has no more: its instances go on with what waits there."""
         there = work.there
-        ours = there.at.path or work.model
         if work.at == math.inf:
-            del there.next[ours][work]
+            del there.next[work.line][work]
             return
         del self._at_work[work]
-        for step in _steps(work, there):
+        for step in work.takes:
             there.at_work_of[step] -= 1
         for line, waiting in there.next.items():
             if waiting:
-                self._take_up(there, line, now, since if line == ours else math.inf)
+                self._take_up(there, line, now, since if line == work.line else math.inf)
 
     def undo(self, work: Work) -> None:
         """It was not sent after all."""
@@ -469,15 +460,18 @@ class Fairness:
         waiting = there.next[line]
         while waiting:
             work = next(iter(waiting))
-            steps = _steps(work, there)
-            for step in steps:
-                if there.at_work_of[step] >= (there.instances or self._instances_of[step]):
+            for step in work.takes:
+                if there.at_work_of[step] >= self._instances_at(there, step):
                     return
             del waiting[work]
             work.at, work.before = (now if now > work.begun else work.begun), before
             self._at_work[work] = None
-            for step in steps:
+            for step in work.takes:
                 there.at_work_of[step] += 1
+
+    def _instances_at(self, there: AtServer, step: str) -> int:
+        instances = self._instances_of[step]
+        return max(1, instances // self.servers) if there.at.server else instances
 
     def _since(self, work: Work, now: float) -> float:
         """When an instance began with a request that is answered now, or with the batch that it is of."""
@@ -635,10 +629,10 @@ class Fairness:
         there = work.there
         if self._unsettled:
             self._settle_all(now)
-        there.answers(now)
         if there not in self._unsettled:
-            there.began = now
+            there.began, there.last = now, there.answered_at
             self._unsettled[there] = None
+        there.answers(now)
         if work.over:  # what was settled just now has shown that it is
             return
         if work.overdue is not None:
@@ -656,7 +650,7 @@ class Fairness:
         is_due = work.at < math.inf
         there.is_any_due |= is_due
         late_s = 0.0 if is_due or since < now else (now - max(begun, there.before)) / instances
-        there.batch.append((account, size or 1, more, since, seconds, late_s))
+        there.batch.append(Answered(work, size or 1, more, since, seconds))
         account.used += more  # until it is known what else was of its batch: whose turn is next is asked now
         account.took.append(now - begun)
         if now - (since if is_in_order else begun) > LONGEST_WAIT_S:
@@ -729,19 +723,20 @@ class Fairness:
         answered, overtook, is_any_due = there.batch, there.overtook, there.is_any_due
         there.batch, there.overtook, there.is_any_due = [], None, False
         if not is_any_due:  # what was sent before is at work yet: the order is another
-            answered = [(*each[:4], max(each[4:]), 0.0) for each in answered]
+            answered = [*self._overtaking(there, answered)] if there.is_in_order else answered
             if overtook is not None:
                 self._end_gone(overtook, there.answered_at)
         if len(answered) == 1:
-            if self.instances == 1 and answered[0][4] < answered[0][0].alone_s:
-                answered[0][0].alone_s = answered[0][4]
+            account, seconds = answered[0].work.account, answered[0].seconds
+            if self.instances == 1 and seconds < account.alone_s:
+                account.alone_s = seconds
             self._charge(answered, there.answered_at)
         elif answered:
             batches: dict[float, list[Answered]] = {}
             for number, each in enumerate(answered):
                 # Where nobody knows the order, nobody knows what was one; and of a model without batches, nothing was.
                 is_known = there.is_in_order
-                batch = 0.0 if not is_known else number if there.most_together == 1 else each[3]
+                batch = 0.0 if not is_known else number if there.most_together == 1 else each.since
                 if batch in batches:
                     batches[batch].append(each)
                 else:
@@ -749,21 +744,41 @@ class Fairness:
             for together in batches.values():
                 self._charge(together, there.answered_at)
 
+    def _overtaking(self, there: AtServer, answered: list[Answered]) -> Iterator[Answered]:
+        """What was answered in one moment before others that were sent earlier: those of them that were sent first have
+        had the time since the answers before, and the others were worked on as they ended, or with them."""
+        now, first = there.answered_at, 0.0
+        for number, each in enumerate(sorted(answered, key=lambda each: each.work.begun)):
+            work, seconds = each.work, each.seconds
+            if number < self._instances_at(there, work.line):
+                seconds = max(seconds, (now - max(work.begun, there.last)) / self._instances_of[work.runs])
+                first = max(first, seconds)
+                if now - max(work.begun, there.last) > LONGEST_WAIT_S:
+                    work.account.long_at = now
+            if there.most_together != 1:
+                yield each._replace(since=now, seconds=first)
+            else:
+                yield each._replace(seconds=seconds)
+
     def _charge(self, batch: list[Answered], now: float) -> None:
         """Each for what it is known to take, and by its size."""
-        account, _, more, _, seconds, _ = batch[0]
-        if batch[0] is batch[-1]:
-            account.used -= more
+        if len(batch) == 1:
+            account, seconds = batch[0].work.account, batch[0].seconds
+            account.used -= batch[0].more
             account.saw(seconds, now)
             self._pay(account, seconds)
             return
-        seconds = max(each[4] for each in batch)
-        if len({each[0] for each in batch}) == 1:
-            account.saw(seconds, now)
-        shares = [size * max(each.cost if each.answers else seconds, LEAST_S) for each, size, *_ in batch]
+        seconds = max(each.seconds for each in batch)
+        accounts = [each.work.account for each in batch]
+        if len(set(accounts)) == 1:
+            accounts[0].saw(seconds, now)
+        shares = [
+            each.size * max(account.cost if account.answers else seconds, LEAST_S)
+            for each, account in zip(batch, accounts, strict=True)
+        ]
         whole = sum(shares)
-        for (account, _, more, *_), share in zip(batch, shares, strict=True):
-            account.used -= more
+        for each, account, share in zip(batch, accounts, shares, strict=True):
+            account.used -= each.more
             self._pay(account, seconds * share / whole)
 
     def _pay(self, account: Account, seconds: float) -> None:
@@ -843,21 +858,20 @@ class Fairness:
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
         self._batches_heavy = max((self._together(each) for each in beside if each.heavy), default=1.0)
         self._batches = max((self._together(each) for each in beside), default=1.0)
-        self._see_queues(now)
+        self._see_queues()
         self._depths.clear()
         self._instances_of.clear()
 
-    def _see_queues(self, now: float) -> None:
+    def _see_queues(self) -> None:
         """In which order each works."""
         for there in self._at.values():
-            self._knows(there, now)
+            self._knows(there)
         several = len(self.works) > 1 or any(each.latest for each in self.works.values())
         self.is_split = self.servers > 1 or several or bool(self._at)
         only = self._anywhere
         only.waits_s, only.most_together = self.waits_s, self.most_together
         only.is_in_order = self.waits_s < math.inf and not self.is_split
-        asked = [each for model, each in self.works.items() if now - self._asked_at.get(model, -math.inf) < KNOWN_S]
-        in_order = all(self._is_in_order(each, now) for each in asked)
+        in_order = all(each.waits_s < math.inf for each in self.works.values())
         self._is_known = only.is_in_order or (in_order and bool(self._at))
         self._at = {at: each for at, each in self._at.items() if each in self._unsettled or not each.idle}
 
@@ -886,11 +900,6 @@ class Fairness:
                     SHORTEST_TARGET_S, FACTOR * (account.cost if usual is None else usual)
                 )
                 yield (target_s if count > 1 else math.inf), account
-
-
-def _steps(work: Work, there: AtServer) -> Collection[str]:
-    """Models whose instances one may be with that is in a queue."""
-    return (there.at.path,) if there.at.path else work.steps
 
 
 def _filling(instances: int, together: float) -> int:

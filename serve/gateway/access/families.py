@@ -94,15 +94,25 @@ class Families:
         self._settled = known
 
     def _works(self, model: str) -> Works:
-        steps, models, told = self._steps(model), len(self._asked(model)), self._told.get(model)
+        steps, asks, told = self._steps(model), self._asked(model), self._told.get(model)
         if told is None:
-            return Works(0, steps, models)
-        ours = self._asked(model)
-        beside = ours.union(*(asks for asks in self._asks.values() if asks & ours)) - {model}
-        is_asked = any(model in asks for asker, asks in self._asks.items() if asker != model)
-        is_known = not is_asked and not (told.latest and models > 1)  # versions ask the same others
-        waits_s = told.waits_s if is_known else math.inf
-        return Works(told.instances // self._servers, steps, models, told.together, waits_s, told.latest, beside)
+            return Works(0, steps, asks)
+        bound = self._bound(model)
+        known = [self._told[each] for each in bound if each in self._told]
+        waits_s = max(each.waits_s for each in known)
+        together = 0 if any(not each.together for each in known) else max(each.together for each in known)
+        return Works(
+            told.instances // self._servers, steps, asks, together, waits_s, told.latest,
+            min(bound) if len(bound) > 1 else "",
+        )  # fmt: skip
+
+    def _bound(self, model: str) -> set[str]:
+        """Models that may be at work on one request, one after the other, with those that may be with any of them."""
+        found, new = set[str](), {model}
+        while new:
+            found |= new
+            new = set[str]().union(*(asks for asks in self._asks.values() if asks & new)) - found
+        return found
 
     def _asked(self, model: str) -> frozenset[str]:
         return self._asks.get(model, frozenset((model,)))

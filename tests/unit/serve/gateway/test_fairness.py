@@ -1228,29 +1228,21 @@ def test_a_model_of_which_nothing_is_told_counts_with_those_that_it_answers_for(
     (["m"], [], 0.02, {"m": 0.02}),
     (["m"], ["m", "next"], math.inf, {"m": 0.02, "next": math.inf}),  # of which nothing is known yet
     (["m", "next"], ["m", "next"], math.inf, {"m": 0.02, "next": 0.02}),
-    (["m", "ens"], [], math.inf, {"m": math.inf, "ens": 0.02}),
-    (["m", "ens", "more"], [], math.inf, {"m": math.inf, "ens": 0.02, "more": 0.02}),
-    (["m", "ens", "of ens"], [], math.inf, {"m": math.inf, "ens": math.inf, "of ens": 0.02}),
+    (["m", "ens"], [], math.inf, {"m": 0.02, "ens": 0.02}),
+    (["m", "slots", "of both"], [], math.inf, {"m": math.inf, "slots": math.inf, "of both": math.inf}),
 ])  # fmt: skip
-def test_in_which_order_requests_are_worked_on_is_known_of_each_model_that_no_other_asks(
+def test_in_which_order_requests_are_worked_on_is_known_where_it_is_of_all_that_ask_one_another(
     models: list[str], released: list[str], only: float, waits_s: dict[str, float]
 ) -> None:
-    """Of models that others ask nobody is told when these do."""
     gate = Gate(Settings())
-    asks = {"ens": ["m"], "more": ["m"], "of ens": ["ens", "m"]}
+    asks = {"ens": ["m"], "of both": ["m", "slots"]}
     for model in (*models, *(each for each in released if each not in models)):
         if model in models:
-            gate.works(model, 1, asks.get(model, []), together=8, waits_s=0.02)
+            gate.works(model, 1, asks.get(model, []), together=8, waits_s=math.inf if model == "slots" else 0.02)
         else:
             gate.known(model)
     gate.answer_for({frozenset(released)})
     fairness = gate.places("m").fairness
     assert fairness.waits_s == only
     assert {model: works.waits_s for model, works in fairness.works.items()} == waits_s
-    assert fairness.works["m"].beside == frozenset(models) - {"m"} - frozenset(released)
-
-
-def test_versions_of_an_ensemble_ask_the_same_models() -> None:
-    gate = Gate(Settings())
-    gate.works("ens", 1, ["m"], together=1, waits_s=0.0, latest="2")
-    assert gate.places("ens").fairness.works["ens"].waits_s == math.inf
+    assert len({works.bound for works in fairness.works.values()}) == 1

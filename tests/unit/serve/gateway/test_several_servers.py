@@ -110,9 +110,9 @@ jobs = st.lists(
 
 RELEASED = {model: Works(1, frozenset({"m", "next"}), together=1, waits_s=0.0) for model in ("m", "next")}
 ENSEMBLE = {
-    "m": Works(1, frozenset({"m", "a", "b"}), 3, together=1, waits_s=0.0, beside=frozenset({"a", "b"})),
-    "a": Works(1, frozenset({"a"}), together=1, beside=frozenset({"m", "b"})),
-    "b": Works(1, frozenset({"b"}), together=1, beside=frozenset({"m", "a"})),
+    "m": Works(1, frozenset("mab"), frozenset("mab"), together=1, waits_s=0.0, bound="a"),
+    "a": Works(1, frozenset("a"), frozenset("a"), together=1, waits_s=0.0, bound="a"),
+    "b": Works(1, frozenset("b"), frozenset("b"), together=1, waits_s=0.0, bound="a"),
 }
 VERSIONS = {"m": Works(1, frozenset({"m"}), together=1, waits_s=0.0, latest="3")}
 
@@ -241,19 +241,6 @@ def test_one_server_has_one_queue_whether_or_not_it_is_told_that_a_request_goes_
     assert fairness.charged[fairness._accounts["long"]] == pytest.approx(LONG_S, rel=0.05)
 
 
-def test_once_a_step_is_asked_for_itself_nobody_knows_in_which_order_an_ensemble_is_answered() -> None:
-    """What its instances are at work on may be another's, of whom it is not told when he is through."""
-    fairness = Charged(1)
-    fairness.works = ENSEMBLE
-    assert fairness.sends("one", "s1", 100.0).there.is_in_order
-    before = fairness.sends("one", "s1", 101.0)
-    fairness.begin(fairness.of("two", 5, 102.0), 102.0, "a")
-    assert not fairness.sends("one", "s1", 103.0).there.is_in_order
-    fairness.of("one", 5, 104.0)
-    assert not before.there.is_in_order
-    assert fairness.sends("one", "s1", 103.0 + KNOWN_S).there.is_in_order
-
-
 def test_what_passes_through_an_ensemble_before_an_overdue_request_says_nothing_of_it() -> None:
     """Of its models one may be free, or have more instances, while another is at work on that request."""
     fairness = Charged(1)
@@ -267,3 +254,59 @@ def test_what_passes_through_an_ensemble_before_an_overdue_request_says_nothing_
     assert not long.over
     assert fairness.of("long", 5, now + 30.0).heavy
     assert not fairness.of("one", 5, now + 30.0).heavy
+
+
+passing = st.lists(
+    st.tuples(
+        st.sampled_from(["one", "two", "heavy", "heavier"]),
+        st.sampled_from(["m", "a"]),  # the ensemble, or its first step for itself
+        st.floats(0.0, 0.5),  # after the one before
+        st.sampled_from([0.0, 0.3, 3.0]),  # at the first step, of a heavy one
+        st.sampled_from([0.0, 0.3, 3.0]),  # at the second
+        st.floats(0.0, 0.004),  # until the gateway reads its answer
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(jobs=passing)
+def test_no_light_request_of_an_ensemble_pays_for_what_it_stood_behind_there_or_at_its_first_step(
+    jobs: list[tuple[str, str, float, float, float, float]],
+) -> None:
+    """What asks a later one for itself comes before those that are on their way there: nobody can know that."""
+    fairness = Charged(1)
+    fairness.works = ENSEMBLE
+    now = 100.0
+    free = {"a": -math.inf, "b": -math.inf}
+    waiting: list[tuple[float, int, str]] = []  # at a step, from when on
+    takes: dict[int, dict[str, float]] = {}
+    jobs = [(who, path if who.startswith("heavy") else "m", *times) for who, path, *times in jobs]
+    for number, (who, _, pause_s, first_s, second_s, _) in enumerate(jobs):
+        now += pause_s
+        is_heavy = who.startswith("heavy")
+        takes[number] = {"a": first_s if is_heavy else 0.001, "b": second_s if is_heavy else 0.001}
+        heapq.heappush(waiting, (now, number, "a"))
+    sent = dict(zip(range(len(jobs)), [each[0] for each in sorted(waiting, key=lambda each: each[1])], strict=True))
+    through: dict[int, float] = {}
+    while waiting:
+        at, number, step = heapq.heappop(waiting)
+        free[step] = max(at, free[step]) + takes[number][step]
+        if step == "a" and jobs[number][1] == "m":
+            heapq.heappush(waiting, (free[step], number, "b"))
+        else:
+            through[number] = free[step] + jobs[number][5]
+    events = sorted([(at, False, number) for number, at in sent.items()] + [(at, True, n) for n, at in through.items()])
+    begun: dict[int, Work] = {}
+    for at, answered, number in events:
+        who, path, *_ = jobs[number]
+        if answered:
+            fairness.end(begun[number], 1, at, answered=True)
+        else:
+            work = begun[number] = fairness.begin(fairness.of(who, 5, at), at, path)
+            fairness.sent(work, At("s1", path), at)
+    fairness._look(events[-1][0] + 1.0)
+    for who in ("one", "two"):
+        if who in fairness._accounts:
+            assert fairness.charged[fairness._accounts[who]] < 0.01 * len(jobs), who
+    assert all(there.idle for there in (fairness._anywhere, *fairness._at.values()))
