@@ -443,6 +443,9 @@ class Fairness:
         del self._at_work[work]
         for step in work.takes:
             there.at_work_of[step] -= 1
+        if there.passes_on:
+            self._take_up(there, work.line, now, since)
+            return
         for line, waiting in there.next.items():
             if waiting:
                 self._take_up(there, line, now, since if line == work.line else math.inf)
@@ -457,17 +460,39 @@ class Fairness:
 
     def _take_up(self, there: AtServer, line: str, now: float, before: float = math.inf) -> None:
         """Instances that are free begin with what of a model has waited for longest."""
+        if there.passes_on and len(there.next) > 1:
+            self._take_up_all(there, line, now, before)
+            return
         waiting = there.next[line]
         while waiting:
             work = next(iter(waiting))
             for step in work.takes:
                 if there.at_work_of[step] >= self._instances_at(there, step):
                     return
-            del waiting[work]
-            work.at, work.before = (now if now > work.begun else work.begun), before
-            self._at_work[work] = None
-            for step in work.takes:
-                there.at_work_of[step] += 1
+            self._take(work, there, now, before)
+
+    def _take_up_all(self, there: AtServer, line: str, now: float, before: float) -> None:
+        """The same of models that ask one another: what is asked for itself stands in line with what others ask."""
+        heads = {each: next(iter(waiting)) for each, waiting in there.next.items() if waiting}
+        needed: set[str] = set()  # by some that came before
+        while heads:
+            first = min(heads, key=lambda each: heads[each].begun)
+            work = heads.pop(first)
+            full = (there.at_work_of[step] >= self._instances_at(there, step) for step in work.takes)
+            if not needed.isdisjoint(work.takes) or any(full):
+                needed.update(work.takes)
+                continue
+            self._take(work, there, now, before if first == line else math.inf)
+            if waiting := there.next[first]:
+                heads[first] = next(iter(waiting))
+
+    def _take(self, work: Work, there: AtServer, now: float, before: float) -> None:
+        """An instance begins with it."""
+        del there.next[work.line][work]
+        work.at, work.before = (now if now > work.begun else work.begun), before
+        self._at_work[work] = None
+        for step in work.takes:
+            there.at_work_of[step] += 1
 
     def _instances_at(self, there: AtServer, step: str) -> int:
         instances = self._instances_of[step]
