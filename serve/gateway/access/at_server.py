@@ -22,6 +22,7 @@ class Answered(NamedTuple):
         more: what it was charged beyond its cost until that settles.
         since: when an instance was at work on it, or on the batch that it is of.
         seconds: of all instances' time, for which one was.
+        at: when it was read.
     """
 
     work: Work
@@ -29,6 +30,7 @@ class Answered(NamedTuple):
     more: float
     since: float
     seconds: float
+    at: float
 
 
 class AtServer:

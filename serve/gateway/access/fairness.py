@@ -675,7 +675,7 @@ class Fairness:
         is_due = work.at < math.inf
         there.is_any_due |= is_due
         late_s = 0.0 if is_due or since < now else (now - max(begun, there.before)) / instances
-        there.batch.append(Answered(work, size or 1, more, since, seconds))
+        there.batch.append(Answered(work, size or 1, more, since, seconds, now))
         account.used += more  # until it is known what else was of its batch: whose turn is next is asked now
         account.took.append(now - begun)
         if now - (since if is_in_order else begun) > LONGEST_WAIT_S:
@@ -748,7 +748,8 @@ class Fairness:
         answered, overtook, is_any_due = there.batch, there.overtook, there.is_any_due
         there.batch, there.overtook, there.is_any_due = [], None, False
         if not is_any_due:  # what was sent before is at work yet: the order is another
-            answered = [*self._overtaking(there, answered)] if there.is_in_order else answered
+            if there.is_in_order and answered:
+                answered = [*self._overtaking(there, answered)]
             if overtook is not None:
                 self._end_gone(overtook, there.answered_at)
         if len(answered) == 1:
@@ -772,18 +773,19 @@ class Fairness:
     def _overtaking(self, there: AtServer, answered: list[Answered]) -> Iterator[Answered]:
         """What was answered in one moment before others that were sent earlier: those of them that were sent first have
         had the time since the answers before, and the others were worked on as they ended, or with them."""
-        now, first = there.answered_at, 0.0
-        for number, each in enumerate(sorted(answered, key=lambda each: each.work.begun)):
-            work, seconds = each.work, each.seconds
-            if number < self._instances_at(there, work.line):
-                seconds = max(seconds, (now - max(work.begun, there.last)) / self._instances_of[work.runs])
-                first = max(first, seconds)
-                if now - max(work.begun, there.last) > LONGEST_WAIT_S:
-                    work.account.long_at = now
-            if there.most_together != 1:
-                yield each._replace(since=now, seconds=first)
-            else:
-                yield each._replace(seconds=seconds)
+        by_age = sorted(answered, key=lambda each: each.work.begun)
+        ended = by_age[0].at
+        for number, each in enumerate(by_age):
+            work, begun = each.work, each.work.begun
+            took_s = 0.0
+            if begun >= ended:
+                took_s = each.at - begun
+            elif number < self._instances_at(there, work.line):
+                took_s = each.at - max(begun, there.last)
+            if took_s > LONGEST_WAIT_S:
+                work.account.long_at = each.at
+            seconds = max(each.seconds, took_s / self._instances_of[work.runs])
+            yield each._replace(since=each.at if begun >= ended else ended, seconds=seconds)
 
     def _charge(self, batch: list[Answered], now: float) -> None:
         """Each for what it is known to take, and by its size."""
