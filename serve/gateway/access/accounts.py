@@ -18,6 +18,7 @@ __all__ = [
     "BATCHED",
     "FALLS",
     "FEWEST",
+    "LONGEST_WAIT_S",
     "SOON_S",
     "TRIES",
     "Account",
@@ -34,6 +35,7 @@ FEWEST = 4  # answers, before which nothing is heavy; the fastest of as many tel
 HALF_LIFE_S = 10.0  # of what is remembered of heavy requests among light ones
 USUAL_S = 1.0  # of the time, that a key's usual requests count beside those
 BATCHED = 1.5  # requests answered together, from which they come in batches
+LONGEST_WAIT_S = 1.0  # that others wait behind heavy ones which are with all instances, however little they use these
 SOON_S = 0.25  # the longest pause between requests that are near
 TRIES = 2.0  # as many are taken to be, until they are known not to be, ...
 UNBATCHED = 0.25  # smoothing of how many are answered together, where more could have been

@@ -27,6 +27,7 @@ from serve.gateway.access.accounts import (
     BATCHED,
     FALLS,
     FEWEST,
+    LONGEST_WAIT_S,
     SOON_S,
     TRIES,
     Account,
@@ -38,6 +39,7 @@ from serve.gateway.access.accounts import (
     Works,
 )
 from serve.gateway.access.at_server import BATCH_S, Answered, AtServer
+from serve.gateway.access.model_queues import UNKNOWN, ModelQueues
 from serve.gateway.health.flights import NO_NEEDS, At, Needs
 
 __all__ = ["Fairness"]
@@ -55,7 +57,6 @@ LEAST_ODD_S, ODD_PART = 60.0, 10.0  # for so long, or so many times what it took
 FACTOR = 8  # times what requests of most others take, as a model's answers may, too
 SHORTEST_TARGET_S = 0.05
 HEAVY_SHARE = 0.25  # of the time, that all heavy requests have at least
-LONGEST_WAIT_S = 1.0  # that others wait behind heavy ones which are with all instances, however little they use these
 GUARDS_S = 5.0  # that a light request with the server keeps heavy ones back: longer than it waits behind their batches
 KEPT_S = 1.0  # that heavy ones are kept back ahead, at most, or that a key saves of its part
 SOON = 1.5  # times a key's usual pause, in which its next request is waited for
@@ -64,23 +65,6 @@ TRIES_AGAIN_S = 60.0  # ... and again after so long, ...
 LONGEST_TRY_S = 0.5  # ... where one takes no longer: others wait behind all of them
 PAUSES = 0.3  # smoothing of a key's pauses
 MOST = 4096
-VERSIONS = "/versions/"
-
-UNKNOWN = Works()
-
-
-class _Instances(dict[str, int]):
-    """By model, on all servers; of one of which nothing is known, as many as that has which has fewest."""
-
-    def __init__(self, fairness: Fairness) -> None:
-        super().__init__()
-        self._fairness = fairness
-
-    def __missing__(self, model: str) -> int:
-        fairness = self._fairness
-        works = fairness.works.get(model.partition(VERSIONS)[0], UNKNOWN)
-        self[model] = found = works.instances * fairness.servers or fairness.instances
-        return found
 
 
 class Fairness:
@@ -96,8 +80,7 @@ class Fairness:
         any_number: whether an instance may work on any number of requests at the same time.
         most_together: requests that an instance answers at a time at most; 0 where nobody knows.
         waits_s: of the only model, as of `Works`; infinite where there are others.
-        is_split: whether what is with the servers is in several queues, by server, model and version, so that it has to
-            be told where each request goes.
+        queues: what is with the servers.
         heavy: requests of heavy keys that are with the server, and not overdue.
         silence: what its servers hide by being silent.
         sharers: those who are to look at who waits with them, if anybody does, when an answer has come.
@@ -115,9 +98,7 @@ class Fairness:
         self._set_target_s = target_s
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._least = 0.0  # used by whom was served last
-        self.is_split = False
-        self._anywhere = AtServer()  # what is in the only queue, or in any
-        self._at: dict[At, AtServer] = {}  # of several, what is known to be in each
+        self.queues = ModelQueues(self)
         self._unsettled: dict[AtServer, None] = {}  # those that have answered lately
         self._at_once: list[Account] = []  # whose requests were answered in much less time than one takes
         self._at_once_until = -math.inf
@@ -127,7 +108,6 @@ class Fairness:
         self._share = 1.0  # of the time, for each heavy key
         self._met_s = 0.0  # what a heavy request takes that was with the server lately
         self._in_flight = self._there = 0  # requests with the server, and keys that have any there
-        self._at_work: dict[Work, None] = {}  # those that a server has begun with, the longest ago first
         # Heavy ones that are with a server, by the models whose instances they may be with.
         self._heavy_of: Counter[str] = Counter()
         self._overdue: dict[Work, Overdue] = {}  # those that were not answered in time, the oldest first
@@ -138,8 +118,7 @@ class Fairness:
         self._batches_heavy = 1.0  # heavy requests that an instance answers together, at most
         self._there_of: Counter[str] = Counter()  # that are with the server and not overdue, by the model asked
         self._depths: dict[str, int] = {}  # as of the last look
-        self._instances_of = _Instances(self)  # in the same way
-        self._is_known = False  # whether it is known in which order they came there
+        self._instances_of = self.queues.instances_of
         self._batches = 1.0  # the most that an instance was seen to answer together, of those that are here
         self._guards: Counter[int] = Counter()  # light requests with the server, by priority
         self._guarding: deque[Work] = deque()  # they, and some that are over
@@ -195,7 +174,7 @@ class Fairness:
         """Whether one more heavy request may be: of those of each model whose instances it may be with."""
         together = self._together(account) if account.in_flight else self._batches_heavy
         is_kept = self._kept_until(account, now) > now
-        for step in self._works_of(model).steps:
+        for step in self.queues.works_of(model).steps:
             instances = self._instances_of[step]
             is_long = instances > 1 and (account.overdue > 0 or now - account.long_at < STANDARD_S)
             if not (is_kept or is_long):
@@ -207,9 +186,6 @@ class Fairness:
             if self._heavy_of[step] >= most:
                 return False
         return True
-
-    def _works_of(self, model: str) -> Works:
-        return self.works.get(model, UNKNOWN)
 
     def _is_full(self, held: int, model: str) -> bool:
         """Whether the server has all that keeps a model at work, for a key that has so many requests there."""
@@ -229,7 +205,7 @@ class Fairness:
         """
         instances = self._instances_of[model]
         filling = int(GROWS * (instances + 1) * self._batches) if self._batches >= BATCHED else 0
-        return max(3, (len(self._works_of(model).asks) + 1) * instances, filling)
+        return max(3, (len(self.queues.works_of(model).asks) + 1) * instances, filling)
 
     def _may_be_new(self, now: float) -> bool:
         """Whether one more request of a key of which nothing is known may be with the server.
@@ -321,9 +297,9 @@ class Fairness:
         They would wait for it with the server, too.
         """
         account = self._accounts.get(who)
-        if account is None or not self._at_work or account.heavy or account.large:
+        if account is None or not self.queues.at_work or account.heavy or account.large:
             return False
-        longest = next(iter(self._at_work))
+        longest = next(iter(self.queues.at_work))
         is_long = longest.account.heavy or longest.account.is_new or now - longest.at > account.target_s
         return is_long and longest.account is not account
 
@@ -353,11 +329,10 @@ class Fairness:
         account.used = self._least + account.cost
         steps = self.works[model].steps if model in self.works else UNKNOWN.steps
         is_beside = not account.heavy and (True if self._overdue else self.heavy > 0)
-        work = Work(self, account, now, model, steps, self._anywhere, beside_heavy=is_beside)
+        work = Work(self, account, now, model, steps, self.queues.anywhere, beside_heavy=is_beside)
         self._in_flight += 1
         self._there_of[model] += 1
-        self._anywhere.next[model][work] = None
-        self._take_up(self._anywhere, model, now)
+        self.queues.enter(work, now)
         if account.answers < FEWEST and account.is_new:
             self._new[work] = None
         if account.heavy:
@@ -380,75 +355,26 @@ class Fairness:
 
     def begin_uncounted(self, model: str, at: At, now: float) -> Work:
         """A request that counts for no key goes to a server: what stands behind it takes nothing meanwhile."""
-        steps = self._works_of(model).steps
-        work = Work(self, Account(), now, model, steps, self._anywhere, beside_heavy=False)
-        self._anywhere.next[model][work] = None
-        self._take_up(self._anywhere, model, now)
+        steps = self.queues.works_of(model).steps
+        work = Work(self, Account(), now, model, steps, self.queues.anywhere, beside_heavy=False)
+        self.queues.enter(work, now)
         self.sent(work, at, now)
         return work
 
     def end_uncounted(self, work: Work, now: float) -> None:
         """The server is through with it."""
         work.over = True
-        since = self._since(work, now)
+        since = self.queues.since(work, now)
         if self._unsettled:
             self._settle_all(now)
         work.there.answers(now)
-        self._leave_server(work, now, since)
+        self.queues.leave(work, now, since)
 
     def sent(self, work: Work, at: At, now: float) -> None:
-        """It goes to a server, for a model, for the first time or after another.
-
-        Where that works on requests in their order, what it has there is a queue of its own.
-        """
+        """It goes to a server, for a model; see `ModelQueues.move`."""
         work.sent_to = at
-        if not self.is_split or work.over or work.overdue is not None:
-            return
-        model, _, version = at.path.partition(VERSIONS)
-        there, line, takes = self._anywhere, work.line, work.takes
-        works = self.works.get(model)
-        if works is not None:
-            work.runs = model
-            if works.waits_s < math.inf:
-                line = f"{model}{VERSIONS}{version or works.latest}" if works.latest else model
-                takes = works.asks if works.bound else (line,)
-                there = self._queue(At(at.server, works.bound or line))
-        if there is work.there:
-            return
-        self._leave_server(work, now)
-        work.there, work.line, work.takes, work.at, work.before = there, line, takes, math.inf, math.inf
-        there.next[line][work] = None
-        self._take_up(there, line, now)
-
-    def _queue(self, at: At) -> AtServer:
-        """What is known to be there."""
-        there = self._at.get(at)
-        if there is None:
-            there = self._at[at] = AtServer(at)
-            self._knows(there)
-        return there
-
-    def _knows(self, there: AtServer) -> None:
-        """So its models work."""
-        works = self._works_of(there.at.path.partition(VERSIONS)[0])
-        there.most_together, there.waits_s = works.together, works.waits_s
-        there.is_in_order, there.passes_on = works.waits_s < math.inf, bool(works.bound)
-
-    def _leave_server(self, work: Work, now: float, since: float = math.inf) -> None:
-        """What a server had it has no more: its instances go on with what waits there."""
-        there = work.there
-        if work.at == math.inf:
-            del there.next[work.line][work]
-            return
-        del self._at_work[work]
-        for step in work.takes:
-            there.at_work_of[step] -= 1
-        if there.passes_on:
-            self._take_up(there, work.line, now, since)
-            return
-        for line, waiting in there.next.items():
-            if waiting:
-                self._take_up(there, line, now, since if line == work.line else math.inf)
+        if self.queues.is_split and not work.over and work.overdue is None:
+            self.queues.move(work, at, now)
 
     def undo(self, work: Work) -> None:
         """It was not sent after all."""
@@ -457,66 +383,6 @@ class Fairness:
         account.in_flight -= 1
         account.used -= account.cost
         self._over(work)
-
-    def _take_up(self, there: AtServer, line: str, now: float, before: float = math.inf) -> None:
-        """Instances that are free begin with what of a model has waited for longest."""
-        if there.passes_on and len(there.next) > 1:
-            self._take_up_all(there, line, now, before)
-            return
-        waiting = there.next[line]
-        while waiting:
-            work = next(iter(waiting))
-            for step in work.takes:
-                if there.at_work_of[step] >= self._instances_at(there, step):
-                    return
-            self._take(work, there, now, before)
-
-    def _take_up_all(self, there: AtServer, line: str, now: float, before: float) -> None:
-        """The same of models that ask one another: what is asked for itself stands in line with what others ask."""
-        heads = {each: next(iter(waiting)) for each, waiting in there.next.items() if waiting}
-        needed: set[str] = set()  # by some that came before
-        while heads:
-            first = min(heads, key=lambda each: heads[each].begun)
-            work = heads.pop(first)
-            full = (there.at_work_of[step] >= self._instances_at(there, step) for step in work.takes)
-            if not needed.isdisjoint(work.takes) or any(full):
-                needed.update(work.takes)
-                continue
-            self._take(work, there, now, before if first == line else math.inf)
-            if waiting := there.next[first]:
-                heads[first] = next(iter(waiting))
-
-    def _take(self, work: Work, there: AtServer, now: float, before: float) -> None:
-        """An instance begins with it."""
-        del there.next[work.line][work]
-        work.at, work.before = (now if now > work.begun else work.begun), before
-        self._at_work[work] = None
-        for step in work.takes:
-            there.at_work_of[step] += 1
-
-    def _instances_at(self, there: AtServer, step: str) -> int:
-        instances = self._instances_of[step]
-        return max(1, instances // self.servers) if there.at.server else instances
-
-    def _since(self, work: Work, now: float) -> float:
-        """When an instance began with a request that is answered now, or with the batch that it is of."""
-        there = work.there
-        if not there.is_in_order:
-            answered = max(work.begun, there.before)
-            if work.at == math.inf:
-                return answered
-            since = work.before if now - work.at <= BATCH_S and work.before < work.at else work.at
-            # It may have been with one whose instances are all at heavy ones.
-            return max(since, answered) if work.beside_heavy else since
-        since, most = work.at, work.begun - BATCH_S - there.waits_s  # a batch that began before that did so without it
-        if since == math.inf:  # it is read before what was answered first
-            since = now
-            if there.most_together != 1:
-                ours = (first for first in self._at_work if first.model == work.model and first.there is there)
-                since = next((first.at for first in ours if first.at >= most), now)
-        elif there.most_together != 1 and now - since <= BATCH_S and most <= work.before < since:
-            since = work.before
-        return since
 
     def outlasts(self, work: Work, now: float) -> None:
         """A request was not answered in time; the server goes on with it, for which its key pays.
@@ -583,7 +449,7 @@ class Fairness:
     def _charge_in_all(self, work: Work, overdue: Overdue, now: float) -> None:
         account, instances = work.account, self._instances_of[work.runs]
         if overdue.since == math.inf:
-            overdue.since = max(self._since(work, now), overdue.ahead)
+            overdue.since = max(self.queues.since(work, now), overdue.ahead)
         seconds = max(overdue.charged, (now - overdue.since) / instances)
         if overdue.charged:
             account.charge_more(overdue.charged, seconds)
@@ -667,7 +533,7 @@ class Fairness:
         work.over = True
         account.unanswered = account.unanswered and not answered
         account.in_flight -= 1
-        since = self._since(work, now)
+        since = self.queues.since(work, now)
         is_in_order = there.is_in_order
         instances = self._instances_of[work.runs]
         seconds = (now - since) / instances
@@ -708,7 +574,7 @@ class Fairness:
     def _over(self, work: Work, now: float = -math.inf, since: float = math.inf) -> None:
         if self._new:
             self._new.pop(work, None)
-        self._leave_server(work, max(now, work.there.answered_at), since)
+        self.queues.leave(work, max(now, work.there.answered_at), since)
         self._in_flight -= 1
         self._there -= not work.account.in_flight
         if work.overdue is None:
@@ -747,45 +613,13 @@ class Fairness:
         """Charge what a server answered in one moment, each batch by itself."""
         answered, overtook, is_any_due = there.batch, there.overtook, there.is_any_due
         there.batch, there.overtook, there.is_any_due = [], None, False
-        if not is_any_due:  # what was sent before is at work yet: the order is another
-            if there.is_in_order and answered:
-                answered = [*self._overtaking(there, answered)]
-            if overtook is not None:
-                self._end_gone(overtook, there.answered_at)
-        if len(answered) == 1:
-            account, seconds = answered[0].work.account, answered[0].seconds
-            if self.instances == 1 and seconds < account.alone_s:
-                account.alone_s = seconds
-            self._charge(answered, there.answered_at)
-        elif answered:
-            batches: dict[float, list[Answered]] = {}
-            for number, each in enumerate(answered):
-                # Where nobody knows the order, nobody knows what was one; and of a model without batches, nothing was.
-                is_known = there.is_in_order
-                batch = 0.0 if not is_known else number if there.most_together == 1 else each.since
-                if batch in batches:
-                    batches[batch].append(each)
-                else:
-                    batches[batch] = [each]
-            for together in batches.values():
-                self._charge(together, there.answered_at)
-
-    def _overtaking(self, there: AtServer, answered: list[Answered]) -> Iterator[Answered]:
-        """What was answered in one moment before others that were sent earlier: those of them that were sent first have
-        had the time since the answers before, and the others were worked on as they ended, or with them."""
-        by_age = sorted(answered, key=lambda each: each.work.begun)
-        ended = by_age[0].at
-        for number, each in enumerate(by_age):
-            work, begun = each.work, each.work.begun
-            took_s = 0.0
-            if begun >= ended:
-                took_s = each.at - begun
-            elif number < self._instances_at(there, work.line):
-                took_s = each.at - max(begun, there.last)
-            if took_s > LONGEST_WAIT_S:
-                work.account.long_at = each.at
-            seconds = max(each.seconds, took_s / self._instances_of[work.runs])
-            yield each._replace(since=each.at if begun >= ended else ended, seconds=seconds)
+        if overtook is not None and not is_any_due:
+            self._end_gone(overtook, there.answered_at)
+        for together in self.queues.batches(there, answered, overtaking=not is_any_due):
+            if len(answered) == self.instances == 1:
+                account = together[0].work.account
+                account.alone_s = min(account.alone_s, together[0].seconds)
+            self._charge(together, there.answered_at)
 
     def _charge(self, batch: list[Answered], now: float) -> None:
         """Each for what it is known to take, and by its size."""
@@ -826,7 +660,7 @@ class Fairness:
 
     def _takes_s(self, account: Account) -> float:
         """What one request of a key takes of the model's time, as far as is known."""
-        if self.instances > 1 and len(account.took) == FEWEST and not self._is_known:
+        if self.instances > 1 and len(account.took) == FEWEST and not self.queues.is_known:
             return max(account.met_s, min(account.took) / self.instances)
         return account.met_s
 
@@ -885,28 +719,13 @@ class Fairness:
         self._share = 1.0 if heavies in (0, keys) else max(1.0 / keys, HEAVY_SHARE / heavies)
         self._batches_heavy = max((self._together(each) for each in beside if each.heavy), default=1.0)
         self._batches = max((self._together(each) for each in beside), default=1.0)
-        self._see_queues()
+        self.queues.look(self._unsettled)
         self._depths.clear()
-        self._instances_of.clear()
-
-    def _see_queues(self) -> None:
-        """In which order each works."""
-        for there in self._at.values():
-            self._knows(there)
-        several = len(self.works) > 1 or any(each.latest for each in self.works.values())
-        self.is_split = self.servers > 1 or several or bool(self._at)
-        only = self._anywhere
-        only.waits_s, only.most_together = self.waits_s, self.most_together
-        only.is_in_order = self.waits_s < math.inf and not self.is_split
-        in_order = all(each.waits_s < math.inf for each in self.works.values())
-        self._is_known = only.is_in_order or (in_order and bool(self._at))
-        self._at = {at: each for at, each in self._at.items() if each in self._unsettled or not each.idle}
 
     def _count_heavy(self) -> None:
         """Who is heavy has changed, with what is there."""
-        every = (self._anywhere, *self._at.values())
-        waiting = itertools.chain.from_iterable(each for there in every for each in there.next.values())
-        heavy = [work for work in itertools.chain(self._at_work, waiting) if work.account.heavy]
+        waiting = itertools.chain.from_iterable(each for there in self.queues for each in there.next.values())
+        heavy = [work for work in itertools.chain(self.queues.at_work, waiting) if work.account.heavy]
         self.heavy = sum(work.overdue is None for work in heavy)
         self._heavy_of = Counter(itertools.chain.from_iterable(work.steps for work in heavy))
 

@@ -165,7 +165,7 @@ class Gate:
         """
         places = self.places(flight.model)
         flight.needs = places.needs(flight.key)
-        if places.fairness.is_split:
+        if places.fairness.queues.is_split:
             flight.on_sent = partial(sent, flight.key)
 
     def known(self, model: str) -> None:

@@ -132,7 +132,7 @@ class Direct:
             node.pool.give(connection)
             return False
         work = places.seat(account)
-        if work is not None and places.fairness.is_split:
+        if work is not None and places.fairness.queues.is_split:
             places.fairness.sent(work, At(node.name, path_of(target.path.encode())), places.now)
         call = _Call(self, client, asked, identity, places, work, node.pool, connection, len(body))
         self.telemetry.began()

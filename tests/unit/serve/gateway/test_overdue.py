@@ -58,7 +58,7 @@ async def waits(places: Admission, seconds: float) -> None:
 
 def counted(fairness: Fairness) -> list[object]:
     """All that is counted of what is with the server; nothing of it is left once all is quiet."""
-    every = (fairness._anywhere, *fairness._at.values())
+    every = [*fairness.queues]
     return [
         fairness.heavy,
         fairness._in_flight,
@@ -67,7 +67,7 @@ def counted(fairness: Fairness) -> list[object]:
         sum(sum(each.at_work_of.values()) for each in every),
         sum(fairness._heavy_of.values()),
         sum(fairness._guards.values()),
-        len(fairness._at_work),
+        len(fairness.queues.at_work),
         len(fairness._overdue),
         sum(len(waiting) for each in every for waiting in each.next.values()),
         sum(each.in_flight + each.overdue for each in fairness._accounts.values()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 
 import pytest
@@ -158,7 +158,7 @@ def test_each_key_is_charged_what_its_requests_took_where_each_queue_is_worked_o
     fairness._look(now + 1.0)
     for who in truth:
         assert fairness.charged[fairness._accounts[who]] == pytest.approx(truth[who], abs=0.005 * len(jobs))
-    assert all(there.idle for there in (fairness._anywhere, *fairness._at.values()))
+    assert all(there.idle for there in fairness.queues)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -179,7 +179,7 @@ def test_what_stands_behind_a_copy_for_a_candidate_is_charged_for_its_own_time(s
     fairness.end(light, 1, now + LIGHT_S, answered=True)
     fairness._look(now + 1.0)
     assert fairness.charged[fairness._accounts["two"]] - before < 3 * LIGHT_S
-    assert all(there.idle for there in (fairness._anywhere, *fairness._at.values()))
+    assert all(there.idle for there in fairness.queues)
 
 
 def test_a_request_that_is_asked_of_another_server_counts_there() -> None:
@@ -256,9 +256,10 @@ def test_what_passes_through_an_ensemble_before_an_overdue_request_says_nothing_
     assert not fairness.of("one", 5, now + 30.0).heavy
 
 
+HEAVY = ("heavy", "heavier")
 passing = st.lists(
     st.tuples(
-        st.sampled_from(["one", "two", "heavy", "heavier"]),
+        st.sampled_from(["one", "two", *HEAVY]),
         st.sampled_from(["m", "a"]),  # the ensemble, or its first step for itself
         st.floats(0.0001, 0.5),  # after the one before
         st.sampled_from([0.0, 0.3, 3.0]),  # at the first step, of a heavy one
@@ -277,34 +278,33 @@ def test_no_light_request_of_an_ensemble_pays_for_what_it_stood_behind_there_or_
     """What asks a later one for itself comes before those that are on their way there: nobody can know that."""
     fairness = Charged(1)
     fairness.works = ENSEMBLE
+    jobs = [(who, path if who in HEAVY else "m", *times) for who, path, *times in jobs]  # type: ignore[misc]
     now = 100.0
     free = {"a": -math.inf, "b": -math.inf}
+    busy = {"a": 0.0, "b": 0.0}
+    events: list[tuple[float, bool, int]] = []  # when a job is sent, or answered
     waiting: list[tuple[float, int, str]] = []  # at a step, from when on
-    takes: dict[int, dict[str, float]] = {}
-    for number, (who, _, pause_s, first_s, second_s, _) in enumerate(jobs):
+    for number, (_, _, pause_s, *_) in enumerate(jobs):
         now += pause_s
-        is_heavy = who.startswith("heavy")
-        takes[number] = {"a": first_s if is_heavy else 0.001, "b": second_s if is_heavy else 0.001}
-        heapq.heappush(waiting, (now, number, "a"))
-    sent = dict(zip(range(len(jobs)), [each[0] for each in sorted(waiting, key=lambda each: each[1])], strict=True))
-    through: dict[int, float] = {}
-    busy: Counter[str] = Counter()
+        waiting.append((now, number, "a"))
+        events.append((now, False, number))
     while waiting:
         at, number, step = heapq.heappop(waiting)
-        free[step] = max(at, free[step]) + takes[number][step]
-        busy[step] += takes[number][step]
-        if step == "a" and (jobs[number][1] == "m" or not jobs[number][0].startswith("heavy")):
+        who, path, _, first_s, second_s, read_s = jobs[number]
+        takes_s = 0.001 if who not in HEAVY else first_s if step == "a" else second_s
+        free[step] = max(at, free[step]) + takes_s
+        busy[step] += takes_s
+        if step == "a" and path == "m":
             heapq.heappush(waiting, (free[step], number, "b"))
         else:
-            through[number] = free[step] + jobs[number][5]
-    events = sorted([(at, False, number) for number, at in sent.items()] + [(at, True, n) for n, at in through.items()])
+            events.append((free[step] + read_s, True, number))
+    events.sort()
     begun: dict[int, Work] = {}
     for at, answered, number in events:
         who, path, *_ = jobs[number]
         if answered:
             fairness.end(begun[number], 1, at, answered=True)
         else:
-            path = path if who.startswith("heavy") else "m"
             work = begun[number] = fairness.begin(fairness.of(who, 5, at), at, path)
             fairness.sent(work, At("s1", path), at)
     fairness._look(events[-1][0] + 1.0)
@@ -312,4 +312,4 @@ def test_no_light_request_of_an_ensemble_pays_for_what_it_stood_behind_there_or_
         if who in fairness._accounts:
             assert fairness.charged[fairness._accounts[who]] < 0.01 * len(jobs), who
     assert sum(fairness.charged.values()) > max(busy.values()) - 0.01 * len(jobs)  # and all of it is paid for
-    assert all(there.idle for there in (fairness._anywhere, *fairness._at.values()))
+    assert all(there.idle for there in fairness.queues)
