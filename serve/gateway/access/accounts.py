@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BATCHED",
+    "FACTOR",
     "FALLS",
     "FEWEST",
     "LONGEST_WAIT_S",
+    "SHORTEST_TARGET_S",
     "SOON_S",
     "TRIES",
     "Account",
@@ -36,6 +38,8 @@ HALF_LIFE_S = 10.0  # of what is remembered of heavy requests among light ones
 USUAL_S = 1.0  # of the time, that a key's usual requests count beside those
 BATCHED = 1.5  # requests answered together, from which they come in batches
 LONGEST_WAIT_S = 1.0  # that others wait behind heavy ones which are with all instances, however little they use these
+FACTOR = 8  # times what requests of most others take, as a model's answers may, too
+SHORTEST_TARGET_S = 0.05
 SOON_S = 0.25  # the longest pause between requests that are near
 TRIES = 2.0  # as many are taken to be, until they are known not to be, ...
 UNBATCHED = 0.25  # smoothing of how many are answered together, where more could have been

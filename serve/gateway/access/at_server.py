@@ -9,9 +9,10 @@ from typing import NamedTuple
 from serve.gateway.access.accounts import Work
 from serve.gateway.health.flights import NOWHERE, At
 
-__all__ = ["BATCH_S", "Answered", "AtServer"]
+__all__ = ["BATCH_S", "READ_S", "Answered", "AtServer"]
 
 BATCH_S = 0.001  # between answers of one batch
+READ_S = 0.01  # that a gateway may take for answers of one moment, which it reads in any order
 
 
 class Answered(NamedTuple):
@@ -23,6 +24,7 @@ class Answered(NamedTuple):
         since: when an instance was at work on it, or on the batch that it is of.
         seconds: of all instances' time, for which one was.
         at: when it was read.
+        most_s: that it took, as far as anybody can know, if what was sent before is at work yet.
     """
 
     work: Work
@@ -31,6 +33,7 @@ class Answered(NamedTuple):
     since: float
     seconds: float
     at: float
+    most_s: float = math.inf
 
 
 class AtServer:

@@ -25,9 +25,11 @@ from collections.abc import Iterator, Mapping
 
 from serve.gateway.access.accounts import (
     BATCHED,
+    FACTOR,
     FALLS,
     FEWEST,
     LONGEST_WAIT_S,
+    SHORTEST_TARGET_S,
     SOON_S,
     TRIES,
     Account,
@@ -38,7 +40,7 @@ from serve.gateway.access.accounts import (
     Work,
     Works,
 )
-from serve.gateway.access.at_server import BATCH_S, Answered, AtServer
+from serve.gateway.access.at_server import BATCH_S, READ_S, Answered, AtServer
 from serve.gateway.access.model_queues import UNKNOWN, ModelQueues
 from serve.gateway.health.flights import NO_NEEDS, At, Needs
 
@@ -51,11 +53,8 @@ STANDARD_S = (
 NEW_AT_ONCE = 4  # first requests of keys, until one of them takes long
 KNOWN_S = 300.0  # after its last request, what a key's requests take is remembered
 LOOK_S = 0.1
-READ_S = 0.01  # that a gateway may take for answers of one moment, which it reads in any order
 LEAST_S = 0.0001  # that any request takes
 LEAST_ODD_S, ODD_PART = 60.0, 10.0  # for so long, or so many times what it took, no other odd request is forgiven a key
-FACTOR = 8  # times what requests of most others take, as a model's answers may, too
-SHORTEST_TARGET_S = 0.05
 HEAVY_SHARE = 0.25  # of the time, that all heavy requests have at least
 GUARDS_S = 5.0  # that a light request with the server keeps heavy ones back: longer than it waits behind their batches
 KEPT_S = 1.0  # that heavy ones are kept back ahead, at most, or that a key saves of its part
@@ -541,7 +540,8 @@ class Fairness:
         is_due = work.at < math.inf
         there.is_any_due |= is_due
         late_s = 0.0 if is_due or since < now else (now - max(begun, there.before)) / instances
-        there.batch.append(Answered(work, size or 1, more, since, seconds, now))
+        most_s = account.cost if not is_due and self.queues.may_have_been_behind(work) else math.inf
+        there.batch.append(Answered(work, size or 1, more, since, seconds, now, most_s))
         account.used += more  # until it is known what else was of its batch: whose turn is next is asked now
         account.took.append(now - begun)
         if now - (since if is_in_order else begun) > LONGEST_WAIT_S:

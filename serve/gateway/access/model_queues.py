@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from serve.gateway.access.accounts import LONGEST_WAIT_S, Work, Works
-from serve.gateway.access.at_server import BATCH_S, Answered, AtServer
+from serve.gateway.access.accounts import FACTOR, LONGEST_WAIT_S, SHORTEST_TARGET_S, Work, Works
+from serve.gateway.access.at_server import BATCH_S, READ_S, Answered, AtServer
 from serve.gateway.health.flights import At
 
 __all__ = ["UNKNOWN", "How", "ModelQueues"]
@@ -132,6 +132,17 @@ class ModelQueues:
         self.each = {at: each for at, each in self.each.items() if each in unsettled or not each.idle}
         self.instances_of.clear()
 
+    def may_have_been_behind(self, work: Work) -> bool:
+        """Whether one that is answered before others may have stood behind one of another key's until then.
+
+        That is with the next model by now, of which another instance was free.
+        """
+        there = work.there
+        if not there.passes_on:
+            return False
+        others = (each for each in self.at_work if each.there is there and each.account is not work.account)
+        return any(each.begun < work.begun for each in others)
+
     def instances_at(self, there: AtServer, step: str) -> int:
         """That work on what is in a queue, of a model."""
         instances = self.instances_of[step]
@@ -169,12 +180,11 @@ class ModelQueues:
             return [answered] if answered else []
         if overtaking and answered:
             answered = [*self._overtaking(there, answered)]
-        if there.most_together == 1:
-            return [[each] for each in answered]
+        raced = [] if overtaking or len(answered) == 1 else _raced(answered)
         batches: defaultdict[float, list[Answered]] = defaultdict(list)
-        for each in answered:
-            batches[each.since].append(each)
-        return [*batches.values()]
+        for number, each in enumerate(each for each in answered if each not in raced):
+            batches[number if there.most_together == 1 else each.since].append(each)
+        return [*batches.values(), *([raced] if raced else [])]
 
     def _overtaking(self, there: AtServer, answered: list[Answered]) -> Iterator[Answered]:
         """Those that were sent first have had the time since the answers before; the others were worked on as they
@@ -190,7 +200,7 @@ class ModelQueues:
                 took_s = each.at - max(begun, there.last)
             if took_s > LONGEST_WAIT_S:
                 work.account.long_at = each.at
-            seconds = max(each.seconds, took_s / self.instances_of[work.runs])
+            seconds = max(each.seconds, min(took_s / self.instances_of[work.runs], each.most_s))
             yield each._replace(since=each.at if begun >= ended else ended, seconds=seconds)
 
     def _queue(self, at: At) -> AtServer:
@@ -243,3 +253,16 @@ class ModelQueues:
         self.at_work[work] = None
         for step in work.takes:
             there.at_work_of[step] += 1
+
+
+def _raced(answered: Sequence[Answered]) -> list[Answered]:
+    """Of what was answered in one moment, one that seems to have taken far more than others of its key, and those that
+    were sent right behind it by keys whose requests take as long: they overtook it on their way, and it stood behind.
+    """
+    for odd in answered:
+        account, begun = odd.work.account, odd.work.begun
+        if odd.seconds > max(SHORTEST_TARGET_S, FACTOR * account.cost):
+            soon = (each for each in answered if begun <= each.work.begun <= begun + READ_S)
+            if behind := [each for each in soon if FACTOR * each.work.account.cost >= odd.seconds]:
+                return [odd, *behind]
+    return []

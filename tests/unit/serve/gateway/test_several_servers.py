@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.gateway.access.accounts import Account, NoSilence, Work, Works
+from serve.gateway.access.at_server import READ_S
 from serve.gateway.access.fairness import KNOWN_S, Fairness
 from serve.gateway.health.flights import At
 
@@ -99,7 +100,7 @@ jobs = st.lists(
         st.sampled_from(["a", "b", "c", "d"]),
         st.sampled_from(["s1", "s2", "s3"]),
         st.sampled_from([0, 1, 2]),  # of the paths
-        st.floats(0.0, 0.5),  # after the one before
+        st.floats(1.1 * READ_S, 0.5),  # after the one before: what is sent closer to it may have overtaken it
         st.sampled_from([0.0, 0.001, 0.02, 0.3, 3.0]),
         st.floats(0.0, 0.004),  # until the gateway reads its answer
     ),
@@ -313,3 +314,78 @@ def test_no_light_request_of_an_ensemble_pays_for_what_it_stood_behind_there_or_
             assert fairness.charged[fairness._accounts[who]] < 0.01 * len(jobs), who
     assert sum(fairness.charged.values()) > max(busy.values()) - 0.01 * len(jobs)  # and all of it is paid for
     assert all(there.idle for there in fairness.queues)
+
+
+def steady(fairness: Charged, now: float, every: dict[str, float], path: str = "m") -> float:
+    """Keys send requests that take so long, one after the other; gives when it is."""
+    for _ in range(20):
+        for who, takes_s in every.items():
+            work = fairness.begin(fairness.of(who, 5, now), now, path)
+            fairness.sent(work, At("s1", path), now)
+            now += takes_s
+            fairness.end(work, 1, now, answered=True)
+            now += 0.02
+    fairness._look(now)
+    return now
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 0.0001, 0.0007, 0.005])
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("together", [1, 8])
+def test_one_that_was_overtaken_on_its_way_to_the_server_does_not_pay_for_what_overtook_it(
+    gap_s: float, servers: int, together: int
+) -> None:
+    """Requests go by different connections: the server may have read the later one first."""
+    fairness = Charged(servers, together=together)
+    now = steady(fairness, 100.0, {"one": 0.001, "two": 0.001, "heavy": 1.5})
+    before = dict(fairness.charged)
+    light, heavy = (fairness.sends(who, "s1", now + gap) for who, gap in (("one", 0.0), ("heavy", gap_s)))
+    now += gap_s + LONG_S
+    fairness.end(heavy, 1, now, answered=True)
+    fairness.end(light, 1, now + 0.001, answered=True)
+    fairness._look(now + 1.0)
+    paid = {
+        who: fairness.charged[fairness._accounts[who]] - before[fairness._accounts[who]] for who in ("one", "heavy")
+    }
+    assert paid["one"] < 0.01
+    assert paid["heavy"] == pytest.approx(LONG_S / servers, rel=0.05)
+    assert not fairness._accounts["one"].heavy
+
+
+def test_who_is_known_by_light_requests_pays_for_a_long_one_though_others_were_sent_right_behind_it() -> None:
+    fairness = Charged(1)
+    now = steady(fairness, 100.0, {"one": 0.001, "two": 0.001, "three": 0.001})
+    works = [fairness.sends(who, "s1", now + 0.001 * number) for number, who in enumerate(("three", "one", "two"))]
+    for work in works:
+        fairness.end(work, 1, now + LONG_S, answered=True)
+    fairness._look(now + LONG_S + 1.0)
+    accounts = fairness._accounts
+    assert {who: fairness.charged[accounts[who]] > 1.0 for who in accounts} == {
+        "one": False,
+        "two": False,
+        "three": True,
+    }
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_light_request_that_overtakes_a_long_one_within_an_ensemble_pays_for_its_own_time(servers: int) -> None:
+    """It waited behind it at the first model, and at the next another instance was free."""
+    fairness = Charged(servers)
+    bound = {"bound": "first", "together": 1, "waits_s": 0.0}
+    every = {"m": 1, "first": 1, "wide": 2, "last": 1}
+    fairness.works = {
+        model: Works(count, asks := frozenset(every) if model == "m" else frozenset({model}), asks, **bound)  # type: ignore[arg-type]
+        for model, count in every.items()
+    }
+    now = steady(fairness, 100.0, {"one": 0.004, "two": 0.004, "heavy": 2.7})
+    before = dict(fairness.charged)
+    heavy, light = (fairness.sends(who, "s1", now + gap) for who, gap in (("heavy", 0.0), ("one", 0.05)))
+    fairness.end(light, 1, now + 0.904, answered=True)
+    fairness._look(now + 1.2)
+    fairness.end(heavy, 1, now + 2.7, answered=True)
+    fairness._look(now + 3.0)
+    paid = {
+        who: fairness.charged[fairness._accounts[who]] - before[fairness._accounts[who]] for who in ("one", "heavy")
+    }
+    assert paid["one"] < 0.01
+    assert paid["heavy"] == pytest.approx(2.7 / servers, rel=0.05)
