@@ -94,17 +94,19 @@ class Families:
         self._settled = known
 
     def _works(self, model: str) -> Works:
-        steps, asks, told = self._steps(model), self._asked(model), self._told.get(model)
-        if told is None:
-            return Works(0, steps, asks)
+        told = self._told.get(model, Told(0, 0, math.inf))
         bound = self._bound(model)
         known = [self._told[each] for each in bound if each in self._told]
-        waits_s = max(each.waits_s for each in known)
-        together = 0 if any(not each.together for each in known) else max(each.together for each in known)
+        together = [each.together for each in known]
         return Works(
-            told.instances // self._servers, steps, asks, together, waits_s, told.latest,
+            told.instances // self._servers,
+            self._steps(model),
+            self._asked(model),
+            0 if 0 in together else max(together, default=0),
+            max((each.waits_s for each in known), default=math.inf),
+            told.latest,
             min(bound) if len(bound) > 1 else "",
-        )  # fmt: skip
+        )
 
     def _bound(self, model: str) -> set[str]:
         """Models that may be at work on one request, one after the other, with those that may be with any of them."""

@@ -161,7 +161,7 @@ class ModelQueues:
         since, most = work.at, work.begun - BATCH_S - there.waits_s  # a batch that began before that did so without it
         if since == math.inf:  # it is read before what was answered first
             since = now
-            if there.most_together != 1:
+            if there.most_together != 1 and not there.passes_on:  # there, those of one batch part again
                 ours = (first for first in self.at_work if first.line == work.line and first.there is there)
                 since = next((first.at for first in ours if first.at >= most), now)
         elif there.most_together != 1 and now - since <= BATCH_S and most <= work.before < since:

@@ -368,10 +368,14 @@ def test_who_is_known_by_light_requests_pays_for_a_long_one_though_others_were_s
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_a_light_request_that_overtakes_a_long_one_within_an_ensemble_pays_for_its_own_time(servers: int) -> None:
-    """It waited behind it at the first model, and at the next another instance was free."""
-    fairness = Charged(servers)
-    bound = {"bound": "first", "together": 1, "waits_s": 0.0}
+@pytest.mark.parametrize("gap_s", [0.0005, 0.05])
+@pytest.mark.parametrize("together", [1, 8])
+def test_a_light_request_that_overtakes_a_long_one_within_an_ensemble_pays_for_its_own_time(
+    servers: int, gap_s: float, together: int
+) -> None:
+    """It waited behind it at the first model, or was in a batch with it there; at the next one was free."""
+    fairness = Charged(servers, together=together)
+    bound = {"bound": "first", "together": together, "waits_s": 0.001}
     every = {"m": 1, "first": 1, "wide": 2, "last": 1}
     fairness.works = {
         model: Works(count, asks := frozenset(every) if model == "m" else frozenset({model}), asks, **bound)  # type: ignore[arg-type]
@@ -379,7 +383,7 @@ def test_a_light_request_that_overtakes_a_long_one_within_an_ensemble_pays_for_i
     }
     now = steady(fairness, 100.0, {"one": 0.004, "two": 0.004, "heavy": 2.7})
     before = dict(fairness.charged)
-    heavy, light = (fairness.sends(who, "s1", now + gap) for who, gap in (("heavy", 0.0), ("one", 0.05)))
+    heavy, light = (fairness.sends(who, "s1", now + gap) for who, gap in (("heavy", 0.0), ("one", gap_s)))
     fairness.end(light, 1, now + 0.904, answered=True)
     fairness._look(now + 1.2)
     fairness.end(heavy, 1, now + 2.7, answered=True)
