@@ -146,6 +146,17 @@ def _decided(decisions: Decisions, others: Elsewhere) -> Iterator[str]:
             f"What torch.export decided by a size holds for {text}: {dim} = {size} takes too much to be tried, and the "
             f"file may give other answers there than torch; keep to sizes for which it holds."
         )
+    for dim, (size, text) in others.too_many.items():
+        yield (
+            f"What torch.export decided by a size holds for {text}: {dim} = {size} was not tried, as many others were, "
+            f"and the file may give other answers there than torch; keep to sizes for which it holds."
+        )
+    for dim, (sizes, text) in others.unseen.items():
+        yield (
+            f"What torch.export decided by a size holds for {text}: the model runs at none of the other sizes of {dim} "
+            f"that were tried ({min(sizes)} to {max(sizes)}), and where it does, the file may give other answers than "
+            f"torch; keep to sizes for which it holds."
+        )
     for dim in others.nowhere:
         yield (
             f"{dim} was compared at none of the sizes that show what a size decides: the model runs at none that was "
