@@ -36,10 +36,19 @@ def asks_of_little(guard: Guard) -> bool:
 def _of_one_row(node: ast.Compare) -> bool:
     match node:
         case ast.Compare(left=left, ops=[op], comparators=[right]):
+            left, right = _rows(left), _rows(right)
             if _several_alike(op, right) or _several_alike(_TURNED.get(type(op), type(op))(), left):
                 return True
             return isinstance(op, ast.Eq | ast.NotEq) and (_times(left, right) or _times(right, left))
     return False
+
+
+def _rows(node: ast.expr) -> ast.expr:
+    """Without `max(1, …)`, which torch writes of how far rows lie apart, and which is so many for all but none."""
+    match node:
+        case ast.Call(func=ast.Name(id="max"), args=[ast.Constant(value=1), inner]):
+            return inner
+    return node
 
 
 def _several_alike(op: ast.cmpop, node: ast.expr) -> bool:
@@ -53,8 +62,10 @@ def _several_alike(op: ast.cmpop, node: ast.expr) -> bool:
 
 
 def _times(product: ast.expr, factor: ast.expr) -> bool:
-    """Whether one side is so many times the other: rows of rows are as many as rows where each has one."""
+    """Whether one side is so many times the other, or a part of it: as many where each has one row, or one is taken."""
     wanted = ast.unparse(factor)
+    if isinstance(product, ast.BinOp) and isinstance(product.op, ast.FloorDiv):
+        return ast.unparse(product.left) == wanted
 
     def factors(node: ast.expr) -> list[str]:
         match node:

@@ -143,14 +143,19 @@ def _held(failing: frozenset[int]) -> Callable[[int], bool]:
 
 
 @contextlib.contextmanager
-def guards_told() -> Iterator[list[str]]:
-    """The guards of what torch.export makes inside, which torch.onnx drops when it takes operators apart."""
+def guards_told(seen: Callable[[ExportedProgram], None] = lambda _program: None) -> Iterator[list[str]]:
+    """The guards of what torch.export makes inside, which torch.onnx drops when it takes operators apart.
+
+    Args:
+        seen: is given each program, whose operators are not taken apart yet.
+    """
     found: list[str] = []
     export = torch.export.export
 
     def telling(*args: Any, **options: Any) -> ExportedProgram:
         program = export(*args, **options)
         found[:] = _guards_of(program)
+        seen(program)
         return program
 
     torch.export.export = telling

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from compress.formats.exported.guards import Place
 
@@ -54,14 +56,25 @@ def inside_of(program: ExportedProgram, places: Mapping[Place, str]) -> Inside:
         size = getattr(values.get(name), "shape", ())[axis : axis + 1]
         if size and not isinstance(size[0], int):
             symbols[size[0].node.expr] = dim
-    products: set[Any] = set()
-    for value in values.values():
-        count: Any = 1
-        for size in value.shape if isinstance(value, torch.Tensor) else ():
-            count = count * (size if isinstance(size, int) else size.node.expr)
-        if not isinstance(count, int):
-            products.add(count)
-    return Inside(symbols, products)
+    shapes = [tuple(value.shape) for value in values.values() if isinstance(value, torch.Tensor)]
+    shapes += filter(None, map(_of_attention, program.graph.nodes))
+    products = {_product(shape) for shape in shapes}
+    return Inside(symbols, {product for product in products if not isinstance(product, int)})
+
+
+def _of_attention(node: Node) -> tuple[Any, ...]:
+    """The shape of the weights that attention holds inside, which are no tensor of the program: [..., L, S]."""
+    if "scaled_dot_product" not in str(node.target) or len(node.args) < 2:
+        return ()
+    query, key = (arg.meta.get("val") if isinstance(arg, Node) else None for arg in node.args[:2])
+    if isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor):
+        return (*query.shape[:-1], key.shape[-2])
+    return ()
+
+
+def _product(shape: tuple[Any, ...]) -> Any:
+    """A number, or an expression of torch's own symbols."""
+    return math.prod(size if isinstance(size, int) else size.node.expr for size in shape)
 
 
 def _number(product: Any, sizes: Mapping[Any, int]) -> int | None:

@@ -89,6 +89,8 @@ def test_a_guard_is_looked_at_however_far_it_fails(guard: str, fails_at: int) ->
         (f"({SIZE} // 8) != 0", True),
         (f"((-1) + {SIZE}) != 1", True),
         (f"(({SIZE} // 8)*({SIZE} // 4)) != ({SIZE} // 8)", True),
+        (f"{SIZE} != ({SIZE} // ({SIZE} // 2))", True),
+        (f"{SIZE} != max(1, {SIZE} // ({SIZE} // 2))", True),
         (f"1 <= {SIZE} // 2 and 1 <= {SIZE} // 4", True),
         (f"{SIZE} > 2", False),
         (f"2 < {SIZE}", False),
@@ -248,7 +250,7 @@ def test_a_program_that_decided_something_by_a_size_says_so_when_it_is_loaded(
     module: nn.Module, dim: Any, told: str, trust: bool, tmp_path: Path
 ) -> None:
     shapes = ({0: torch.export.Dim.DYNAMIC, 1: dim},)
-    size = {InTwenties: 64, InWindows: 33}.get(type(module), 32)
+    size = 64 if isinstance(module, InTwenties) else 33 if isinstance(module, InWindows) else 32
     program = torch.export.export(module.eval(), (torch.ones(2, size, 8),), dynamic_shapes=shapes)
     torch.export.save(program, tmp_path / "m.pt2")
     with warnings.catch_warnings(record=True) as caught:
@@ -296,3 +298,25 @@ def test_a_program_whose_inputs_are_no_tensors_by_themselves_is_refused_by_their
     torch.export.save(torch.export.export(module.eval(), given, named), tmp_path / "m.pt2")
     with pytest.raises(CheckpointError, match=f"can't take the exported program(.|\n)*{told}"):
         load(tmp_path / "m.pt2", trust=trust)
+
+
+class PaddedWindows(Cut):
+    """Windows of 7, padded up to as Swin pads them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = nn.functional.pad(x, (0, 0, 0, (7 - x.shape[1] % 7) % 7, 0, (7 - x.shape[0] % 7) % 7))
+        rows = rows.view(rows.shape[0] // 7, 7, rows.shape[1] // 7, 7, 8).transpose(1, 2).reshape(-1, 49, 8)
+        return self.layer(rows).mean(1)  # type: ignore[no-any-return]
+
+
+def test_expressions_of_padded_sizes_are_refused_as_too_long_and_not_as_code(tmp_path: Path) -> None:
+    shapes = ({0: DYNAMIC, 1: DYNAMIC},)
+    program = torch.export.export(PaddedWindows().eval(), (torch.ones(15, 32, 8),), dynamic_shapes=shapes)
+    torch.export.save(program, tmp_path / "m.pt2")
+    with pytest.raises(CheckpointError, match="can't vet the exported program") as caught:
+        load(tmp_path / "m.pt2")
+    assert "compress.save" in caught.value.mend
+    assert "sizes padded up to multiples" in caught.value.why
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert load(tmp_path / "m.pt2", trust=True).signature.inputs

@@ -110,7 +110,7 @@ class Everywhere(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = self.conv(x).flatten(2)
-        return (rows.transpose(1, 2) @ rows).softmax(-1).amax((1, 2))
+        return (rows.transpose(1, 2) @ rows).softmax(-1).amax((1, 2))  # type: ignore[no-any-return]
 
 
 class Rows(nn.Module):
@@ -184,7 +184,7 @@ def last_three_hundred(x: torch.Tensor) -> torch.Tensor:
         (Wide(cut_to_six_hundred), ("x:float32[batch,T,768]",), "T = 601, where .* holds for T up to 600"),
         (DownAndUp(dark_above_240_rows), IMAGE, r"h = \d+, where .* holds for h from 8 to 240"),
         (Neck(dark_above_240_rows), IMAGE, r"h = \d+, where .* holds for h (from \d to|up to) 240"),
-        (Windows(halved_above_300), TOKENS, r"T = \d+, where .* holds for T up to 300"),
+        (Windows(halved_above_300), TOKENS, r"T = \d+, where .* holds for T (from \d+ to|up to) 300"),
         (Rows(2, 2, 1), IMAGE, r"h = \d+"),
         (Rows(2, 3, 1), IMAGE, r"h = \d+"),
     ],
