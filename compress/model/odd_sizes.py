@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 __all__ = ["LEAST", "STEPS", "Range", "nearest", "odd_sizes", "ranges_of"]
@@ -92,14 +93,11 @@ def nearest(sizes: Iterable[int], usual: int, step: int = 1) -> tuple[int, ...]:
         usual: beside which they lie.
         step: that a network goes by.
     """
-    every = list(sizes)
-    whole = [each for each in every if (each - usual) % step == 0]
-    found = [
-        size
-        for some in (whole, every)
-        for size in (min((e for e in some if e > usual), default=0), max((e for e in some if e < usual), default=0))
-    ]
-    return tuple(dict.fromkeys(each for each in (*found, min(every, default=0)) if each))
+    every = np.unique(np.fromiter(sizes, np.int64))
+    found: list[int] = []
+    for some in (every[(every - usual) % step == 0], every):
+        found += [*some[some > usual][:1].tolist(), *some[some < usual][-1:].tolist()]
+    return tuple(dict.fromkeys((*found, *every[:1].tolist())))
 
 
 def ranges_of(program: torch.export.ExportedProgram, names: Mapping[tuple[str, int], str]) -> dict[str, Range]:

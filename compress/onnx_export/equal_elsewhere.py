@@ -143,7 +143,7 @@ class _Comparisons:
 
     def fits(self, dim: str, size: int) -> bool:
         """Whether neither inputs nor a tensor inside take too much there."""
-        return self._bytes(self.usual | {dim: size}) <= self.most
+        return size <= self.usual[dim] or self._bytes(self.usual | {dim: size}) <= self.most
 
     def takes(self, dim: str, size: int) -> bool:
         """Whether the first model runs there."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,9 +71,7 @@ class Decisions:
             span = self.ranges[dim]
             groups = []
             for walk in span.beyond(step, usual[dim]):
-                first, last = min(walk), max(walk)
-                between = [size for size in failing.sizes.tolist() if first <= size <= last]
-                likely = min(between, key=lambda size: (failing.count(size), abs(size - walk[0])), default=walk[0])
+                likely = min(walk, key=failing.count)  # the first of these
                 groups.append(tuple(dict.fromkeys((walk[0], likely, *walk))))
             yield Decision(f"{dim} {span}", tuple(groups), span.holds, True)
         for guard, sizes in failing.guards:
@@ -124,17 +121,15 @@ class Failing:
     counts: np.ndarray[Any, Any]
 
     def count(self, size: int) -> int:
-        """How many guards fail at a size that was looked at: some may say which sizes the module takes at all."""
-        return int(self.counts[np.searchsorted(self.sizes, size)])
+        """How many guards fail at a size, or at the next that was looked at; they may say which the module takes."""
+        return int(self.counts[min(int(np.searchsorted(self.sizes, size)), len(self.sizes) - 1)])
 
     def shown(self, failing: frozenset[int], usual: int, step: int) -> tuple[int, ...]:
         """Of some of the sizes those to try, on both sides of the usual one: where most other guards hold, and near."""
-        counted = [(self.count(size), size) for size in sorted(failing)]
-        least = {
-            above: min((n for n, size in counted if (size > usual) is above), default=math.inf)
-            for above in (True, False)
-        }
-        likely = [size for n, size in counted if n == least[size > usual]]
+        sizes = np.fromiter(failing, np.int64)
+        counts = self.counts[np.searchsorted(self.sizes, sizes)]
+        sides = [side for side in (sizes > usual, sizes < usual) if side.any()]
+        likely = [size for side in sides for size in sizes[side & (counts == counts[side].min())].tolist()]
         return tuple(dict.fromkeys((*nearest(likely, usual, step), *nearest(failing, usual, step))))
 
 
