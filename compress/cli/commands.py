@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, CycloptsError, CycloptsPanel, Parameter
+from cyclopts import App, CycloptsError, CycloptsPanel, Parameter, UnknownOptionError
 
 from compress import __version__
 from compress.cli.caching import cached
@@ -34,10 +34,25 @@ __all__ = ["app", "main"]
 
 RESUMES = ("export", "optimize", "finetune", "run")  # commands that keep what is done
 
+ELSEWHERE = {
+    ("measure", "--eval"): "--data",
+    ("measure", "--calibration"): "--data",
+    ("explain", "--eval"): "--data",
+    ("export", "--data"): "--eval, --calibration or --train",
+    ("optimize", "--data"): "--eval, --calibration or --train",
+    ("sensitivity", "--data"): "--eval",
+}
+"""What a flag of other commands is called here."""
+
 
 def _refusal(err: CycloptsError) -> object:
     """What is wrong with a flag, or with a recipe, whose values it quotes."""
-    return CycloptsPanel(printable(str(err), keep="\n"))
+    told = printable(str(err), keep="\n")
+    if isinstance(err, UnknownOptionError):
+        command, flag = (err.command_chain or ("",))[0], (err.token.keyword or err.token.value).partition("=")[0]
+        name = ELSEWHERE.get((command, flag))
+        told = f"Unknown option: {flag}. Of `compress {command}` it is {name}." if name else told
+    return CycloptsPanel(told)
 
 
 app = App(

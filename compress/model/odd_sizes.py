@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 __all__ = ["LEAST", "STEPS", "Range", "nearest", "odd_sizes", "ranges_of"]
@@ -15,6 +16,8 @@ SMALL = (33, 34, 35)  # where one row more or less is a larger share of all
 LEAST = (1, 2)  # a text of one token, a picture of one row
 STEPS = (2, 4, 8, 16, 32, 64, 3, 5, 7, 10, 12, 14, 20, 28, 48, 80, 160, 320)
 """Of networks that take multiples only: they go down by as much, or cut into as large pieces."""
+WALK = 64
+"""Sizes in a row, of which a network takes one, whatever it goes down by."""
 
 
 @dataclass(frozen=True)
@@ -28,21 +31,25 @@ class Range:
     least: int | None
     most: int | None
 
-    @property
-    def beyond(self) -> tuple[int, ...]:
-        """Sizes outside, next to its ends and farther."""
-        above = () if self.most is None else (self.most + 1, 2 * self.most + 1)
-        return (*above, *(() if self.least is None else (self.least - 1,)))
+    def beyond(self, step: int = 1, usual: int = 0) -> tuple[tuple[int, ...], ...]:
+        """Sizes outside: groups of them, next to its ends and farther, of each of which one that runs is enough.
 
-    def beyond_by(self, step: int, usual: int) -> tuple[int, ...]:
-        """As `beyond`, of the sizes that are whole steps from the usual one."""
-        found = []
+        Each has a size that is whole steps from the usual one first, then so many in a row that most networks take one.
+
+        Args:
+            step: in which a network takes its sizes.
+            usual: one that it takes.
+        """
+        groups: list[tuple[int, ...]] = []
         if self.most is not None:
             first = self.most + 1 + (usual - self.most - 1) % step
-            found += [first, first + self.most // step * step]
+            for begin, whole in ((self.most + 1, first), (2 * self.most + 1, first + self.most // step * step)):
+                groups.append((whole, *range(begin, begin + WALK)))
         if self.least is not None:
-            found.append(self.least - 1 - (self.least - 1 - usual) % step)
-        return tuple(found)
+            last = self.least - 1
+            groups.append((last - (last - usual) % step, *range(last, max(last - WALK, 0), -1)))
+        found = (tuple(dict.fromkeys(size for size in group if size > 0)) for group in groups)
+        return tuple(filter(None, found))
 
     def holds(self, size: int) -> bool:
         """Whether a size is inside."""
@@ -86,14 +93,11 @@ def nearest(sizes: Iterable[int], usual: int, step: int = 1) -> tuple[int, ...]:
         usual: beside which they lie.
         step: that a network goes by.
     """
-    every = list(sizes)
-    whole = [each for each in every if (each - usual) % step == 0]
-    found = [
-        size
-        for some in (whole, every)
-        for size in (min((e for e in some if e > usual), default=0), max((e for e in some if e < usual), default=0))
-    ]
-    return tuple(dict.fromkeys(each for each in (*found, min(every, default=0)) if each))
+    every = np.unique(np.fromiter(sizes, np.int64))
+    found: list[int] = []
+    for some in (every[(every - usual) % step == 0], every):
+        found += [*some[some > usual][:1].tolist(), *some[some < usual][-1:].tolist()]
+    return tuple(dict.fromkeys((*found, *every[:1].tolist())))
 
 
 def ranges_of(program: torch.export.ExportedProgram, names: Mapping[tuple[str, int], str]) -> dict[str, Range]:

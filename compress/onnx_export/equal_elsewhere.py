@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,9 @@ from compress.model import Arrays
 from compress.model.drawn import drawn_inputs, indices_of
 from compress.model.infer import runs_at
 from compress.model.inputs import telling
-from compress.model.odd_sizes import LEAST, STEPS, odd_sizes
-from compress.onnx_export.equal import Wording, equal_at, is_no_number
+from compress.model.odd_sizes import LEAST, STEPS, WALK, odd_sizes
+from compress.model.without_memory import refuses_at
+from compress.onnx_export.equal import BATCHES, Wording, equal_at, is_no_number
 from compress.runtime.backends import Backend, TorchBackend
 from compress.stage import Progress
 from compress.storage.shortages import raise_shortage
@@ -28,10 +29,9 @@ __all__ = ["Elsewhere", "equal_elsewhere"]
 BATCH = 1
 OTHER_BATCHES = (3, 4, 8)  # beside those that everything is compared at; 4 and 8 of small inputs
 MOST_TIMES, SMALL = 8, 1 << 18  # as many elements of inputs as of one usual sample; below so many, any
-ROOM = 1 << 28  # bytes of inputs, and of the largest tensor inside, where something is known to be decided
+ROOM = 1 << 28  # bytes of inputs, and of the largest tensor inside; what the usual sizes took is taken again
 WORD = 4  # of most inputs
-MOST_TRIED = 40  # sizes of a dimension; those that the model refuses count, too
-FEW = 3  # sizes that run; where fewer do, the network takes multiples alone
+MOST_TRIED = 40  # sizes of a dimension at which guards fail; those that the model refuses count, too
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,16 @@ class Elsewhere:
     Attributes:
         equal: by dimension, the sizes that they were compared at.
         untried: by dimension, a size that takes too much to be tried at, and what is known to hold at others alone.
+        too_many: by dimension, the same of a size that was not tried, as so many others were.
+        unseen: by dimension, sizes at which the model does not run, and what is known to hold at others alone; which
+            sizes it takes there was not found.
         nowhere: dimensions of which no size was compared.
     """
 
     equal: dict[str, list[int]] = field(default_factory=dict)
     untried: dict[str, tuple[int, str]] = field(default_factory=dict)
+    too_many: dict[str, tuple[int, str]] = field(default_factory=dict)
+    unseen: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     nowhere: list[str] = field(default_factory=list)
 
 
@@ -86,13 +91,12 @@ def equal_elsewhere(
     decided = decided or Decisions({})
     usual = signature.at(BATCH)
     found = Elsewhere()
-    compare = _Comparisons(module, first, second, signature, words, tolerance, logistic, smaller, found.equal)
+    compare = _Comparisons(module, first, second, signature, words, tolerance, logistic, smaller, found.equal, decided)
     compare.known = {dim: list(decided.of(dim, usual, 1)) for dim in usual}
     for dim in usual:
         step = _odd_ones(compare, dim, told=decided.places is not None)
-        for decision in decided.of(dim, usual, step):
-            for size in _beyond(compare, dim, decision, decided.largest):
-                found.untried.setdefault(dim, (size, decision.text))
+        for decision in decided.of(dim, usual, step or 1):
+            _beyond(compare, dim, decision, found, stepped=step is not None)
         if dim in found.equal:
             progress(*done, f"equal at {dim} = {', '.join(map(str, sorted(found.equal[dim])))}")
         elif dim not in signature.batches:
@@ -107,31 +111,43 @@ class _Comparisons:
         usual: sizes of all dimensions.
         equal: sizes, by dimension, that both are equal at.
         known: by dimension, what was decided by its size.
+        asked: sizes of dimensions that guards were asked about.
     """
 
     known: Mapping[str, list[Decision]]
 
     def __init__(
         self, module: nn.Module, first: Backend, second: Backend, signature: Signature, words: Wording,
-        tolerance: float, logistic: Collection[str], smaller: bool, equal: dict[str, list[int]],
+        tolerance: float, logistic: Collection[str], smaller: bool, equal: dict[str, list[int]], decided: Decisions,
     ) -> None:  # fmt: skip
+        self.inside = decided.inside
         self.first, self.second, self.signature, self.words = first, second, signature, words
         self.tolerance, self.logistic, self.smaller, self.equal = tolerance, logistic, smaller, equal
         self.usual, self.runs = signature.at(BATCH), runs_at(module, signature.inputs)
+        self.refuses = refuses_at(module, signature.inputs, self.usual)
+        self.most = max(ROOM, self._bytes(signature.at(max(BATCHES))))
         self.indices = indices_of(module, signature)
+        self.asked: dict[str, set[int]] = {dim: set() for dim in self.usual}
         self._tried: dict[tuple[str, int], bool] = {}
 
     def elements(self, dim: str, size: int) -> int:
         """Of all inputs."""
-        return sum(math.prod(spec.at(self.usual | {dim: size})) for spec in self.signature.inputs)
+        return self._elements(self.usual | {dim: size})
+
+    def _elements(self, sizes: Mapping[str, int]) -> int:
+        return sum(math.prod(spec.at(sizes)) for spec in self.signature.inputs)
+
+    def _bytes(self, sizes: Mapping[str, int]) -> int:
+        """Of all inputs, or of the largest tensor inside, as far as that is known."""
+        return max(WORD * self._elements(sizes), self.inside.largest(sizes))
+
+    def fits(self, dim: str, size: int) -> bool:
+        """Whether neither inputs nor a tensor inside take too much there."""
+        return size <= self.usual[dim] or self._bytes(self.usual | {dim: size}) <= self.most
 
     def takes(self, dim: str, size: int) -> bool:
         """Whether the first model runs there."""
         return self.runs(self.usual | {dim: size})
-
-    def tried(self, dim: str) -> int:
-        """How many sizes of a dimension were."""
-        return sum(name == dim for name, _ in self._tried)
 
     def at(self, dim: str, size: int) -> bool:
         """Whether the first takes a size; both are equal there, then.
@@ -158,8 +174,8 @@ class _Comparisons:
         return True
 
 
-def _odd_ones(compare: _Comparisons, dim: str, *, told: bool) -> int:
-    """Compare at the sizes that show most branches; gives the step that the first model takes its sizes in.
+def _odd_ones(compare: _Comparisons, dim: str, *, told: bool) -> int | None:
+    """Compare at the sizes that show most branches; gives a step that the first model takes sizes in, if one is found.
 
     Args:
         compare: compares.
@@ -176,37 +192,57 @@ def _odd_ones(compare: _Comparisons, dim: str, *, told: bool) -> int:
 
     def cheap(sizes: Iterable[int]) -> Iterator[int]:
         most = max(MOST_TIMES * compare.elements(dim, usual), SMALL)
-        return (each for each in sizes if each > 0 and compare.elements(dim, each) <= most)
+        return (each for each in sizes if each > 0 and compare.elements(dim, each) <= most and compare.fits(dim, each))
 
-    ran = [size for size in cheap(odd_sizes(usual)) if size not in skipped and compare.at(dim, size)]
-    ran = [size for size in ran if size not in LEAST]
-    if len(ran) >= FEW or any((size - usual) % 2 for size in ran):
+    def takes(size: int) -> bool:
+        return size > 0 and compare.fits(dim, size) and compare.takes(dim, size)
+
+    ran = {size: compare.at(dim, size) for size in cheap(odd_sizes(usual)) if size not in skipped}
+    above = [taken for size, taken in ran.items() if size > usual]
+    if above and all(above):
         return 1
-    for step in STEPS:
-        if all(compare.takes(dim, size) for size in (usual + step, usual + 3 * step)):
+    for step in (1, *STEPS, *(each for each in range(2, WALK + 1) if each not in STEPS)):
+        times = (1, 3, 13) if step == 1 else (1, 3)  # a few in a row are taken by networks that go by 32, too
+        if any(all(takes(usual + sign * each * step) for each in times) for sign in (1, -1)):
             for size in cheap(odd_sizes(usual, step)):
-                compare.at(dim, size)
+                if size not in skipped:
+                    compare.at(dim, size)
             return step
-    return 1
+    return None
 
 
-def _beyond(
-    compare: _Comparisons, dim: str, decision: Decision, largest: Callable[[Mapping[str, int]], int]
-) -> Iterator[int]:
-    """Compare at sizes where a decision does not hold, as far as they are within bounds; gives those beyond."""
+def _beyond(compare: _Comparisons, dim: str, decision: Decision, found: Elsewhere, *, stepped: bool) -> None:
+    """Compare at sizes where a decision does not hold, as far as they are within bounds.
+
+    Args:
+        compare: compares.
+        dim: whose sizes these are.
+        decision: what holds at others.
+        found: is told of sizes that were not compared.
+        stepped: whether it is known in which steps the first model takes sizes: it refuses what is beyond them, then.
+    """
+    usual = compare.usual[dim]
     for group in decision.sizes:
-        above = group[0] > compare.usual[dim]
-        if not decision.alone and any(
-            not decision.holds(size) and (size > compare.usual[dim]) is above for size in compare.equal.get(dim, [])
-        ):
+        above = group[0] > usual
+        equal = compare.equal.get(dim, [])
+        if not decision.alone and any(not decision.holds(size) and (size > usual) is above for size in equal):
             continue
         for size in group:
-            at = compare.usual | {dim: size}
-            if WORD * compare.elements(dim, size) > ROOM or largest(at) > ROOM or compare.tried(dim) > MOST_TRIED:
-                yield size
-                break
-            if size > 0 and compare.at(dim, size):
-                break
+            if not compare.fits(dim, size):
+                if not compare.refuses(compare.usual | {dim: size}):
+                    found.untried.setdefault(dim, (size, decision.text))
+                    break
+            else:
+                asked = set() if decision.alone else compare.asked[dim]
+                asked.add(size)
+                if len(asked) > MOST_TRIED:
+                    found.too_many.setdefault(dim, (size, decision.text))
+                    break
+                if compare.at(dim, size):
+                    break
+        else:
+            if decision.alone and not stepped:
+                found.unseen.setdefault(dim, (group, decision.text))
 
 
 def _told(dim: str, size: int, equal: list[int], decision: Decision | None) -> str:

@@ -29,6 +29,7 @@ from compress.onnx_export.file import save
 from compress.onnx_export.kept_parts import put_back
 from compress.onnx_export.recurrent import free_lengths
 from compress.onnx_export.refusals import refused
+from compress.onnx_export.traced_sizes import of_traced_sizes, told_of_traced
 from compress.runtime.backends import Backend, OnnxBackend, TorchBackend
 from compress.runtime.memory import give_back
 from compress.stage import Given, Progress
@@ -79,7 +80,8 @@ class OnnxFromTorch:
         # The sizes of a model loaded elsewhere may never have been tried.
         model = dataclasses.replace(model, signature=proven(model.module, model.signature).settled)
         runs = runs_at(model.module, model.signature.inputs)
-        with guards_told() as guards:
+        traced: list[str] = []
+        with guards_told(lambda program: traced.extend(of_traced_sizes(program))) as guards:
             program = _export(model, _traced_at(model.signature, runs), path)
         decisions = decisions_of(None if program is None else program.exported_program, guards, model.signature)
         del program  # it holds the weights again
@@ -88,14 +90,18 @@ class OnnxFromTorch:
         given = OnnxModel(path, model.signature, model.ranges)
         torches, onnxes = TorchBackend(model, torch.get_num_threads()), OnnxBackend(given, threads=1)
         logistic = made_by("Sigmoid", onnx.load(path, load_external_data=False).graph)
-        parity = equal_throughout(
-            model.module, torches, onnxes, model.signature, self.data, progress, Wording(), steps=(1, 2),
-            logistic=logistic, doubted=lambda inputs, err: _refuse_changing(torches, inputs, err),
-        )  # fmt: skip
-        others = equal_elsewhere(
-            model.module, torches, onnxes, model.signature, progress, ODD_SIZE, done=(trials + 2, total),
-            logistic=logistic, decided=decisions,
-        )  # fmt: skip
+
+        def compared() -> tuple[dict[str, dict[str, Any]], Elsewhere]:
+            parity = equal_throughout(
+                model.module, torches, onnxes, model.signature, self.data, progress, Wording(), steps=(1, 2),
+                logistic=logistic, doubted=lambda inputs, err: _refuse_changing(torches, inputs, err),
+            )  # fmt: skip
+            return parity, equal_elsewhere(
+                model.module, torches, onnxes, model.signature, progress, ODD_SIZE, done=(trials + 2, total),
+                logistic=logistic, decided=decisions,
+            )  # fmt: skip
+
+        parity, others = told_of_traced(compared, list(dict.fromkeys(traced)), model.signature)
         progress(total, total, "equal to torch")
         worst = max(figures["max_abs_error"] for figures in parity.values())
         sizes = model.signature.sizes_text
@@ -145,6 +151,17 @@ def _decided(decisions: Decisions, others: Elsewhere) -> Iterator[str]:
         yield (
             f"What torch.export decided by a size holds for {text}: {dim} = {size} takes too much to be tried, and the "
             f"file may give other answers there than torch; keep to sizes for which it holds."
+        )
+    for dim, (size, text) in others.too_many.items():
+        yield (
+            f"What torch.export decided by a size holds for {text}: {dim} = {size} was not tried, as many others were, "
+            f"and the file may give other answers there than torch; keep to sizes for which it holds."
+        )
+    for dim, (sizes, text) in others.unseen.items():
+        yield (
+            f"What torch.export decided by a size holds for {text}: the model runs at none of the other sizes of {dim} "
+            f"that were tried ({min(sizes)} to {max(sizes)}), and where it does, the file may give other answers than "
+            f"torch; keep to sizes for which it holds."
         )
     for dim in others.nowhere:
         yield (

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import ShapeGuardPythonPrinter
 
 from compress.artifact import Signature
-from compress.formats.exported.guards import Guard, Place, read_guards
+from compress.formats.exported.guards import Guard, Place, looked_at, read_guards
+from compress.formats.exported.inside import Inside, inside_of
 from compress.model.odd_sizes import Range, nearest, ranges_of
 
-__all__ = ["LONGEST", "Decision", "Decisions", "decisions_of", "guards_told"]
+__all__ = ["Decision", "Decisions", "decisions_of", "guards_told"]
 
 LONGEST = 200  # letters of a guard that is told
-WORD = 8  # bytes of an element at most
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,14 @@ class Decisions:
         guards: comparisons of sizes.
         places: dimensions, by input and axis as the guards name them.
         unread: guards that can't be read.
-        largest: gives bytes of the largest tensor inside, by sizes of dimensions; 0 where that is not known.
+        inside: the tensors.
     """
 
     ranges: Mapping[str, Range]
     guards: Sequence[Guard] = ()
     places: Mapping[Place, str] | None = None
     unread: Sequence[str] = ()
-    largest: Callable[[Mapping[str, int]], int] = lambda _sizes: 0
+    inside: Inside = field(default_factory=Inside)
 
     def of(self, dim: str, usual: Mapping[str, int], step: int) -> Iterator[Decision]:
         """What was decided by the size of a dimension.
@@ -65,38 +66,91 @@ class Decisions:
             usual: sizes of all.
             step: in which the module takes its sizes.
         """
+        failing = self.failing(dim, usual)
         if dim in self.ranges:
             span = self.ranges[dim]
-            groups = zip(span.beyond_by(step, usual[dim]), span.beyond, strict=True)
-            yield Decision(f"{dim} {span}", tuple(tuple(dict.fromkeys(each)) for each in groups), span.holds, True)
+            groups = []
+            for walk in span.beyond(step, usual[dim]):
+                likely = min(walk, key=failing.count)  # the first of these
+                groups.append(tuple(dict.fromkeys((walk[0], likely, *walk))))
+            yield Decision(f"{dim} {span}", tuple(groups), span.holds, True)
+        for guard, sizes in failing.guards:
+            if usual[dim] in sizes:
+                continue
+            shown = failing.shown(sizes, usual[dim], step)
+            groups_of = [tuple(size for size in shown if (size > usual[dim]) is above) for above in (True, False)]
+            yield Decision(self.told(guard), tuple(filter(None, groups_of)), _held(sizes))
+
+    def failing(self, dim: str, usual: Mapping[str, int]) -> Failing:
+        """At which sizes of a dimension, all others being the usual ones, guards fail."""
         named = self.places or {}
         here = [place for place, name in named.items() if name == dim]
-        sizes = {place: usual[name] for place, name in named.items()}
+        span = self.ranges.get(dim)
+        among = looked_at(self.guards, [group[-1] for group in span.beyond()] if span is not None else [])
+        found, counts = [], np.zeros(len(among), int)
         for guard in self.guards:
             if guard.places.isdisjoint(here):
                 continue
-            failing = [int(size) for size in guard.failing(here, sizes)]
-            if not failing or usual[dim] in failing:
-                continue
-            shown = nearest(failing, usual[dim], step)
-            groups_of = [tuple(size for size in shown if (size > usual[dim]) is above) for above in (True, False)]
-            yield Decision(guard.named(named)[:LONGEST], tuple(filter(None, groups_of)), _held(failing))
+            fails = guard.failing(here, self.sized(usual), among)
+            counts += fails
+            if fails.any():
+                found.append((guard, frozenset(among[fails].tolist())))
+        return Failing(found, among, counts)
+
+    def sized(self, sizes: Mapping[str, int]) -> dict[Place, int]:
+        """Sizes of dimensions as sizes of places."""
+        return {place: sizes[name] for place, name in (self.places or {}).items()}
+
+    def told(self, guard: Guard) -> str:
+        """A guard in the names of the dimensions."""
+        return guard.named(self.places or {})[:LONGEST]
 
 
-def _held(failing: Collection[int]) -> Callable[[int], bool]:
-    there = frozenset(failing)
-    return lambda size: size not in there
+@dataclass(frozen=True)
+class Failing:
+    """Sizes of a dimension at which guards do not hold.
+
+    Attributes:
+        guards: with the sizes at which they do not.
+        sizes: that were looked at, from small on.
+        counts: how many guards fail there.
+    """
+
+    guards: Sequence[tuple[Guard, frozenset[int]]]
+    sizes: np.ndarray[Any, Any]
+    counts: np.ndarray[Any, Any]
+
+    def count(self, size: int) -> int:
+        """How many guards fail at a size, or at the next that was looked at; they may say which the module takes."""
+        return int(self.counts[min(int(np.searchsorted(self.sizes, size)), len(self.sizes) - 1)])
+
+    def shown(self, failing: frozenset[int], usual: int, step: int) -> tuple[int, ...]:
+        """Of some of the sizes those to try, on both sides of the usual one: where most other guards hold, and near."""
+        sizes = np.fromiter(failing, np.int64)
+        counts = self.counts[np.searchsorted(self.sizes, sizes)]
+        sides = [side for side in (sizes > usual, sizes < usual) if side.any()]
+        likely = [size for side in sides for size in sizes[side & (counts == counts[side].min())].tolist()]
+        return tuple(dict.fromkeys((*nearest(likely, usual, step), *nearest(failing, usual, step))))
+
+
+def _held(failing: frozenset[int]) -> Callable[[int], bool]:
+    return lambda size: size not in failing
 
 
 @contextlib.contextmanager
-def guards_told() -> Iterator[list[str]]:
-    """The guards of what torch.export makes inside, which torch.onnx drops when it takes operators apart."""
+def guards_told(seen: Callable[[ExportedProgram], None] = lambda _program: None) -> Iterator[list[str]]:
+    """The guards of what torch.export makes inside, which torch.onnx drops when it takes operators apart.
+
+    Args:
+        seen: is given each program, whose operators are not taken apart yet.
+    """
     found: list[str] = []
     export = torch.export.export
 
     def telling(*args: Any, **options: Any) -> ExportedProgram:
         program = export(*args, **options)
         found[:] = _guards_of(program)
+        seen(program)
         return program
 
     torch.export.export = telling
@@ -149,28 +203,4 @@ def decisions_of(program: ExportedProgram | None, guards: Sequence[str], signatu
         if isinstance(dim, str)
     }
     read, unread = read_guards(guards, places)
-    return Decisions(ranges_of(program, places), read, places, unread, _largest_of(program, places))
-
-
-def _largest_of(program: ExportedProgram, places: Mapping[Place, str]) -> Callable[[Mapping[str, int]], int]:
-    """Of a program's tensors, by their symbolic shapes alone, so that the program itself can go."""
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    symbols: dict[Any, str] = {}
-    for (name, axis), dim in places.items():
-        size = getattr(values.get(name), "shape", ())[axis : axis + 1]
-        if size and not isinstance(size[0], int):
-            symbols[size[0].node.expr] = dim
-    products: set[Any] = set()
-    for value in values.values():
-        count: Any = WORD
-        for size in value.shape if isinstance(value, torch.Tensor) else ():
-            count = count * (size if isinstance(size, int) else size.node.expr)
-        if not isinstance(count, int):
-            products.add(count)
-
-    def largest(sizes: Mapping[str, int]) -> int:
-        here = {symbol: sizes[dim] for symbol, dim in symbols.items()}
-        found = [product.subs(here) for product in products]
-        return max((int(each) for each in found if each.is_number), default=0)
-
-    return largest
+    return Decisions(ranges_of(program, places), read, places, unread, inside_of(program, places))

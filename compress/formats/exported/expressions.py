@@ -12,7 +12,7 @@ import math
 import re
 from fractions import Fraction
 
-__all__ = ["clean_expression"]
+__all__ = ["TooLongError", "clean_expression"]
 
 MAX_LENGTH, MAX_DEPTH = 20_000, 60
 # sympy multiplies out, and finds common divisors, before anything can stop it.
@@ -48,11 +48,16 @@ _OPERATIONS = (
 )  # fmt: skip
 
 
+class TooLongError(ValueError):
+    """Of an expression that is harmless, but for what sympy may take to evaluate it."""
+
+
 @functools.lru_cache(4096)
 def clean_expression(text: str) -> str:
     """The expression, written again.
 
     Raises:
+        TooLongError: it would get too long, multiplied out.
         ValueError: it is more than sums, products, comparisons and roundings of symbols and numbers.
     """
     try:
@@ -63,7 +68,8 @@ def clean_expression(text: str) -> str:
         return ast.unparse(tree)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as err:
         shown = text if len(text) < 100 else f"{text[:100]}…"
-        raise ValueError(f"holds the expression {shown!r}") from err
+        kind = TooLongError if isinstance(err, TooLongError) else ValueError
+        raise kind(f"holds the expression {shown!r}") from err
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,13 +100,14 @@ def _measured(node: ast.expr, depth: int) -> _Size:
     """The size of what is known to be harmless: there is no node that is not looked at, and none that is not measured.
 
     Raises:
-        ValueError: it is something else, or too large.
+        TooLongError: it is too large.
+        ValueError: it is something else, or nested too deeply.
     """
     if depth == 0:
         raise ValueError("it is nested too deeply")
     found = _size_of(node, depth)
     if max(found.above, found.below) > MAX_TERMS or found.bits > MAX_BITS:
-        raise ValueError("it gets too long, multiplied out")
+        raise TooLongError("it gets too long, multiplied out")
     if max(found.degree, found.degree_below) > MAX_DEGREE:
         raise ValueError("it holds too high a power")
     return found

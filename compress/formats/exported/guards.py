@@ -13,7 +13,7 @@ import numpy as np
 
 from compress.vetting.texts import parse_json
 
-__all__ = ["LOOKED_AT", "Guard", "Place", "fails", "guards_in", "read_guards"]
+__all__ = ["LOOKED_AT", "Guard", "Place", "fails", "guards_in", "looked_at", "read_guards"]
 
 Place = tuple[str, int]
 """An input and its axis."""
@@ -21,8 +21,23 @@ Sizes = Mapping[Place, "int | np.ndarray[Any, Any]"]
 Value = Any
 """A number, a truth value, or an array of either, one for each size that is looked at."""
 
-LOOKED_AT = np.array([*range(1, 5001), *range(5056, (1 << 14) + 1, 64)])
+NEAR, FAR, FARTHEST = 5000, 1 << 14, 1 << 31
+WINDOW = 64
+"""As many sizes in a row, of which most networks take one, whatever they go down by."""
+
+LOOKED_AT = np.array([*range(1, NEAR + 1), *range(5056, FAR + 1, 64)])
 """Sizes that guards are evaluated at: all that are usual, and multiples of what networks go down by."""
+
+_OCTAVES = [1 << bits for bits in range(14, 31)]
+_BEYOND = np.concatenate(
+    [np.arange(WINDOW) + octave // 8 * eighth for octave in _OCTAVES for eighth in range(8, 16)], dtype=np.int64
+)
+"""Windows of sizes far beyond, for what is known of these by no number of a guard's own."""
+
+_PARTS = np.array([NEAR + 1, *(octave + WINDOW for octave in _OCTAVES)])
+"""Where sizes are parted: a guard that gets too large at some is known at those before."""
+
+MOST_NUMBERS = 256
 
 MOST, LONGEST, DEEPEST = 2048, 1000, 40  # of guards; letters of one; nodes above a leaf
 LARGEST = 1 << 62
@@ -84,18 +99,46 @@ class Guard:
         with np.errstate(all="ignore"):
             return np.asarray(~np.asarray(_value(self.tree, sizes, 0, seen), bool) & ~undefined)
 
-    def failing(self, places: Collection[Place], sizes: Sizes) -> np.ndarray[Any, Any]:
-        """The sizes of some places, all alike, at which it does not hold, of those that are looked at, from small on.
+    def failing(self, places: Collection[Place], sizes: Sizes, among: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """At which sizes of some places, all alike, it does not hold: bool, one for each.
 
         Args:
             places: whose sizes vary.
             sizes: of the others.
+            among: the sizes that are looked at, from small on.
         """
-        try:
-            found = self.fails(dict(sizes) | dict.fromkeys(places, LOOKED_AT))
-        except _UNREADABLE:
-            return LOOKED_AT[:0]
-        return np.asarray(LOOKED_AT[np.broadcast_to(found, LOOKED_AT.shape)])
+        found = np.zeros(len(among), bool)
+        at = 0
+        for part in np.split(among, np.searchsorted(among, _PARTS)):
+            try:
+                found[at : at + len(part)] = self.fails(dict(sizes) | dict.fromkeys(places, part)) if len(part) else ()
+            except _UNREADABLE:
+                break
+            at += len(part)
+        return found
+
+    @property
+    def numbers(self) -> set[int]:
+        """Its own, and the products of any two, once as well for what is rounded down: `T // 160 <= 1000`."""
+        found = {
+            abs(int(node.value))
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and abs(node.value) < FARTHEST
+        }
+        return found | {each * (other + more) for each in found for other in found for more in (0, 1)}
+
+
+def looked_at(guards: Sequence[Guard], ends: Collection[int]) -> np.ndarray[Any, Any]:
+    """Sizes that guards are evaluated at, from small on: those of `LOOKED_AT`, and beyond.
+
+    Args:
+        guards: beside whose own numbers they are dense.
+        ends: of ranges, beside which they are, too.
+    """
+    numbers = sorted({each for guard in guards for each in guard.numbers if NEAR < each < FARTHEST})
+    windows = [np.arange(-WINDOW, WINDOW + 2) + number for number in (*ends, *numbers[:MOST_NUMBERS])]
+    found = np.unique(np.concatenate([LOOKED_AT, _BEYOND, *windows]))
+    return np.asarray(found[found > 0])
 
 
 def guards_in(text: bytes) -> list[str]:

@@ -26,6 +26,7 @@ from compress.artifact import TensorSpec
 from compress.console.wording import AssumedWarning, counted
 from compress.errors import CheckpointError, ToolkitError, first_line
 from compress.formats.exported.decided import decided_by_sizes
+from compress.formats.exported.expressions import TooLongError
 from compress.formats.exported.guards import guards_in
 from compress.formats.exported.program import clean_payloads, clean_program
 from compress.model import TorchModel
@@ -158,6 +159,14 @@ def _as_understood(path: Path) -> tuple[ExportedProgram, list[str]]:
         except ArchiveError as err:
             mend = "copy or download the file again; or write it with torch.export.save of this release of torch"
             raise CheckpointError(f"can't load the exported program {path}", why=str(err), mend=mend) from err
+        except TooLongError as err:
+            raise CheckpointError(
+                f"can't vet the exported program {path}",
+                why=f"{err} of sizes, which torch gives to sympy, and which gets longer there than is evaluated of a "
+                "file that is not trusted: sizes padded up to multiples (windows, chunks) have such",
+                mend="give the module itself, saved by compress.save or with --model, or export the program with "
+                "numbers in place of the sizes that are padded; or, if you trust whoever made it, add --trust",
+            ) from err
         except ValueError as err:
             raise _refused(path, str(err)) from err
         clean.seek(0)
@@ -203,6 +212,8 @@ def _rewrite(archive: Archive, clean: IO[bytes]) -> list[str]:
             declared |= {(folder, key): payload for key, payload in payloads.items()}
     except ArchiveError:
         raise
+    except TooLongError as err:
+        raise TooLongError(f"{name} {err}") from err
     except ValueError as err:
         raise ValueError(f"{name} {err}") from err
     used = _payloads(declared, held)

@@ -117,6 +117,24 @@ def test_a_mistyped_command_line_ends_with_code_2(arguments: list[str]) -> None:
     assert caught.value.code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["measure", "m.onnx", "--eval", "d.npz"], "--data"),
+        (["measure", "m.onnx", "--eval=d.npz"], "--data"),
+        (["export", "m.pt", "-o", "out", "--data", "d.npz"], "--eval, --calibration"),
+    ],
+)
+def test_a_flag_that_other_commands_have_is_told_by_its_name_here(
+    arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    told = capsys.readouterr()
+    assert f"it is {name}" in " ".join((told.out + told.err).split())
+
+
 def test_inspect_tells_what_a_file_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["inspect", str(model_in(tmp_path))])

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +17,8 @@ from torch import nn
 from compress.console.wording import AssumedWarning
 from compress.errors import CheckpointError
 from compress.formats.checkpoint import load
-from compress.formats.exported.guards import fails, guards_in, read_guards
+from compress.formats.exported.asked import asks_of_little
+from compress.formats.exported.guards import LOOKED_AT, fails, guards_in, looked_at, read_guards
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 SIZE = "L['x'].size()[1]"
@@ -55,8 +57,51 @@ def test_guards_are_evaluated_at_many_sizes_at_once_as_at_each(size: int, other:
     text = f"({SIZE} % {other}) != 0 or {SIZE} // {other} == max(2, {size})"
     (guard,), unread = read_guards([text], [("x", 1)])
     assert not unread
-    failing = guard.failing([("x", 1)], {})
+    failing = LOOKED_AT[guard.failing([("x", 1)], {}, LOOKED_AT)]
     assert (size in failing) == (fails([guard], {("x", 1): size}) is not None)
+
+
+@pytest.mark.parametrize(
+    ("guard", "fails_at"),
+    [
+        (f"{SIZE} <= 160000", 160_001),
+        (f"{SIZE} // 160 <= 1000", 160_160),
+        (f"{SIZE} != 123457", 123_457),
+        (f"3*{SIZE} <= 480000", 163_840),  # near what no number of it tells
+        (f"{SIZE}*{SIZE}*{SIZE}*{SIZE}*{SIZE} <= 3125", 6),  # where it gets too large, it is not known
+    ],
+)
+def test_a_guard_is_looked_at_however_far_it_fails(guard: str, fails_at: int) -> None:
+    read, _ = read_guards([guard], [("x", 1)])
+    among = looked_at(read, [])
+    found = among[read[0].failing([("x", 1)], {}, among)]
+    assert found[0] == fails_at
+    assert guard.count("*") > 1 or "!=" in guard or np.isin(range(found[0], found[0] + 40), found).all()
+
+
+@pytest.mark.parametrize(
+    ("guard", "own"),
+    [
+        (f"{SIZE} != 1", True),
+        (f"{SIZE} >= 2", True),
+        (f"2 <= {SIZE}", True),
+        (f"{SIZE} > 1", True),
+        (f"({SIZE} // 8) != 0", True),
+        (f"((-1) + {SIZE}) != 1", True),
+        (f"(({SIZE} // 8)*({SIZE} // 4)) != ({SIZE} // 8)", True),
+        (f"{SIZE} != ({SIZE} // ({SIZE} // 2))", True),
+        (f"{SIZE} != max(1, {SIZE} // ({SIZE} // 2))", True),
+        (f"1 <= {SIZE} // 2 and 1 <= {SIZE} // 4", True),
+        (f"{SIZE} > 2", False),
+        (f"2 < {SIZE}", False),
+        (f"{SIZE} != 2", False),
+        (f"{SIZE} % 2 == 0", True),  # by its text a question of whether something is empty
+        (f"{SIZE} <= 50", False),
+        (f"{SIZE} <= 1 or {SIZE} > 900", False),
+    ],
+)
+def test_whether_something_is_empty_or_has_one_row_is_torchs_own_question(guard: str, own: bool) -> None:
+    assert asks_of_little(read_guards([guard], [("x", 1)])[0][0]) is own
 
 
 def test_guards_that_cant_be_read_are_known_and_so_are_those_beyond_a_bound() -> None:
@@ -110,6 +155,48 @@ class FarPadded(Cut):
         return self.layer(2 * x if x.shape[1] % 512 == 0 else x).mean(1)  # type: ignore[no-any-return]
 
 
+class FarCut(Cut):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x[:, :160_000] if x.shape[1] > 160_000 else x).mean(1)  # type: ignore[no-any-return]
+
+
+class OfTwo(Cut):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(2 * x if x.shape[1] <= 2 else x).mean(1)  # type: ignore[no-any-return]
+
+
+class InTwenties(Cut):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(2 * x if x.shape[1] // 20 == 1 else x).mean(1)  # type: ignore[no-any-return]
+
+
+class InWindows(Cut):
+    """Takes multiples of 11 alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[:, :-11] if x.shape[1] > 300 else x
+        rows = self.layer(x).reshape(x.shape[0], x.shape[1] // 11, 11, 4)
+        return rows.softmax(2).mean((1, 2))  # type: ignore[no-any-return]
+
+
+class Groups(Cut):
+    """What -1 stands for is undefined below four rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.reshape(x.shape[0], x.shape[1] // 4, -1)).mean(1)  # type: ignore[no-any-return]
+
+
+class Differences(Cut):
+    """Of rows, of which there is one for two rows, and none for one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x[:, 1:] - x[:, :-1]).sum(1)  # type: ignore[no-any-return]
+
+
 class Pooled(Cut):
     """torch.export asks whether what a pool gives has one row."""
 
@@ -132,21 +219,43 @@ class Plain(Cut):
         (Halved(), DYNAMIC, "dim_1 = 51"),
         (ByTheBatch(), DYNAMIC, "batch % 4 != 0. What is exported from it runs at batch = 4"),
         (FarPadded(), DYNAMIC, "dim_1 = 512"),
+        (FarCut(), DYNAMIC, "dim_1 up to 160000. What is exported from it runs at dim_1 = 160001"),
+        (OfTwo(), DYNAMIC, "dim_1 from 3 on. What is exported from it runs at dim_1 = 2"),
+        (InTwenties(), DYNAMIC, "dim_1 // 20 != 1. What is exported from it runs at dim_1 = 39"),
+        (InWindows(), DYNAMIC, "dim_1 = 308"),
+        (Groups(), DYNAMIC, ""),
+        (Differences(), DYNAMIC, ""),
         (Pooled(), DYNAMIC, ""),
         (Plain(), DYNAMIC, ""),
         (Plain(), torch.export.Dim("t", max=64), ""),  # declared, and decided by nothing
     ],
-    ids=["range", "guard", "fraction", "batch", "far guard", "pool", "neither", "declared"],
+    ids=[
+        "range",
+        "guard",
+        "fraction",
+        "batch",
+        "far guard",
+        "far range",
+        "of two",
+        "in twenties",
+        "windows of 11",
+        "groups",
+        "differences",
+        "pool",
+        "neither",
+        "declared",
+    ],
 )
 def test_a_program_that_decided_something_by_a_size_says_so_when_it_is_loaded(
     module: nn.Module, dim: Any, told: str, trust: bool, tmp_path: Path
 ) -> None:
     shapes = ({0: torch.export.Dim.DYNAMIC, 1: dim},)
-    program = torch.export.export(module.eval(), (torch.ones(2, 32, 8),), dynamic_shapes=shapes)
+    size = 64 if isinstance(module, InTwenties) else 33 if isinstance(module, InWindows) else 32
+    program = torch.export.export(module.eval(), (torch.ones(2, size, 8),), dynamic_shapes=shapes)
     torch.export.save(program, tmp_path / "m.pt2")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        load(tmp_path / "m.pt2", trust=trust)
+        load(tmp_path / "m.pt2", trust=trust, sizes={"dim_1": size})
     said = [str(each.message) for each in caught if each.category is AssumedWarning]
     assert [told in each for each in said] == ([True] if told else [])
 
@@ -189,3 +298,25 @@ def test_a_program_whose_inputs_are_no_tensors_by_themselves_is_refused_by_their
     torch.export.save(torch.export.export(module.eval(), given, named), tmp_path / "m.pt2")
     with pytest.raises(CheckpointError, match=f"can't take the exported program(.|\n)*{told}"):
         load(tmp_path / "m.pt2", trust=trust)
+
+
+class PaddedWindows(Cut):
+    """Windows of 7, padded up to as Swin pads them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = nn.functional.pad(x, (0, 0, 0, (7 - x.shape[1] % 7) % 7, 0, (7 - x.shape[0] % 7) % 7))
+        rows = rows.view(rows.shape[0] // 7, 7, rows.shape[1] // 7, 7, 8).transpose(1, 2).reshape(-1, 49, 8)
+        return self.layer(rows).mean(1)  # type: ignore[no-any-return]
+
+
+def test_expressions_of_padded_sizes_are_refused_as_too_long_and_not_as_code(tmp_path: Path) -> None:
+    shapes = ({0: DYNAMIC, 1: DYNAMIC},)
+    program = torch.export.export(PaddedWindows().eval(), (torch.ones(15, 32, 8),), dynamic_shapes=shapes)
+    torch.export.save(program, tmp_path / "m.pt2")
+    with pytest.raises(CheckpointError, match="can't vet the exported program") as caught:
+        load(tmp_path / "m.pt2")
+    assert "compress.save" in caught.value.mend
+    assert "sizes padded up to multiples" in caught.value.why
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert load(tmp_path / "m.pt2", trust=True).signature.inputs

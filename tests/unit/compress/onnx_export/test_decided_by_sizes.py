@@ -71,6 +71,48 @@ class DownAndUp(nn.Module):
         return found + F.interpolate(F.max_pool2d(found, 8), scale_factor=8.0)
 
 
+class Neck(nn.Module):
+    """Takes pictures of 0 and 3 modulo 4: what goes down twice and up once is joined with what went down once."""
+
+    def __init__(self, part: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.part = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, 2, 1), part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        once = torch.relu(self.a(self.part(x)))
+        return once + F.interpolate(self.b(once), scale_factor=2.0)
+
+
+class Windows(Sequences):
+    """Takes multiples of 11 alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.a(self.part(x)).view(x.shape[0], x.shape[1] // 11, 11, 16)
+        return self.b(rows.softmax(2).amax((1, 2)))  # type: ignore[no-any-return]
+
+
+class Groups(Sequences):
+    """Of four rows each: what -1 stands for is undefined below four."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda x: x.reshape(x.shape[0], x.shape[1] // 4, -1))
+        self.a = nn.Linear(32, 16)
+
+
+class Everywhere(nn.Module):
+    """Holds what grows with the square of a picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.conv(x).flatten(2)
+        return (rows.transpose(1, 2) @ rows).softmax(-1).amax((1, 2))  # type: ignore[no-any-return]
+
+
 class Rows(nn.Module):
     """What is divided by how many rows a pool gives."""
 
@@ -86,7 +128,8 @@ class Rows(nn.Module):
 
 def modeled(module: nn.Module, inputs: Sequence[str]) -> TorchModel:
     module = module.eval()
-    return TorchModel(module, infer_signature(module, tuple(map(TensorSpec.parse, inputs))))
+    sizes = {"T": 99} if isinstance(module, Windows) else None
+    return TorchModel(module, infer_signature(module, tuple(map(TensorSpec.parse, inputs)), sizes=sizes))
 
 
 def last_fifty(x: torch.Tensor) -> torch.Tensor:
@@ -117,6 +160,10 @@ def dark_above_240_rows(x: torch.Tensor) -> torch.Tensor:
     return x * 0.5 if x.shape[2] > 240 else x
 
 
+def halved_above_300(x: torch.Tensor) -> torch.Tensor:
+    return x * 0.5 if x.shape[1] > 300 else x
+
+
 def last_three_hundred(x: torch.Tensor) -> torch.Tensor:
     return x[:, -300:] if x.shape[1] > 300 else x
 
@@ -136,6 +183,8 @@ def last_three_hundred(x: torch.Tensor) -> torch.Tensor:
         (Sequences(centered_in_batches_of_four), TOKENS, "batch = 4"),
         (Wide(cut_to_six_hundred), ("x:float32[batch,T,768]",), "T = 601, where .* holds for T up to 600"),
         (DownAndUp(dark_above_240_rows), IMAGE, r"h = \d+, where .* holds for h from 8 to 240"),
+        (Neck(dark_above_240_rows), IMAGE, r"h = \d+, where .* holds for h (from \d to|up to) 240"),
+        (Windows(halved_above_300), TOKENS, r"T = \d+, where .* holds for T (from \d+ to|up to) 300"),
         (Rows(2, 2, 1), IMAGE, r"h = \d+"),
         (Rows(2, 3, 1), IMAGE, r"h = \d+"),
     ],
@@ -148,6 +197,8 @@ def last_three_hundred(x: torch.Tensor) -> torch.Tensor:
         "by the batch",
         "far beyond wide samples",
         "multiples of 8",
+        "a neck",
+        "windows of 11",
         "pool that drops windows",
         "pool in steps of 3",
     ],
@@ -166,9 +217,16 @@ def test_a_branch_on_a_size_is_refused_with_the_dimension_and_a_size_at_which_it
         (Sequences(lambda x: x), TOKENS),
         (Sequences(lambda x: x[:, :20]), TOKENS),
         (DownAndUp(lambda x: x), IMAGE),
+        (Groups(), TOKENS),
         (Rows(3, 2, 0), IMAGE),  # SqueezeNet's and GoogLeNet's: no window begins behind the last value
     ],
-    ids=["without", "cut at a place", "multiples of 8", "pool that drops nothing"],
+    ids=[
+        "without",
+        "cut at a place",
+        "multiples of 8",
+        "reshaped by a size that is computed",
+        "pool that drops nothing",
+    ],
 )
 def test_what_decides_nothing_by_sizes_is_exported_and_says_at_which_it_is_equal(
     module: nn.Module, inputs: Sequence[str], tmp_path: Path
@@ -176,8 +234,8 @@ def test_what_decides_nothing_by_sizes_is_exported_and_says_at_which_it_is_equal
     given = OnnxFromTorch().run(modeled(module, inputs), tmp_path, silent)
     tried = given.details["equal_at_sizes"]
     assert tried.keys() == set(TensorSpec.parse(inputs[0]).shape) - {3, 8}
-    step = 8 if isinstance(module, DownAndUp) else 1
-    assert all(any(size % (2 * step) for size in sizes) for sizes in tried.values())
+    step = {DownAndUp: 8, Groups: 4}.get(type(module), 1)
+    assert all(any(size % (2 * step) for size in sizes) for dim, sizes in tried.items() if dim != "batch")
     assert not any("torch.export" in str(told) for told in given.warnings)
 
 
@@ -194,6 +252,43 @@ def test_a_size_that_takes_too_much_to_be_tried_is_told(tmp_path: Path) -> None:
     given = OnnxFromTorch().run(modeled(far, ("x:float32[batch,T,768]",)), tmp_path, silent)
     (told,) = (str(each) for each in given.warnings if "torch.export" in str(each))
     assert "T up to 99000: T = 99001 takes too much" in told
+
+
+def test_a_size_at_which_a_tensor_inside_takes_too_much_is_not_tried(tmp_path: Path) -> None:
+    module = Everywhere().eval()
+    signature = infer_signature(module, tuple(map(TensorSpec.parse, IMAGE)), sizes={"h": 32, "w": 32})
+    given = OnnxFromTorch().run(TorchModel(module, signature), tmp_path, silent)
+    assert max(given.details["equal_at_sizes"]["h"]) == 35  # at 259 there are 8288² numbers inside
+    assert not any("torch.export" in str(told) for told in given.warnings)
+
+
+@pytest.mark.parametrize(("most", "steps"), [(100, (100,)), (60, (32, 100))])
+def test_a_range_beyond_which_the_model_runs_at_nothing_that_was_tried_is_told(most: int, steps: Sequence[int]) -> None:
+    """Where no steps were found in which it takes sizes: else it is the model that refuses them."""
+    twice = modeled(Twice(), TOKENS)
+    some = Some({32, 33, *steps})
+    backends = TorchBackend(TorchModel(some, twice.signature), 1), TorchBackend(twice, 1)
+    decided = Decisions({"T": Range(None, most)})
+    found = equal_elsewhere(some, *backends, twice.signature, silent, Wording(), done=(1, 1), decided=decided)
+    assert found.unseen["T"][1] == f"T up to {most}"
+    whole = UpTo(1, most)
+    backends = TorchBackend(TorchModel(whole, twice.signature), 1), TorchBackend(twice, 1)
+    found = equal_elsewhere(whole, *backends, twice.signature, silent, Wording(), done=(1, 1), decided=decided)
+    assert not found.unseen
+    assert not found.untried
+
+
+class Some(nn.Module):
+    """Takes so many rows alone."""
+
+    def __init__(self, taken: set[int]) -> None:
+        super().__init__()
+        self.taken = taken
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] not in self.taken:
+            raise ValueError("it takes others")
+        return 2 * x
 
 
 class OneSize(nn.Module):
