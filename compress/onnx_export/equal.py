@@ -12,7 +12,6 @@ from torch import nn
 
 from compress.artifact import Signature
 from compress.data.dataset import Dataset
-from compress.data.spread import spread_over
 from compress.errors import StageError
 from compress.evaluate.parity import TOLERANCE, differences
 from compress.model import Arrays
@@ -163,8 +162,7 @@ def _comparisons(
                 sizes = sizes if any(shared[dim] == usual[dim] != sizes[dim] for dim in usual) else shared
         yield str(batch), {dim: sizes[dim] for dim in usual if sizes[dim] != usual[dim]}, drawn(sizes, batch)
     if data is not None:
-        places = spread_over(len(data), SAMPLES)
-        yield "data", {}, data.take(places)[0]
+        yield "data", {}, data.take(data.places(SAMPLES))[0]
 
 
 def equal_at(
