@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -40,7 +41,11 @@ class Unlike(nn.Module):
     [(4, False, "auto"), (4, True, "onnxruntime"), (16, False, "onnxruntime"), (64, True, "openvino")],
 )
 def test_it_is_exported_with_data_and_what_8_bits_lose_is_told(
-    samples: int, judged: bool, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    samples: int,
+    judged: bool,
+    runtime: Literal["auto", "onnxruntime", "openvino"],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COMPRESS_MEASURE_SECONDS", "0")
     compress.save(Unlike().eval(), tmp_path / "model.pt", inputs=f"x:float32[{samples},8]", outputs=["y"])
@@ -49,7 +54,7 @@ def test_it_is_exported_with_data_and_what_8_bits_lose_is_told(
     source = str(tmp_path / "data.npz")
     asked = ExportOptions(
         output=tmp_path / "a", int8="static", calibration=source, eval=source if judged else None, runtime=runtime
-    )  # type: ignore[arg-type]
+    )
     _, report = compress.export(tmp_path / "model.pt", asked)
     last = report.stages[-1]
     assert last.details["outputs_lost"]["samples"] == samples
