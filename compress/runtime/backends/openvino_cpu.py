@@ -132,7 +132,7 @@ class OpenVinoBackend:
                 mend="run it with ONNX Runtime: --runtime onnxruntime",
             ) from err
         self._request = self._compiled.create_infer_request()
-        self._signature = model.signature
+        self._signature, self._path = model.signature, model.path
         named = {name: number for number, port in enumerate(self._compiled.outputs) for name in port.names}
         self._outputs = {spec.name: named.get(spec.name, number) for number, spec in enumerate(model.signature.outputs)}
 
@@ -149,6 +149,10 @@ class OpenVinoBackend:
         """What OpenVINO says that it runs with."""
         names = ("NUM_STREAMS", "INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "ENABLE_CPU_PINNING")
         return {name: self._compiled.get_property(name) for name in names}
+
+    def check_sizes(self, inputs: Arrays) -> None:
+        """Raise StageError where the graph can't do inputs of these sizes; see the function."""
+        check_sizes(self._path, {name: values.shape for name, values in inputs.items()})
 
     def infer(self, inputs: Arrays) -> Arrays:
         return in_calls(self._signature, inputs, self._run)
