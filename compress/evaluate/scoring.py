@@ -32,9 +32,9 @@ def bytes_of(*arrays: Arrays) -> int:
     return sum(values.nbytes for each in arrays for values in each.values())
 
 
-def rows_within(sample_bytes: int) -> int:
+def rows_within(sample_bytes: int, room: int = BATCH_BYTES) -> int:
     """How many samples, of so many bytes with their outputs, go through a model at a time: at most 64."""
-    return int(np.clip(BATCH_BYTES // max(sample_bytes, 1), 1, BATCH))
+    return int(np.clip(room // max(sample_bytes, 1), 1, BATCH))
 
 
 class ForEach:

@@ -18,10 +18,13 @@ from compress.model import Arrays
 from compress.runtime.backends import Backend
 from compress.runtime.backends.openvino_cpu import OpenVinoBackend
 from compress.signature import Signature
+from compress.vetting.memory import memory_left
 
 __all__ = ["MANY", "compared_inputs", "inputs_beyond", "joined", "sizes_of"]
 
 COMPARED = 256  # samples
+JOINED_BYTES = 160 << 20  # of the inputs and outputs of the largest batch: 32 samples of 5 MB
+INSIDE = 40  # times as much memory a network may take in all, of which half of what is left may be taken
 MANY = 64  # of what varies: as many as of rows
 
 
@@ -96,14 +99,22 @@ def sizes_of(signature: Signature, groups: Sequence[Sequence[Arrays]]) -> dict[s
 def _batches(data: Dataset | None, signature: Signature, backend: Backend) -> list[Arrays]:
     if data is None:
         one = typical_inputs(signature, None, 1)
-        rows = rows_within(bytes_of(one, backend.infer(one))) if signature.batches else 1
+        rows = _joined(bytes_of(one, backend.infer(one))) if signature.batches else 1
         return [one] if rows == 1 else [one, typical_inputs(signature, None, rows)]
     some = spread(data, COMPARED)
     rows = batch_for(backend, some)
     batches = [inputs for inputs, _ in some.batches(rows)]
-    if signature.batches and len(some) < rows:
-        batches.append(_filled(batches[0], rows))
+    if signature.batches:
+        one = some.first(1)
+        joined = max(rows, _joined(bytes_of(one, backend.infer(one))))
+        if joined > max(len(next(iter(inputs.values()))) for inputs in batches):
+            batches.append(_filled(some.first(joined), joined))
     return batches
+
+
+def _joined(sample_bytes: int) -> int:
+    """Samples, of so many bytes with their outputs, in the largest batch."""
+    return rows_within(sample_bytes, max(BATCH_BYTES, min(JOINED_BYTES, memory_left() // (2 * INSIDE))))
 
 
 def _filled(inputs: Arrays, rows: int) -> Arrays:
@@ -123,7 +134,7 @@ def joined(signature: Signature) -> int:
     known = all(spec.dtype != "string" and {*filter(_named, spec.shape)} <= sizes.keys() for spec in specs)
     if not signature.batches or not known:
         return 1
-    return rows_within(sum(math.prod(spec.at(sizes)) * np.dtype(spec.dtype).itemsize for spec in specs))
+    return _joined(sum(math.prod(spec.at(sizes)) * np.dtype(spec.dtype).itemsize for spec in specs))
 
 
 def _named(dim: int | str) -> bool:

@@ -37,6 +37,6 @@ def batch_told(source: Artifact, options: PackOptions) -> tuple[str, ...]:
         return ()
     told = (
         f"max_batch_size is {most}, not {options.max_batch_size}: OpenVINO's answers were compared with ONNX Runtime's "
-        f"at up to {most} samples in a call, and a kernel may be another beyond; --runtime onnxruntime has no such bound"
+        f"at up to {most} samples in a call, and a kernel may be another beyond (--runtime onnxruntime has no bound)"
     )
     return (told,)

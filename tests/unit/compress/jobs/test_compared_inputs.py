@@ -65,10 +65,12 @@ def test_samples_that_come_again_come_in_another_order(samples: int) -> None:
     assert (again[samples:, 0] != again[:-samples, 0]).all()
 
 
-@pytest.mark.parametrize("width", [1, 3, 50_000, 5_000_000])
-def test_rows_are_as_many_as_memory_is_for(width: int) -> None:
-    rows = min(64, max(1, (32 << 20) // (8 * width)))
-    assert max(map(len, batches(2, width))) == max(rows, 1)
+@pytest.mark.parametrize(("left", "room"), [(1 << 40, 160 << 20), (80 * (50 << 20), 50 << 20), (1 << 20, 32 << 20)])
+@pytest.mark.parametrize("width", [1, 3, 50_000, 500_000, 5_000_000])
+def test_rows_are_as_many_as_memory_is_for(width: int, left: int, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.jobs.compared_inputs.memory_left", lambda: left)
+    rows = min(64, max(1, room // (8 * width)))
+    assert max(map(len, batches(2, width))) == max(rows, 2 if width < 5_000_000 else 1)
     assert joined(signature("batch", width)) == rows
 
 
