@@ -178,6 +178,8 @@ class Artifact:
         runtime: of an ONNX file: what runs it fastest on the machine where it was measured.
         processor: what makes inputs of texts or images, its files in the folder `processor`; None where the model came
             without.
+        compared: by dimension that varies, the sizes at which OpenVINO gave the answers of ONNX Runtime; empty where
+            that was not looked at.
     """
 
     folder: Path
@@ -189,6 +191,7 @@ class Artifact:
     toolkit_version: str = ""
     runtime: Runtime = "onnxruntime"
     processor: Processor | None = None
+    compared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def model_path(self) -> Path:
@@ -206,6 +209,8 @@ class Artifact:
             "signature": self.signature.to_dict(),
             "stages": [stage.to_dict() for stage in self.stages],
         }
+        if self.compared:
+            data["compared"] = {dim: list(sizes) for dim, sizes in self.compared.items()}
         if self.processor is not None:
             data["processor"] = self.processor.to_dict()
         text = json.dumps(_finite(data), indent=2, allow_nan=False)
@@ -252,6 +257,7 @@ class Artifact:
                 toolkit_version=_text(data["toolkit_version"]),
                 runtime=_runtime(data.get("runtime", "onnxruntime")),
                 processor=Processor.from_dict(found, folder / PROCESSOR) if (found := data.get("processor")) else None,
+                compared={_text(dim): _sizes(sizes) for dim, sizes in data.get("compared", {}).items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as err:
             raise ArtifactError(f"can't read {path}", why=f"it is damaged: {_reason(err)}", mend=again) from err
@@ -291,6 +297,12 @@ def _digest(path: Path, folder: Path, mend: str, most: int | None) -> str:
         return sha256_of(path, most)
     except OSError as err:
         raise ArtifactError(f"can't read {folder}", why=first_line(err), mend=mend) from err
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    if type(value) is not list or not value or not all(type(size) is int and size > 0 for size in value):
+        raise ValueError(f"{str(value)[:40]!r} are no sizes")
+    return tuple(value)
 
 
 def _text(value: Any) -> str:

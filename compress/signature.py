@@ -205,6 +205,13 @@ class Signature:
         """Names of the dimensions that count samples."""
         return {str(spec.shape[0]) for spec in self.inputs if spec.batched} - self.sizes.keys()
 
+    @property
+    def call(self) -> int:
+        """Samples that a call takes, no more and no fewer: the fixed number that all inputs begin with; else 1."""
+        leading = {spec.shape[0] if spec.shape else "" for spec in self.inputs}
+        first = leading.pop() if len(leading) == 1 else 1
+        return first if isinstance(first, int) else 1
+
     def samples_axis(self, output: int) -> int:
         """The dimension of an output, by its place, that counts samples: the first, where none is named so."""
         shape = self.outputs[output].shape if output < len(self.outputs) else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from compress.console.wording import AssumedWarning, counted
 from compress.data.images import INDEX, Images
 from compress.data.made import fitting, refuse_not_finite, refuse_unfit
 from compress.data.sources import Converted, Fetched, Fetcher, Rows, open_shards
+from compress.data.spread import spread_over
 from compress.errors import DatasetError, SignatureError
 from compress.model import Arrays
 from compress.options.user_code import is_code, user_code
@@ -59,6 +61,7 @@ class Dataset:
         place: what another process of this machine opens the same data by: the source, or the folder that was made of
             it; empty of what is in this process's memory alone.
         pairs: whether each two samples, one after another, are a pair, and have one label.
+        call: samples that the model takes at once, no more and no fewer, see `Signature.call`.
     """
 
     source: str
@@ -69,6 +72,7 @@ class Dataset:
     fetcher: Fetcher | None = None
     place: str = ""
     pairs: bool = False
+    call: int = 1
 
     @classmethod
     def open(cls, source: str, signature: Signature) -> Self:
@@ -126,9 +130,8 @@ class Dataset:
         if len(set(lengths.values())) > 1:
             why = ", ".join(f"{name} has {counted(length, 'samples')}" for name, length in lengths.items())
             raise DatasetError(f"the arrays in {source} are of unequal length", why=why, mend=_MEND)
-        return cls(
-            source, inputs, labels, digest, starts, fetcher, place, not given and (Path(place) / PAIRS).is_file()
-        )
+        pairs = not given and (Path(place) / PAIRS).is_file()
+        return cls(source, inputs, labels, digest, starts, fetcher, place, pairs, signature.call)
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -139,9 +142,27 @@ class Dataset:
         return len(next(iter(self.inputs.values())))
 
     def batches(self, size: int) -> Iterator[tuple[Arrays, np.ndarray[Any, Any] | None]]:
-        """Consecutive batches; the last may be smaller."""
+        """Consecutive batches, in whole calls; the last may be smaller."""
+        size = self.whole(size)
         for start in range(0, len(self), size):
             yield self.take(slice(start, start + size))
+
+    def whole(self, count: int) -> int:
+        """So many samples, or as many more as fill the last call."""
+        return -(-count // self.call) * self.call
+
+    def first(self, count: int) -> Arrays:
+        """So many samples from the beginning, or as many more as fill the last call; fewer where there are no more."""
+        return self.take(slice(0, self.whole(count)))[0]
+
+    def places(self, count: int) -> np.ndarray[Any, Any]:
+        """Where at most so many samples are, evenly over the data; pairs, and what goes into one call, stay together.
+
+        There is one of these at least, whatever the count.
+        """
+        together = math.lcm(self.call, 2 if self.pairs else 1)
+        firsts = together * spread_over(len(self) // together, max(1, count // together))
+        return np.asarray((firsts[:, None] + np.arange(together)).reshape(-1))
 
     def take(self, index: slice | np.ndarray[Any, Any]) -> tuple[Arrays, np.ndarray[Any, Any] | None]:
         """The samples at an index, and their labels.

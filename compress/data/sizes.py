@@ -81,7 +81,7 @@ def typical_inputs(signature: Signature, data: Dataset | None, batch: int) -> Ar
     """
     sizes = signature.at(batch)
     if data is not None:
-        places = [at % len(data) for at in range(batch)]
+        places = [at % len(data) for at in range(data.whole(batch))]
         taken = data.take(np.array(places))[0]
         if all(taken[spec.name].shape == spec.at(sizes) for spec in signature.inputs):
             return taken

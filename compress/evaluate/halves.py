@@ -23,8 +23,14 @@ def halves(data: Dataset) -> tuple[Dataset, Dataset]:
     parted, and a sample may be in both halves, beside another.
 
     Raises:
-        RecipeError: there are no two samples that differ.
+        RecipeError: there are no two samples that differ, or the model takes all of them at once.
     """
+    if data.call > 1:
+        raise RecipeError(
+            "can't choose and prove on the samples of one call",
+            why=f"the model takes {counted(data.call, 'samples')} at once, no fewer: a half is no input of it",
+            mend="save the model with an input whose batch varies, as in x:float32[batch,8]",
+        )
     if len(data) < 2:
         raise RecipeError(
             "can't choose and prove on one sample",

@@ -10,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 
 from compress.data.dataset import Dataset
-from compress.data.spread import spread_over
 from compress.evaluate.intervals import CONFIDENCE, difference_interval, percent
 from compress.evaluate.metrics import Metric, refuse_other_shapes
 from compress.evaluate.scoring import Answers, ForEach, Scores
@@ -104,9 +103,7 @@ class Drop:
 
 def spread(data: Dataset, count: int) -> Dataset:
     """At most so many samples, evenly over the data."""
-    if data.pairs:
-        return data.part(data.whole_pairs(spread_over(len(data) // 2, max(1, count // 2))))
-    return data.part(spread_over(len(data), count))
+    return data.part(data.places(count))
 
 
 class Judge:

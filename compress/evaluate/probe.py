@@ -11,7 +11,6 @@ import numpy as np
 from compress.artifact import Signature
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
-from compress.data.spread import spread_over
 from compress.evaluate.endings import Ending, endings_of, unbounded_of
 from compress.evaluate.output_choice import OutputContent, content_of, named_so
 from compress.evaluate.output_kind import SHARES, OutputKind, by_labels
@@ -100,12 +99,12 @@ def probed(infer: Infer, data: Dataset, *, many: bool) -> tuple[Arrays, Array]:
         data: to take samples of.
         many: as many as there is room for; otherwise a few, which tell shapes.
     """
-    rows = spread_over(len(data), FEW)
+    rows = data.places(FEW)
     outputs = infer(data.take(rows)[0])
     most = int(np.clip(KEPT_BYTES // _bytes(data, outputs, len(rows)), FEW, PROBED))
     if not many or min(most, len(data)) <= len(rows):
         return outputs, rows
-    size, rows = _together(data, outputs, len(rows)), spread_over(len(data), most)
+    size, rows = _together(data, outputs, len(rows)), data.places(most)
     parts = [infer(data.take(rows[start : start + size])[0]) for start in range(0, len(rows), size)]
     found = {name: np.concatenate([part[name] for part in parts]) for name in _by_sample(parts, len(rows))}
     return outputs | found, rows
@@ -119,7 +118,7 @@ def _bytes(data: Dataset, outputs: Arrays, samples: int) -> int:
 
 def _together(data: Dataset, outputs: Arrays, samples: int) -> int:
     """How many samples are run at a time."""
-    return int(np.clip(BATCH_BYTES // _bytes(data, outputs, samples), 1, MOST_TOGETHER))
+    return data.whole(int(np.clip(BATCH_BYTES // _bytes(data, outputs, samples), 1, MOST_TOGETHER)))
 
 
 def _by_sample(parts: list[Arrays], samples: int) -> list[str]:

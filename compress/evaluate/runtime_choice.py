@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from compress.model.apart import by_scale
 from compress.runtime.backends import Backend
 from compress.runtime.latency import Ratio
 
-__all__ = ["BATCHED", "Choice", "RuntimeFigures", "choose", "distances"]
+__all__ = ["BATCHED", "Choice", "RuntimeFigures", "choose", "distances", "most_apart"]
 
 BATCHED = 8  # samples in a call, at which the runtimes are timed once more: a server may join requests to batches
 # Two runtimes sum in other orders. What that does to float32 stays under this, as a share of an output's size (RMS).
@@ -26,6 +26,7 @@ APART = 2.0
 # In half precision one computes between two roundings what the other rounds, too: a MobileNet in BF16 is 1.5 times as
 # far from its float32 file on OpenVINO as on ONNX Runtime, and the two up to 2.2 times that apart.
 APART_IN_HALF = 4.0
+HALF = 0.5  # of an output's size (RMS): more is no rounding, whatever the file loses by it
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Choice:
         speedup: how many times as fast as ONNX Runtime OpenVINO is, paired by round; what the choice is made by.
         batched: the same at batch 8, where that was timed: it is told where it says otherwise, and chooses nothing.
         most_apart: the largest `difference` that is taken for rounding.
+        compared: by dimension that varies, the sizes that both were compared at.
         doubtful: whether OpenVINO can't run the file, or computes it differently.
     """
 
@@ -69,6 +71,7 @@ class Choice:
     speedup: Ratio | None = None
     batched: Ratio | None = None
     most_apart: float | None = None
+    compared: Mapping[str, Sequence[int]] = field(default_factory=dict)
     doubtful: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,7 +111,7 @@ def choose(
         half: whether the file is in half precision, which each runtime rounds to at other places.
     """
     difference = figures[1].difference or 0.0
-    most = max(ROUNDING, (APART_IN_HALF if half else APART) * quantized)
+    most = most_apart(quantized, half=half)
     apart = not difference <= most
     if apart:
         far = f"its outputs are {difference:.2g} of their size from ONNX Runtime's, and rounding explains {most:.2g}"
@@ -127,6 +130,16 @@ def choose(
     chosen: Runtime = "openvino" if speedup is not None and speedup.faster else "onnxruntime"
     why = f"On this machine OpenVINO is {told}: {RUNTIME_NAMES[chosen]} serves it."
     return Choice(chosen, why + _turned(chosen, batched), figures, speedup, batched, most)
+
+
+def most_apart(quantized: float, *, half: bool) -> float:
+    """The largest difference that is taken for rounding.
+
+    Args:
+        quantized: see `choose`.
+        half: whether the file is in half precision.
+    """
+    return max(ROUNDING, min(HALF, (APART_IN_HALF if half else APART) * quantized))
 
 
 def _told(speedup: Ratio | None, at: str) -> str:

@@ -32,9 +32,9 @@ def bytes_of(*arrays: Arrays) -> int:
     return sum(values.nbytes for each in arrays for values in each.values())
 
 
-def rows_within(sample_bytes: int) -> int:
+def rows_within(sample_bytes: int, room: int = BATCH_BYTES) -> int:
     """How many samples, of so many bytes with their outputs, go through a model at a time: at most 64."""
-    return int(np.clip(BATCH_BYTES // max(sample_bytes, 1), 1, BATCH))
+    return int(np.clip(room // max(sample_bytes, 1), 1, BATCH))
 
 
 class ForEach:
@@ -44,7 +44,8 @@ class ForEach:
     the same place stay as they are.
 
     Args:
-        model: is run on the first sample: an axis of 1 there, and of so many for many, counts samples.
+        model: is run on the first sample, or the first call's: an axis as long as these are many, and of so many for
+            many, counts samples.
         data: to judge on.
 
     Attributes:
@@ -52,9 +53,10 @@ class ForEach:
     """
 
     def __init__(self, model: Backend, data: Dataset) -> None:
-        inputs, _ = data.take(slice(0, 1))
+        inputs = data.first(1)
         outputs = model.infer(inputs)
-        self.batch = rows_within(bytes_of(inputs, outputs))
+        self._first = len(next(iter(inputs.values())))
+        self.batch = data.whole(rows_within(bytes_of(inputs, outputs) // self._first))
         self._one = {name: np.shape(values) for name, values in outputs.items()}
         self._axes: dict[str, int | None] | None = None
 
@@ -79,7 +81,7 @@ class ForEach:
 
     def _axis(self, name: str, shape: tuple[int, ...], samples: int) -> int | None:
         sizes = zip(self._one.get(name, ()), shape, strict=False)
-        return next((axis for axis, pair in enumerate(sizes) if pair == (1, samples)), None)
+        return next((axis for axis, pair in enumerate(sizes) if pair == (self._first, samples)), None)
 
 
 def _rows(values: Array, axis: int | None, samples: int) -> Array:

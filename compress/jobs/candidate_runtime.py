@@ -112,8 +112,8 @@ def _choice(
         return Choice(next(iter(by_runtime)))
     here, there = by_runtime["onnxruntime"], by_runtime["openvino"]
     made_of = {} if before is None or candidate.in_float32 else {"before": before}
-    batches = compared_inputs(bench.data, here.model.signature, here.backend)
-    difference, quantized = apart({"last": here.backend, "other": there.backend} | made_of, batches)
+    groups = compared_inputs(bench.data, here.model.signature, here.backend, there.backend)
+    difference, quantized = apart({"last": here.backend, "other": there.backend} | made_of, groups)
     one, other = timed["onnxruntime"].one, timed["openvino"].one
     return choose(
         (_figures("onnxruntime", here.drop, one, 0.0), _figures("openvino", there.drop, other, difference)),

@@ -17,7 +17,7 @@ from compress.data.sizes import batches_of, typical_inputs
 from compress.errors import StageError, ToolkitError, first_line
 from compress.evaluate.answers import Likeness, likeness
 from compress.jobs.branch import Silent
-from compress.jobs.measured_apart import computed_differently
+from compress.jobs.measured_apart import beyond, computed_differently
 from compress.jobs.measured_models import backends_of, names_of, one_signature, opened, sized
 from compress.model import Arrays, TorchModel
 from compress.options import MeasureOptions
@@ -62,8 +62,8 @@ class Figure:
         not_finite: of `looked_at` samples, those for which an output holds NaN or infinity: as unlike as can be.
         compared: samples of the data that these are over; 0 for the timed inputs, where these are random.
         p50_low_ms, p50_high_ms, over_first_low, over_first_high: ends of 95% intervals; None with too few rounds.
-        differs: whether its answers to the timed inputs are other ones than ONNX Runtime's by the same file, beyond
-            what rounding explains.
+        differs: whether its answers to the timed inputs, or with the first batch to a sample of more that varies, are
+            other ones than ONNX Runtime's by the same file, beyond what rounding explains.
         apart: by how much, if so: RMS of the difference as a share of ONNX Runtime's; None where it is no number.
         cpu_nodes: of an ONNX file on a GPU: how many nodes of each kind the CPU runs all the same.
     """
@@ -169,7 +169,8 @@ def measure_files(
         else:
             there = {name: backend for name, backend in backends.items() if isinstance(backend, Prepares)}
             times = time_in_turns(there, inputs, options.rounds, tick)
-        apart = computed_differently(models, on, inputs) if device.type == "cpu" else {}
+        some = [[inputs], *([] if nth else ([each] for each in beyond(signature, data, on)))]
+        apart = computed_differently(models, on, some) if device.type == "cpu" else {}
         figures += _figures(batch, backends, times, alike[batch], apart)
         turns[batch] = times.told
         shapes[batch] = {name: list(values.shape) for name, values in inputs.items()}

@@ -88,12 +88,20 @@ def write_artifact(
             toolkit_version=__version__,
             runtime="onnxruntime" if report.serving is None else report.serving.runtime,
             processor=processor,
+            compared=_compared(report),
         )
         artifact.save()
         report.write(beside, _thinned(timed))
     if processor is not None:
         processor = dataclasses.replace(processor, folder=output / PROCESSOR)
     return dataclasses.replace(artifact, folder=output, processor=processor)
+
+
+def _compared(report: Report) -> dict[str, tuple[int, ...]]:
+    """At which sizes OpenVINO may be believed."""
+    if report.serving is None or report.serving.doubtful:
+        return {}
+    return {dim: tuple(sizes) for dim, sizes in report.serving.compared.items()}
 
 
 def _refuse_other_types(path: Path, signature: Signature) -> None:

@@ -12,10 +12,10 @@ from compress.data.dataset import Dataset
 from compress.data.sizes import batches_of, typical_inputs
 from compress.errors import MissingExtraError, ResourceError, StageError, ToolkitError
 from compress.evaluate.judge import Budget
-from compress.evaluate.runtime_choice import BATCHED, Choice, RuntimeFigures, choose, distances
+from compress.evaluate.runtime_choice import BATCHED, Choice, RuntimeFigures, choose, distances, most_apart
 from compress.formats.files import size_of
 from compress.formats.onnx.outline import outline
-from compress.jobs.compared_inputs import compared_inputs, joined
+from compress.jobs.compared_inputs import MANY, compared_inputs, joined, sizes_of
 from compress.jobs.prove import Found, judged_fields, loss_between
 from compress.model import Model, OnnxModel
 from compress.model.inputs import Arrays, example_inputs
@@ -141,7 +141,9 @@ def _lost_sizes(model: OnnxModel, other: Backend, threads: int) -> str:
     halves = {dim: (usual[dim] + 1) // 2 for dim in model.signature.told}
     if not halves:
         return ""
-    ones = [{dim: size} for dim, half in halves.items() for size in (half, usual[dim] + 1, 2 * usual[dim])]
+    ones = [
+        {dim: size} for dim, half in halves.items() for size in (half, usual[dim] + 1, 2 * usual[dim], max(MANY, half))
+    ]
     backend = open_model(model, threads=threads)
     for sizes in [*ones, halves]:
         try:
@@ -179,7 +181,7 @@ def chosen(
         StageError: OpenVINO is asked for by name, and computes the file differently.
     """
     last, other = list(rows)[-1], next(iter(others))
-    difference, quantized = _apart(rows, others[other], data)
+    difference, quantized, compared = _apart(rows, others[other], data)
     figures = (_figures(last, found, "onnxruntime", 0.0), _figures(other, found, "openvino", difference))
     timed = {name: found.latency[name] for name in (last, other) if name in found.latency}
     speedup = _ratio(timed)
@@ -198,6 +200,7 @@ def chosen(
     worse = _worse(found, last, other)
     half = _in_half(rows[last])
     choice = choose(figures, speedup, quantized, at=at, batched=batched, keeps=keeps, worse=worse, half=half)
+    choice = dataclasses.replace(choice, compared=compared)
     if options.runtime != "openvino":
         return choice
     if choice.doubtful:
@@ -234,25 +237,32 @@ def at_batch(
     return _ratio(latency(opened, typical_inputs(signature, data, BATCHED), seconds=seconds))
 
 
-def _apart(rows: Mapping[str, Model], other: Model, data: Dataset | None) -> tuple[float, float]:
-    """How far OpenVINO's outputs are from ONNX Runtime's, and how far the float32 file's, which it was made of."""
+def _apart(
+    rows: Mapping[str, Model], other: Model, data: Dataset | None
+) -> tuple[float, float, Mapping[str, Sequence[int]]]:
+    """How far OpenVINO's outputs are from ONNX Runtime's, how far the float32 file's, which it was made of, and where.
+
+    That is, by dimension that varies, at which sizes.
+    """
     final = list(rows.values())[-1]
     before = next((model for model in reversed(list(rows.values())) if exact(model)), final)
     compared = {"last": final, "other": other} | ({} if before is final else {"before": before})
     opened = {name: open_model(model, threads=cores()) for name, model in compared.items()}
-    return apart(opened, compared_inputs(data, final.signature, opened["last"]))
+    groups = compared_inputs(data, final.signature, opened["last"], opened["other"])
+    return *apart(opened, groups), sizes_of(final.signature, groups)
 
 
-def apart(opened: Mapping[str, Backend], batches: Sequence[Arrays]) -> tuple[float, float]:
+def apart(opened: Mapping[str, Backend], groups: Sequence[Sequence[Arrays]]) -> tuple[float, float]:
     """How far a file's outputs on another runtime are from its own, and how far those of what it was made of.
 
     Args:
         opened: the file as "last", it on the other runtime as "other", and, if it is another, the float32 file that it
             was made of as "before".
-        batches: inputs.
+        groups: of inputs, see `compared_inputs`; that counts where the one is largest beside the other.
     """
-    found = distances(opened, "last", batches)
-    return found["other"], found.get("before", 0.0)
+    found = [distances(opened, "last", batches) for batches in groups]
+    both = [(each["other"], each.get("before", 0.0)) for each in found]
+    return max(both, key=lambda pair: pair[0] / most_apart(pair[1], half=False))
 
 
 def _in_half(model: Model) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compress.model.inputs import Arrays, call, example_inputs, in_order, sample_inputs
+from compress.model.inputs import Arrays, call, example_inputs, in_order, is_each, sample_inputs
 from compress.signature import Signature
 
 __all__ = ["drawn_inputs", "indices_of"]
@@ -96,7 +96,8 @@ def drawn_inputs(signature: Signature, sizes: Mapping[str, int], indices: Mappin
     Args:
         signature: of the model.
         sizes: of each symbolic dimension.
-        indices: how many values each whole-numbered input takes, see `indices_of`. Others are taken for masks, of 1
+        indices: how many values each whole-numbered input takes, see `indices_of`; what is one number for each sample
+            may be a length, and is 1 or more. Others are taken for masks, of 1
             and then 0, with at least one 1 for each sample; bytes for pixels.
         seed: the same seed gives the same arrays.
     """
@@ -106,7 +107,8 @@ def drawn_inputs(signature: Signature, sizes: Mapping[str, int], indices: Mappin
     for spec in signature.inputs:
         shape, dtype = arrays[spec.name].shape, arrays[spec.name].dtype
         if spec.name in indices:
-            values = np.asarray(rng.integers(0, indices[spec.name], shape))
+            least = int(is_each(shape, dtype) and indices[spec.name] > 1)
+            values = np.asarray(rng.integers(least, indices[spec.name], shape))
             if values.size:
                 values.flat[rng.integers(values.size)] = indices[spec.name] - 1  # the last one, too
         elif dtype == np.uint8 and len(shape) > 2:

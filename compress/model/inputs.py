@@ -19,8 +19,8 @@ from compress.storage.shortages import lacks_memory
 from compress.vetting.memory import memory_left
 
 __all__ = [
-    "Arrays", "as_bound", "call", "example_inputs", "in_calls", "in_order", "run_on", "sample_inputs", "symbols_of",
-    "telling",
+    "Arrays", "as_bound", "call", "example_inputs", "in_calls", "in_order", "is_each", "run_on", "sample_inputs",
+    "symbols_of", "telling",
 ]  # fmt: skip
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -38,7 +38,8 @@ DRAWN = 8
 def example_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed: int = 0) -> Arrays:
     """Random inputs: standard normal floats; integers and booleans of 0 and 1, which every embedding has.
 
-    Boxes are as `in_order` has them.
+    A whole number for each sample is 1: it may be a length, and of nothing there is no last step. Boxes are as
+    `in_order` has them.
 
     Args:
         specs: the inputs.
@@ -55,8 +56,14 @@ def example_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed
     for spec in specs:
         shape, dtype = spec.at(sizes), np.dtype(spec.dtype)
         values = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
+        values = np.ones(shape) if is_each(shape, dtype) else values
         arrays[spec.name] = in_order(spec.name, values.astype(dtype))
     return arrays
+
+
+def is_each(shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
+    """Whether an input is one whole number for each sample, such as a length."""
+    return dtype.kind in "iu" and len(shape) > 0 and math.prod(shape[1:]) == 1
 
 
 def in_order(name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -42,7 +42,7 @@ def _looked_up(err: Exception) -> tuple[int, int]:
     while trace is not None:
         held = trace.tb_frame.f_locals
         given = (held.get("weight"), held.get("input")) if trace.tb_frame.f_code.co_name == "embedding" else ()
-        if given == () and isinstance(held.get("args"), tuple):
+        if given == () and isinstance(held.get("args"), tuple) and "embedding" in _operator(held):
             given = held["args"][:2]  # torch.ops.aten.embedding, as an exported program calls it
         match given:
             case (torch.Tensor() as table, torch.Tensor() as ids) if table.dim() == 2 and not ids.is_floating_point():
@@ -50,6 +50,12 @@ def _looked_up(err: Exception) -> tuple[int, int]:
                     return int(ids.max() if int(ids.max()) >= len(table) else ids.min()), len(table)
         trace = trace.tb_next
     return 0, 0
+
+
+def _operator(held: Mapping[str, Any]) -> str:
+    """What a frame of torch's calls, by its own name; "" where it is no operator."""
+    called = held.get("target", held.get("self"))
+    return str(called) if isinstance(called, torch._ops.OpOverload) else ""
 
 
 def _holds(values: Any, asked: int) -> bool:

@@ -12,7 +12,6 @@ from torch import nn
 
 from compress.artifact import Signature
 from compress.data.dataset import Dataset
-from compress.data.spread import spread_over
 from compress.errors import StageError
 from compress.evaluate.parity import TOLERANCE, differences
 from compress.model import Arrays
@@ -137,13 +136,28 @@ def _comparisons(
     runs = runs_at(module, signature.inputs)
     indices = indices_of(module, signature)
 
-    def drawn(sizes: Mapping[str, int], batch: int) -> Arrays:
+    def made(sizes: Mapping[str, int], batch: int, indices: Mapping[str, int]) -> Arrays:
         given = drawn_inputs(signature, sizes, indices, seed=batch)
         return telling(given, lambda given: first.infer(given).values())
 
+    def drawn(sizes: Mapping[str, int], batch: int) -> Arrays:
+        if sizes == signature.at(batch):
+            return made(sizes, batch, indices)
+        try:
+            return made(sizes, batch, indices)
+        except Exception as err:  # torch and ONNX Runtime: anything may come out of them
+            raise_shortage(err)
+            # What bounds a whole number may be a size, as of a sequence whose length is given.
+            least = 1 + min(sizes[dim] for dim in signature.told)
+            return made(sizes, batch, {name: min(count, least) for name, count in indices.items()})
+
     def answers(sizes: Mapping[str, int]) -> bool:
-        """Nothing can be held against answers that are no numbers."""
-        return runs(sizes) and not any(map(is_no_number, first.infer(drawn(sizes, MOVED_BATCH)).values()))
+        """Nothing can be held against answers that are no numbers, or where what is drawn is refused."""
+        try:
+            return runs(sizes) and not any(map(is_no_number, first.infer(drawn(sizes, MOVED_BATCH)).values()))
+        except Exception as err:  # torch and ONNX Runtime: anything may come out of them
+            raise_shortage(err)
+            return False
 
     def takes(sizes: Mapping[str, int]) -> bool:
         try:
@@ -163,8 +177,7 @@ def _comparisons(
                 sizes = sizes if any(shared[dim] == usual[dim] != sizes[dim] for dim in usual) else shared
         yield str(batch), {dim: sizes[dim] for dim in usual if sizes[dim] != usual[dim]}, drawn(sizes, batch)
     if data is not None:
-        places = spread_over(len(data), SAMPLES)
-        yield "data", {}, data.take(places)[0]
+        yield "data", {}, data.take(data.places(SAMPLES))[0]
 
 
 def equal_at(

@@ -17,7 +17,6 @@ from torch import nn
 
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
-from compress.data.spread import spread_over
 from compress.errors import RecipeError, StageError
 from compress.evaluate.compare import compare
 from compress.evaluate.gains import drop_told
@@ -192,7 +191,7 @@ class Thinning:
     ) -> None:
         self.ratios = sorted(set(ratios))
         _refuse(self.ratios, samples, model)
-        inputs, labels = data.take(spread_over(len(data), samples))
+        inputs, labels = data.take(data.places(samples))
         self._part = dataclasses.replace(data, inputs=inputs, labels=labels, starts=(), fetcher=None)
         self._metric, self._signature = metric, model.signature
         self._channels = Channels(model, progress, self._part, known=known)

@@ -5,6 +5,7 @@ It needs no evaluation data, and no rule that knows why.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from compress.evaluate.judge import spread
 from compress.evaluate.scoring import ForEach
 from compress.model import Arrays, OnnxModel
 from compress.model.apart import without_fills
+from compress.quantize.chances import chances_of
 from compress.runtime.backends import Backend, open_model
 from compress.runtime.measure import cores
 
@@ -31,9 +33,11 @@ MOST = 0.5
 COLUMNS = 64
 FEW = 3  # answers that change by chance, where they are classes or flags
 VARIES = 1e-10  # of an output's mean square: below, float32 alone makes it vary
-# Chances, from 0 to 1, mean the same in each column. One whose variance is this far below the largest is of a label
-# that no sample has: 8 bits for all labels need not hold the traces that it varies by.
+# Chances, from 0 to 1 or to 100, mean the same in each column. One whose variance is this far below the largest is of a
+# label that no sample has: 8 bits for all labels need not hold the traces that it varies by. A chance by itself is held
+# against one that is right of half of the samples.
 TRACES = 1e-3
+LARGEST = 0.25
 
 Array = np.ndarray[Any, Any]
 
@@ -122,9 +126,10 @@ def outputs_lost(before: OnnxModel, after: OnnxModel, data: Dataset) -> OutputsL
         StageError: the quantized file does not run on what the float file takes.
     """
     found: dict[str, _Floats | _Wholes] | None = {}
+    chances = chances_of(before.path)
     for count in (SAMPLES, MORE):
         some = spread(data, count)
-        found = _held(before, after, some)
+        found = _held(before, after, some, chances)
         if found is None:
             return None
         told = [lost for name, tally in found.items() if (lost := tally.lost(name, len(some))) is not None]
@@ -134,7 +139,9 @@ def outputs_lost(before: OnnxModel, after: OnnxModel, data: Dataset) -> OutputsL
     return max(told, key=lambda lost: (not lost.few, lost.worst), default=None)
 
 
-def _held(before: OnnxModel, after: OnnxModel, some: Dataset) -> dict[str, _Floats | _Wholes] | None:
+def _held(
+    before: OnnxModel, after: OnnxModel, some: Dataset, chances: Mapping[str, float]
+) -> dict[str, _Floats | _Wholes] | None:
     """By output, what both files make of samples; None where the float file does not run."""
     found: dict[str, _Floats | _Wholes] = {}
     try:
@@ -155,7 +162,7 @@ def _held(before: OnnxModel, after: OnnxModel, some: Dataset) -> dict[str, _Floa
             raise _no_run(err) from err
         for name, (want, got) in _by_sample(wanted, given, each, len(next(iter(inputs.values())))).items():
             if name not in found:
-                found[name] = _Floats(want[:1]) if want.dtype.kind == "f" else _Wholes()
+                found[name] = _Floats(want[:1], chances.get(name)) if want.dtype.kind == "f" else _Wholes()
             found[name].add(want, got)
     return found
 
@@ -211,16 +218,23 @@ class _Wholes:
 
 
 class _Floats:
-    """Sums over the samples of one output, by column of its last axis where these are few."""
+    """Sums over the samples of one output, by column of its last axis where these are few.
 
-    def __init__(self, first: Array) -> None:
+    Args:
+        first: sample.
+        chance: what a chance of 1 is, where they are chances; None where the graph does not tell.
+    """
+
+    def __init__(self, first: Array, chance: float | None) -> None:
+        self._chance = chance
+        self._lone = first.ndim < 2 or first.shape[-1] == 1
         self._first = np.where(np.isfinite(first), first, 0).astype(np.float64)  # sums of what is far from 0 cancel
         self._sum = np.zeros_like(self._first)
         last = first.shape[-1] if first.ndim > 1 else 1
         self._columns = last if 0 < last <= COLUMNS else 1
         self._squares, self._error, self._size = (np.zeros(self._columns) for _ in range(3))
         self._low, self._high = np.inf, -np.inf
-        self._count = 0
+        self._count = self._values = 0
         self._whole = True
 
     def add(self, want: Array, got: Array) -> None:
@@ -238,17 +252,20 @@ class _Floats:
             self._error += self._by_column(np.square(other - wide))
         self._low, self._high = wide.min(initial=self._low), wide.max(initial=self._high)
         self._count += len(want)
+        self._values += want.size // self._columns
 
     @property
     def told(self) -> bool:
         """Whether of each of its columns something can be said."""
-        return all(part is not None for part in self._parts())
+        sums = self._sums()
+        return bool((sums[:, 0] >= self._least(sums)).all()) and all(part is not None for part in self._parts())
 
     def lost(self, name: str, samples: int) -> OutputsLost | None:
         """None where it does not vary."""
         if not self._whole or self._count < 2:
             return None
-        share = _share(*self._sums().sum(0))
+        sums = self._sums()
+        share = _share(sums.sum(0), self._least(sums) if self._lone else 0.0)
         if share is None or self._columns < 2:
             return None if share is None else OutputsLost(name, share, samples)
         parts = {at: part for at, part in enumerate(self._parts()) if part is not None}
@@ -256,10 +273,15 @@ class _Floats:
         return OutputsLost(name, share, samples, worst, None if worst is None else parts[worst])
 
     def _parts(self) -> list[float | None]:
-        """By column its share; None where it does not vary, or by traces."""
+        """By column its share; None where it does not vary."""
         sums = self._sums()
-        least = TRACES * sums[:, 0].max() if self._low >= 0 and self._high <= 1 else 0.0
-        return [_share(*each) if each[0] >= least else None for each in sums]
+        return [_share(each, self._least(sums)) for each in sums]
+
+    def _least(self, sums: Array) -> float:
+        """What a column of chances is held against at least, however little it varies; 0 where they are no chances."""
+        chance = self._chance or (1.0 if self._low >= 0 and self._high <= 1 else 0.0)
+        largest = LARGEST * self._values * chance**2 if self._lone else float(sums[:, 0].max())
+        return TRACES * largest if chance else 0.0
 
     def _sums(self) -> Array:
         """By column, what it varies by, the sum of its squares, and its squared error [columns, 3]."""
@@ -271,8 +293,9 @@ class _Floats:
         return total
 
 
-def _share(varies: float, size: float, error: float) -> float | None:
-    """Error by variance; None where it does not vary."""
+def _share(sums: Array, least: float) -> float | None:
+    """Error by variance, or by the least that it is held against; None where it does not vary."""
+    varies, size, error = map(float, sums)
     if varies <= VARIES * size:
         return None
-    return float(error / varies) if np.isfinite(error) else float("inf")
+    return error / max(varies, least) if np.isfinite(error) else float("inf")

@@ -102,7 +102,7 @@ class _Training:
         )
         exact = task.exact or rounded
         self.precision, note = precision_for(self.options.train_precision, task.module, kind, exact=exact)
-        two, _ = task.data.take(slice(0, 2))
+        two = task.data.first(2)
         self.precision, odd = falls_back(
             self.options.train_precision, self.precision, task.module, kind,
             lambda: call(task.module, task.signature.inputs, two),

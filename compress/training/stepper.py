@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from compress.data.spread import spread_over
 from compress.errors import StageError
 from compress.model.in_order import InOrder
 from compress.model.inputs import call, run_on
@@ -84,7 +83,7 @@ class Stepper:
         """Of the original's outputs, over samples from all of the data; 1 where there is no original, or no spread."""
         if self.teacher is None:
             return [1.0] * len(task.forms)
-        places = spread_over(len(task.data), SPREAD)
+        places = task.data.places(SPREAD)
         inputs, _ = tensors_of(task.data, places, 0)
         answers = self.ask_teacher(Batch(inputs, None, torch.from_numpy(places)))
         found = [float(answer.float().var(0, correction=0).mean()) for answer in answers.values()]

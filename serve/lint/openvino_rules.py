@@ -7,6 +7,7 @@ from pathlib import Path
 
 from serve.lint.finding import Findings, error, warning
 from serve.lint.model import Model
+from serve.pack.compared import COMPARED
 from serve.pack.onnx_reader import OnnxFile
 
 __all__ = ["openvino_file_rules", "openvino_place_rules", "openvino_rules"]
@@ -35,6 +36,11 @@ def openvino_rules(model: Model) -> Findings:
         yield error(model.name, f"the parameter {name} is {told[name]!r}", f"write {wanted}")
     if any(type(group).Kind.Name(group.kind) not in ("KIND_CPU", "KIND_AUTO") for group in model.config.instance_group):
         yield error(model.name, "an instance_group is of another kind than KIND_CPU", "write kind: KIND_CPU")
+    most, compared = model.config.max_batch_size, told.get(COMPARED, "")
+    if _is_number(compared) and most > int(compared):
+        what = f"max_batch_size is {most}, and OpenVINO's answers were compared with ONNX Runtime's at up to {compared}"
+        mend = f"write max_batch_size: {compared}, or pack it with --runtime onnxruntime"
+        yield warning(model.name, what, mend)
     if model.config.model_transaction_policy.decoupled:
         what = "decoupled is set, and OpenVINO gives one answer to each request"
         yield error(model.name, what, "leave model_transaction_policy out")

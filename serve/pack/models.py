@@ -15,6 +15,7 @@ from serve.config.overlay import lay_over
 from serve.config.pbtxt import parse, read_config, text_of, to_message
 from serve.hooks.check import in_bfloat16
 from serve.hooks.load import Hooks
+from serve.pack.compared import COMPARED, largest_compared, within_compared
 from serve.pack.configs import configs_for
 from serve.pack.cores import fitted, instances_of, with_reason
 from serve.pack.engine_file import for_plan
@@ -68,11 +69,14 @@ def wanted_models(
     options, engine = for_plan(source, options)
     backend, platform, _ = BACKENDS[source.format]
     if runs_on_openvino(source, options):
-        backend = "openvino"
+        backend, options = "openvino", within_compared(source, options)
     configs = configs_for(name, source.signature, source.sha256, hooks, options, backend, platform, engine, task)
     if backend == "openvino" and in_bfloat16(source):
         network = configs["network"]  # what was measured: without this it would be computed in FP32
         configs["network"] = replace(network, parameters={**network.parameters, "HINT_BF16": "YES"})
+    if backend == "openvino" and (most := largest_compared(source)) is not None:
+        network = configs["network"]
+        configs["network"] = replace(network, parameters={**network.parameters, COMPARED: str(most)})
     unused = sorted(set(options.models) - set(configs))
     if unused:
         raise RepositoryError(

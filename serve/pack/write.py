@@ -16,6 +16,7 @@ from serve.hooks.check import UnprovenError, check_hooks
 from serve.hooks.load import Hooks
 from serve.hooks.served_texts import EMBEDDINGS
 from serve.pack.around import Around, around
+from serve.pack.compared import batch_told
 from serve.pack.models import keep_edits, runs_on_openvino, wanted_models, write_model
 from serve.pack.options import PackOptions
 from serve.pack.source import load_source
@@ -200,14 +201,15 @@ def _try_out(hooks: Hooks, source: Artifact) -> tuple[str, ...]:
 
 def _warnings(source: Artifact, options: PackOptions) -> tuple[str, ...]:
     """What the artifact's own measurements say against serving it like this."""
+    told = batch_told(source, options) if runs_on_openvino(source, options) else ()
     share = source.stages[-1].measured.batch_difference if source.stages else None
     if share is None or share <= BATCH_DIFFERENCE or not source.signature.batched or options.max_batch_size == 1:
-        return ()
+        return told
     text = (
         f"an answer depends on what else is in its batch, by up to {share:.1%} of the largest output, as `compress` "
         "measured: where that matters, give --max-batch-size 1, or quantize statically"
     )
-    return (text,)
+    return (*told, text)
 
 
 def _continues(repository: Path, old: list[str], configs: tuple[ModelConfig, ...]) -> bool:

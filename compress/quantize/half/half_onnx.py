@@ -144,7 +144,7 @@ class HalfOnnx:
         data: Dataset,
     ) -> tuple[Parity, float]:
         """Write the file; how far its outputs are from float32's, and their least cosine similarity."""
-        inputs, _ = data.take(slice(0, SAMPLES))
+        inputs = data.first(SAMPLES)
         expected = OnnxBackend(before, threads=1).infer(inputs)
         # What a mask of -1e9 hides whole is a number still, as in float32.
         large = index_arithmetic(graph, WHOLE[self.precision]).large | mask_chain(graph.graph).holding

@@ -168,7 +168,7 @@ class TrainQuantized:
         if self.quantize is not None:
             return self.quantize
         data = self.training.data
-        some = np.sort(np.random.default_rng(self.training.seed).permutation(len(data))[:CALIBRATED])
+        some = np.sort(np.random.default_rng(self.training.seed).permutation(len(data))[: data.whole(CALIBRATED)])
         return QuantizeOnnx("static", data.part(some), target=self.target)
 
     def _simulation(
@@ -193,7 +193,7 @@ class TrainQuantized:
                 why="the model has no convolution and no linear layer that the quantizer takes",
                 mend="ask for --int8 static or dynamic",
             )
-        two = asked.calibration.take(slice(0, 2))[0]
+        two = asked.calibration.first(2)
         try:
             OnnxBackend(OnnxModel(target, model.signature), 1).infer(two)
         except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
@@ -244,7 +244,7 @@ class TrainQuantized:
                 break
             ranges |= dict(apart)
         data = self.training.data
-        inputs = data.take(slice(0, min(COMPARED, len(data))))[0]
+        inputs = data.first(COMPARED)
         got = OnnxBackend(OnnxModel(target, model.signature), 1).infer(inputs)
         with torch.no_grad():
             mine = simulation.module(*(torch.from_numpy(inputs[spec.name]) for spec in model.signature.inputs))

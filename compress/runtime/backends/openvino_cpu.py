@@ -15,6 +15,7 @@ from compress.errors import MissingExtraError, RecipeError, StageError
 from compress.model import Arrays, OnnxModel
 from compress.model.inputs import in_calls, run_on
 from compress.runtime.backends.onnxrt import is_emulated
+from compress.runtime.backends.openvino_means import with_sound_means
 from compress.runtime.machine import fast_bfloat16
 from compress.vetting.loops import may_not_end
 
@@ -123,7 +124,7 @@ class OpenVinoBackend:
         try:
             # Not mapped: what is mapped changes under a session when its file is written again.
             graph = core.read_model(str(model.path), config={"ENABLE_MMAP": False})
-            self._compiled = core.compile_model(graph, "CPU", options.properties(self._precision))
+            self._compiled = core.compile_model(with_sound_means(graph), "CPU", options.properties(self._precision))
         except (RuntimeError, OSError) as err:
             raise StageError(
                 f"OpenVINO can't load {model.path.name}",
@@ -131,7 +132,7 @@ class OpenVinoBackend:
                 mend="run it with ONNX Runtime: --runtime onnxruntime",
             ) from err
         self._request = self._compiled.create_infer_request()
-        self._signature = model.signature
+        self._signature, self._path = model.signature, model.path
         named = {name: number for number, port in enumerate(self._compiled.outputs) for name in port.names}
         self._outputs = {spec.name: named.get(spec.name, number) for number, spec in enumerate(model.signature.outputs)}
 
@@ -148,6 +149,10 @@ class OpenVinoBackend:
         """What OpenVINO says that it runs with."""
         names = ("NUM_STREAMS", "INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "ENABLE_CPU_PINNING")
         return {name: self._compiled.get_property(name) for name in names}
+
+    def check_sizes(self, inputs: Arrays) -> None:
+        """Raise StageError where the graph can't do inputs of these sizes; see the function."""
+        check_sizes(self._path, {name: values.shape for name, values in inputs.items()})
 
     def infer(self, inputs: Arrays) -> Arrays:
         return in_calls(self._signature, inputs, self._run)

@@ -221,6 +221,53 @@ def test_a_column_is_judged_by_samples_that_have_it(
     assert not warned or (found.column, found.samples) == (3, 256)
 
 
+def labels(steps: float, times: float, columns: slice, folder: Path) -> OnnxModel:
+    """Chances of some columns, rounded to so many steps to 1, times a constant."""
+    nodes = [
+        helper.make_node("Sigmoid", ["x"], ["a"]),
+        helper.make_node("Mul", ["a", "steps"], ["m"]),
+        helper.make_node("Round", ["m"], ["r"]),
+        helper.make_node("Div", ["r", "steps"], ["d"]),
+        helper.make_node("Mul", ["d", "times"], ["t"]),
+        helper.make_node("Slice", ["t", "first", "last", "axis"], ["y"]),
+    ]
+    first, last = np.array([columns.start]), np.array([columns.stop])
+    if steps == np.inf:
+        nodes[1:4] = [helper.make_node("Identity", ["a"], ["d"])]
+    shape = ["batch", columns.stop - columns.start]
+    return answering(
+        nodes, TensorProto.FLOAT, shape, folder,
+        steps=np.float32(steps), times=np.float32(times), first=first, last=last, axis=np.array([1]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("times", [1.0, 100.0])
+@pytest.mark.parametrize("columns", [slice(0, 4), slice(3, 4)], ids=["beside others", "an output of its own"])
+@pytest.mark.parametrize(("steps", "warned"), [(100, False), (0.4, True)])
+def test_a_chance_that_no_sample_shows_is_held_against_what_chances_are(
+    steps: float, warned: bool, columns: slice, times: float, tmp_path: Path
+) -> None:
+    """As a chance or in percent; an error that is large for any chance is told."""
+    data = seldom("Sigmoid", 0)
+    if warned:
+        data.inputs["x"][::2] += 14.0
+    exact = labels(np.inf, times, columns, tmp_path / "float")
+    found = outputs_lost(exact, labels(steps, times, columns, tmp_path / "other"), data)
+    assert found is not None
+    assert found.samples == 256 or warned
+    assert (found.warning is not None) == warned, found
+
+
+def test_an_amount_up_to_a_hundred_is_no_chance(tmp_path: Path) -> None:
+    """A column that varies little beside an age may be all that is asked for."""
+    x = np.abs(np.random.default_rng(0).normal(size=(64, 4))).astype(np.float32) * [1, 1, 1, 0.01]
+    models = stepped("Relu", 1e6, tmp_path / "float"), stepped("Relu", 10, tmp_path / "other")
+    found = outputs_lost(*models, Dataset("", {"x": x.astype(np.float32)}, None, "data"))
+    assert found is not None
+    assert found.column == 3
+    assert found.warning is not None
+
+
 def test_where_32_samples_tell_of_every_column_no_more_are_asked(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(256, 4)).astype(np.float32)
     models = stepped("Relu", 1e6, tmp_path / "float"), stepped("Relu", 100, tmp_path / "other")
