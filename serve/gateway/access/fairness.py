@@ -115,8 +115,7 @@ class Fairness:
         self._is_usual_known = False
         self._is_any_unknown = False  # of several keys of which little is known, and that had no answer yet
         self._batches_heavy = 1.0  # heavy requests that an instance answers together, at most
-        self._there_of: Counter[str] = Counter()  # that are with the server and not overdue, by the model that has them
-        self._went: dict[str, dict[str, float]] = {}  # by a model asked for others, too: when one last went to each
+        self._there_of: Counter[str] = Counter()  # that are with the server and not overdue, by the model asked
         self._depths: dict[str, int] = {}  # as of the last look
         self._instances_of = self.queues.instances_of
         self._batches = 1.0  # the most that an instance was seen to answer together, of those that are here
@@ -156,7 +155,7 @@ class Fairness:
         if account.target_s == math.inf:
             return True
         held = account.in_flight - account.overdue
-        if self._is_full(held, model, now):
+        if self._is_full(held, model):
             return False
         if account.heavy:
             return self._may_be_heavy(account, limit, now, model)
@@ -187,14 +186,7 @@ class Fairness:
                 return False
         return True
 
-    def _is_full(self, held: int, model: str, now: float) -> bool:
-        """Whether each of the models that its requests go to is: one that hangs keeps none from another."""
-        if model not in self._went:
-            return self._has_all(held, model)
-        lately = [each for each, at in self._went[model].items() if now - at < BESIDE_S]
-        return all(self._has_all(held, each) for each in lately or [model])
-
-    def _has_all(self, held: int, model: str) -> bool:
+    def _is_full(self, held: int, model: str) -> bool:
         """Whether the server has all that keeps a model at work, for a key that has so many requests there."""
         there = self._there_of[model] - self.heavy
         try:
@@ -364,10 +356,8 @@ class Fairness:
         """A request that counts for no key goes to a server: what stands behind it takes nothing meanwhile."""
         steps = self.queues.works_of(model).steps
         work = Work(self, Account(), now, model, steps, self.queues.anywhere, beside_heavy=False)
-        work.sent_to = at
         self.queues.enter(work, now)
-        if self.queues.is_split:
-            self.queues.move(work, at, now)
+        self.sent(work, at, now)
         return work
 
     def end_uncounted(self, work: Work, now: float) -> None:
@@ -381,15 +371,9 @@ class Fairness:
 
     def sent(self, work: Work, at: At, now: float) -> None:
         """It goes to a server, for a model; see `ModelQueues.move`."""
-        work.sent_to, was = at, work.runs
-        if not self.queues.is_split or work.over or work.overdue is not None:
-            return
-        self.queues.move(work, at, now)
-        if work.runs != was:
-            self._there_of[was] -= 1
-            self._there_of[work.runs] += 1
-        if work.runs != work.model or work.model in self._went:
-            self._went.setdefault(work.model, {})[work.runs] = now
+        work.sent_to = at
+        if self.queues.is_split and not work.over and work.overdue is None:
+            self.queues.move(work, at, now)
 
     def undo(self, work: Work) -> None:
         """It was not sent after all."""
@@ -408,7 +392,7 @@ class Fairness:
         if self._was_silent(work, now):
             self.undo(work)
             return
-        self._there_of[work.runs] -= 1
+        self._there_of[work.model] -= 1
         if account.heavy:
             self.heavy -= 1
         self._new.pop(work, None)
@@ -594,7 +578,7 @@ class Fairness:
         self._in_flight -= 1
         self._there -= not work.account.in_flight
         if work.overdue is None:
-            self._there_of[work.runs] -= 1
+            self._there_of[work.model] -= 1
             self.heavy -= work.account.heavy
         else:
             work.account.overdue -= 1

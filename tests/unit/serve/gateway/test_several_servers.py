@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from serve.gateway.access.accounts import Account, NoSilence, Work, Works
 from serve.gateway.access.at_server import READ_S
-from serve.gateway.access.fairness import BESIDE_S, KNOWN_S, Fairness
+from serve.gateway.access.fairness import KNOWN_S, Fairness
 from serve.gateway.health.flights import At
 
 LIGHT_S, LONG_S = 0.001, 2.5
@@ -393,25 +393,3 @@ def test_a_light_request_that_overtakes_a_long_one_within_an_ensemble_pays_for_i
     }
     assert paid["one"] < 0.01
     assert paid["heavy"] == pytest.approx(2.7 / servers, rel=0.05)
-
-
-def test_a_candidate_that_hangs_keeps_nobody_from_the_baseline_and_one_that_has_taken_over_has_its_own_bound() -> None:
-    fairness = Charged(1)
-    fairness.works = RELEASED
-    now = steady(fairness, 100.0, {"one": 0.001, "two": 0.001, "three": 0.001})
-    fairness.end(fairness.sends("one", "s1", now), 1, now + LIGHT_S, answered=True)
-
-    def may(now: float) -> bool:
-        return fairness.may(fairness.of("three", 5, now), 100.0, now, "m")
-
-    now += 0.1
-    hanging = [fairness.sends(f"{number}", "s1", now, "next") for number in range(6)]
-    fairness.end(fairness.sends("one", "s1", now + 0.1), 1, now + 0.1 + LIGHT_S, answered=True)
-    assert may(now + 0.2)
-    now += 2 * BESIDE_S  # from then on all go to the candidate
-    fairness.end(fairness.sends("one", "s1", now, "next"), 1, now + LIGHT_S, answered=True)
-    assert not may(now + 0.1)
-    for work in hanging:
-        fairness.end(work, 1, now + 0.2, answered=True)
-    assert may(now + 0.3)
-    assert not +fairness._there_of
