@@ -48,7 +48,7 @@ from serve.gateway.release.answers import Answers
 from serve.gateway.release.feedback import Feedback
 from serve.gateway.release.metrics import ReleasesCollector
 from serve.gateway.release.released import Released, is_gone
-from serve.gateway.release.releases import Releases
+from serve.gateway.release.releases import PATIENCE_S, Releases
 from serve.gateway.release.users_rules import UsersRules
 from serve.gateway.settings import Settings
 from serve.gateway.site.docs import add_docs
@@ -142,9 +142,12 @@ def create_app(
 
     async def answer_for(groups: Collection[frozenset[str]]) -> None:
         gate.answer_for(groups)
-        for model in frozenset().union(*groups):  # whoever asks a candidate by its release's name looks up none of it
-            with suppress(GatewayError):
-                await contracts.of(Target(model))
+        with suppress(GatewayError, TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                for model in frozenset().union(
+                    *groups
+                ):  # nobody who asks a candidate by its release's name looks it up
+                    await contracts.of(Target(model))
 
     releases.bound = answer_for
     loading = loading or Loading()

@@ -171,6 +171,7 @@ class Work:
         before: since when that instance was at work on the one before it, of whose batch it may be.
         guards: what counts it, as heavy ones are kept back while it is with the server, up to GUARDS_S.
         priority: that it had then.
+        overtaken_at: when one of another key was answered first that was sent after it; `overtaken_by` are those keys.
         over: whether that was told.
         overdue: what is charged for it so far, where it was not answered in time; else None.
     """
@@ -187,6 +188,8 @@ class Work:
         "model",
         "over",
         "overdue",
+        "overtaken_at",
+        "overtaken_by",
         "priority",
         "runs",
         "sent_to",
@@ -214,7 +217,8 @@ class Work:
         self.steps = self.takes = steps
         self.there = there
         self.beside_heavy = beside_heavy
-        self.at = self.before = math.inf
+        self.at = self.before = self.overtaken_at = math.inf
+        self.overtaken_by: frozenset[Account] = frozenset()
         self.guards: tuple[Counter[int], ...] = ()
         self.priority = 0
         self.over = False

@@ -298,7 +298,9 @@ class Fairness:
         account = self._accounts.get(who)
         if account is None or not self.queues.at_work or account.heavy or account.large:
             return False
-        longest = next(iter(self.queues.at_work))
+        longest = next((each for each in self.queues.at_work if each.account.in_flight), None)
+        if longest is None:
+            return False
         is_long = longest.account.heavy or longest.account.is_new or now - longest.at > account.target_s
         return is_long and longest.account is not account
 
@@ -361,13 +363,23 @@ class Fairness:
         return work
 
     def end_uncounted(self, work: Work, now: float) -> None:
-        """The server is through with it."""
+        """The server is through with it; what was answered with it, or is read before it, has its own time alone."""
         work.over = True
-        since = self.queues.since(work, now)
         if self._unsettled:
             self._settle_all(now)
-        work.there.answers(now)
+        self._answers(work.there, now)
+        work.there.is_any_due |= work.at < math.inf
+        since = self.queues.since(work, now)
+        seconds = (now - since) / self._instances_of[work.runs]
+        work.there.batch.append(Answered(work, 1, 0.0, since, seconds, now))
         self.queues.leave(work, now, since)
+
+    def _answers(self, there: AtServer, now: float) -> None:
+        """An answer has come."""
+        if there not in self._unsettled:
+            there.began, there.last = now, there.answered_at
+            self._unsettled[there] = None
+        there.answers(now)
 
     def sent(self, work: Work, at: At, now: float) -> None:
         """It goes to a server, for a model; see `ModelQueues.move`."""
@@ -519,10 +531,7 @@ class Fairness:
         there = work.there
         if self._unsettled:
             self._settle_all(now)
-        if there not in self._unsettled:
-            there.began, there.last = now, there.answered_at
-            self._unsettled[there] = None
-        there.answers(now)
+        self._answers(there, now)
         if work.over:  # what was settled just now has shown that it is
             return
         if work.overdue is not None:
@@ -540,7 +549,7 @@ class Fairness:
         is_due = work.at < math.inf
         there.is_any_due |= is_due
         late_s = 0.0 if is_due or since < now else (now - max(begun, there.before)) / instances
-        most_s = account.cost if not is_due and self.queues.may_have_been_behind(work) else math.inf
+        most_s = account.cost if not is_due and self.queues.may_have_been_behind(work, now) else math.inf
         there.batch.append(Answered(work, size or 1, more, since, seconds, now, most_s))
         account.used += more  # until it is known what else was of its batch: whose turn is next is asked now
         account.took.append(now - begun)

@@ -49,7 +49,7 @@ class Families:
         """So a model works, on so many servers; it asks others."""
         self._told[model] = told
         self._servers = servers
-        if asks or model in self._asks:
+        if (asks or model in self._asks) and self._asks.get(model) != frozenset((model, *asks)):
             self._asks[model] = frozenset((model, *asks))
             self._settled.clear()
 

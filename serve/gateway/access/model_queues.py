@@ -82,6 +82,7 @@ class ModelQueues:
         Where that works on requests in their order, what it has there is a queue of its own.
         """
         model, _, version = at.path.partition(VERSIONS)
+        version = str(int(version)) if version.isdecimal() else version  # Triton takes 02 for 2
         there, line = self.anywhere, work.line
         takes: Collection[str] = work.takes
         works = self._how.works.get(model)
@@ -132,16 +133,22 @@ class ModelQueues:
         self.each = {at: each for at, each in self.each.items() if each in unsettled or not each.idle}
         self.instances_of.clear()
 
-    def may_have_been_behind(self, work: Work) -> bool:
+    def may_have_been_behind(self, work: Work, now: float) -> bool:
         """Whether one that is answered before others may have stood behind one of another key's until then.
 
-        That is with the next model by now, of which another instance was free.
+        That is with the next model by now, of which another instance was free. What began after others had overtaken it
+        did not stand behind it there; at a later model it may, which a key is believed once.
         """
-        there = work.there
+        there, account = work.there, work.account
         if not there.passes_on:
             return False
-        others = (each for each in self.at_work if each.there is there and each.account is not work.account)
-        return any(each.begun < work.begun for each in others)
+        found = False
+        for each in self.at_work:
+            if each.there is there and each.begun < work.begun and each.account is not account:
+                found |= work.begun < each.overtaken_at or account not in each.overtaken_by
+                each.overtaken_at = min(each.overtaken_at, now)
+                each.overtaken_by = each.overtaken_by | {account}
+        return found
 
     def instances_at(self, there: AtServer, step: str) -> int:
         """That work on what is in a queue, of a model."""

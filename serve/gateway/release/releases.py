@@ -28,7 +28,7 @@ from serve.rollout.course import Course, Event
 from serve.rollout.plan import Target
 from serve.rollout.store import AbortAskedError, Row, StateFileError, Store
 
-__all__ = ["Releases"]
+__all__ = ["PATIENCE_S", "Releases"]
 
 LOOK_S = 0.5
 SAVE_S = 2.0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -124,7 +124,7 @@ VERSIONS = {"m": Works(1, frozenset({"m"}), together=1, waits_s=0.0, latest="3")
     [
         ({}, ["m", "m", "m"]),
         (RELEASED, ["m", "next", "next/versions/2"]),
-        (VERSIONS, ["m", "m/versions/2", "m/versions/3"]),
+        (VERSIONS, ["m", "m/versions/2", "m/versions/03"]),
         (ENSEMBLE, ["m", "m", "m"]),
     ],
     ids=["one model", "two under release", "several versions", "an ensemble"],
@@ -141,7 +141,7 @@ def test_each_key_is_charged_what_its_requests_took_where_each_queue_is_worked_o
     truth: defaultdict[str, float] = defaultdict(float)
     events: list[tuple[float, bool, int, str, str, str]] = []
     begun: dict[int, Work] = {}
-    same = {"m/versions/3": "m", "next/versions/2": "next"}
+    same = {"m/versions/03": "m", "next/versions/2": "next"}
     for number, (who, server, which, pause_s, takes_s, read_s) in enumerate(jobs):
         now += pause_s
         at, path = server if servers > 1 else "s1", paths[which]
@@ -163,24 +163,37 @@ def test_each_key_is_charged_what_its_requests_took_where_each_queue_is_worked_o
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_what_stands_behind_a_copy_for_a_candidate_is_charged_for_its_own_time(servers: int) -> None:
-    fairness = Charged(servers)
-    fairness.works = RELEASED
-    now = 100.0
-    for _ in range(30):
-        for who in ("one", "two"):
-            fairness.end(fairness.sends(who, "s1", now, "next"), 1, now + LIGHT_S, answered=True)
-            now += 0.03
+@pytest.mark.parametrize("together", [1, 8])
+@pytest.mark.parametrize("read_s", [-0.004, 0.0, 0.004, 0.02], ids=str)
+@pytest.mark.parametrize("gap_s", [0.0, 0.01], ids=["with it", "behind it"])
+def test_who_is_beside_a_copy_for_a_candidate_is_charged_for_its_own_time(
+    servers: int, together: int, read_s: float, gap_s: float
+) -> None:
+    """Whichever of the two answers the gateway reads first."""
+    fairness = Charged(servers, together=together)
+    fairness.works = {model: replace(works, together=together) for model, works in RELEASED.items()}
+    now = steady(fairness, 100.0, {"one": LIGHT_S, "two": LIGHT_S}, "next")
     before = fairness.charged[fairness._accounts["two"]]
-    copies = [fairness.begin_uncounted("next", At("s1", "next"), now + 0.001 * each) for each in range(2)]
-    light = fairness.sends("two", "s1", now + 0.01, "next")
-    for each, copy in enumerate(copies, 1):
-        fairness.end_uncounted(copy, now + LONG_S * each)
-    now += 2 * LONG_S
-    fairness.end(light, 1, now + LIGHT_S, answered=True)
-    fairness._look(now + 1.0)
-    assert fairness.charged[fairness._accounts["two"]] - before < 3 * LIGHT_S
+    copy = fairness.begin_uncounted("next", At("s1", "next"), now)
+    light = fairness.sends("two", "s1", now + gap_s, "next")
+    ends = [(now + LONG_S, copy), (now + LONG_S + LIGHT_S + read_s, light)]
+    for at, work in sorted(ends, key=lambda each: each[0]):
+        if work is copy:
+            fairness.end_uncounted(copy, at)
+        else:
+            fairness.end(light, 1, at, answered=True)
+    fairness._look(now + LONG_S + 1.0)
+    assert fairness.charged[fairness._accounts["two"]] - before < 0.03 / servers
+    assert not fairness.is_behind("one", now + LONG_S + 1.0)
     assert all(there.idle for there in fairness.queues)
+
+
+def test_nobody_waits_behind_a_copy_that_was_just_sent() -> None:
+    fairness = Charged(1)
+    fairness.works = RELEASED
+    now = steady(fairness, 100.0, {"one": LIGHT_S, "two": LIGHT_S}, "next")
+    fairness.begin_uncounted("next", At("s1", "next"), now)
+    assert not fairness.is_behind("one", now)
 
 
 def test_a_request_that_is_asked_of_another_server_counts_there() -> None:
@@ -393,3 +406,22 @@ def test_a_light_request_that_overtakes_a_long_one_within_an_ensemble_pays_for_i
     }
     assert paid["one"] < 0.01
     assert paid["heavy"] == pytest.approx(2.7 / servers, rel=0.05)
+
+
+def test_who_overtakes_one_long_request_of_an_ensemble_again_and_again_pays_for_what_that_takes() -> None:
+    fairness = Charged(1)
+    bound = {"bound": "first", "together": 1, "waits_s": 0.0}
+    every = {"m": 1, "first": 1, "wide": 2}
+    fairness.works = {
+        model: Works(count, asks := frozenset(every) if model == "m" else frozenset({model}), asks, **bound)  # type: ignore[arg-type]
+        for model, count in every.items()
+    }
+    now = steady(fairness, 100.0, {"one": 0.004, "two": 0.004, "long": 0.004})
+    fairness.sends("long", "s1", now)
+    for _ in range(8):
+        now += 0.01
+        work = fairness.sends("one", "s1", now)
+        now += 1.0
+        fairness.end(work, 1, now, answered=True)
+        fairness._look(now + 0.02)
+    assert fairness._accounts["one"].heavy
