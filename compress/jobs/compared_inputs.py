@@ -18,6 +18,7 @@ from compress.model import Arrays
 from compress.runtime.backends import Backend
 from compress.runtime.backends.openvino_cpu import OpenVinoBackend
 from compress.signature import Signature
+from compress.storage.shortages import lacks_memory
 from compress.vetting.memory import memory_left
 
 __all__ = ["MANY", "compared_inputs", "inputs_beyond", "joined", "sizes_of"]
@@ -70,7 +71,9 @@ def _taken(inputs: Arrays, backend: Backend, other: Backend | None) -> bool:
         backend.infer(inputs)
         if isinstance(other, OpenVinoBackend):  # to run it on what it can't do may end the process
             other.check_sizes(inputs)
-    except ToolkitError:
+    except Exception as err:  # ONNX Runtime's want of memory, at a size that nobody asked for
+        if not (isinstance(err, ToolkitError) or lacks_memory(err)):
+            raise
         return False
     return True
 

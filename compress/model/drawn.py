@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from torch import nn
 
 from compress.model.inputs import Arrays, call, example_inputs, in_order, is_each, sample_inputs
 from compress.signature import Signature
+from compress.storage.shortages import raise_shortage
 
-__all__ = ["drawn_inputs", "indices_of"]
+__all__ = ["drawn_inputs", "drawn_taken", "indices_of"]
 
 # What no vocabulary reaches: an input that takes this takes anything.
 LARGEST_INDEX = 2**19
@@ -90,16 +91,19 @@ def _first_refused(module: nn.Module, signature: Signature, arrays: Arrays, name
     return refused
 
 
-def drawn_inputs(signature: Signature, sizes: Mapping[str, int], indices: Mapping[str, int], seed: int) -> Arrays:
+def drawn_inputs(
+    signature: Signature, sizes: Mapping[str, int], indices: Mapping[str, int], seed: int, *, lengths: bool = False
+) -> Arrays:
     """Random inputs: standard normal floats, indices over all that they may be, masks that leave a beginning.
 
     Args:
         signature: of the model.
         sizes: of each symbolic dimension.
-        indices: how many values each whole-numbered input takes, see `indices_of`; what is one number for each sample
-            may be a length, and is 1 or more. Others are taken for masks, of 1
-            and then 0, with at least one 1 for each sample; bytes for pixels.
+        indices: how many values each whole-numbered input takes, see `indices_of`. Others are taken for flags, where
+            there is one for each sample, else for masks, of 1 and then 0, with at least one 1 for each sample; bytes
+            for pixels.
         seed: the same seed gives the same arrays.
+        lengths: whether what is one whole number for each sample is a length: 1 or more, and within all sizes.
     """
     rng = np.random.default_rng(seed)
     values: np.ndarray[Any, Any]
@@ -107,16 +111,37 @@ def drawn_inputs(signature: Signature, sizes: Mapping[str, int], indices: Mappin
     for spec in signature.inputs:
         shape, dtype = arrays[spec.name].shape, arrays[spec.name].dtype
         if spec.name in indices:
-            least = int(is_each(shape, dtype) and indices[spec.name] > 1)
-            values = np.asarray(rng.integers(least, indices[spec.name], shape))
+            least, count = 0, indices[spec.name]
+            if lengths and is_each(shape, dtype) and count > 1:
+                least, count = 1, min(count, 1 + min((sizes[dim] for dim in signature.told), default=count))
+            values = np.asarray(rng.integers(least, count, shape))
             if values.size:
-                values.flat[rng.integers(values.size)] = indices[spec.name] - 1  # the last one, too
+                values.flat[rng.integers(values.size)] = count - 1  # the last one, too
+        elif is_each(shape, dtype) and len(shape) == 1:
+            values = np.ones(shape, np.int64) if lengths else np.asarray(rng.integers(0, 2, shape))
         elif dtype == np.uint8 and len(shape) > 2:
             values = np.asarray(rng.integers(0, 256, shape))
         elif dtype.kind in "iub" and len(shape) > 1:
-            lengths = rng.integers(1, shape[-1] + 1, (*shape[:-1], 1))
-            values = np.arange(shape[-1]) < lengths
+            ends = rng.integers(1, shape[-1] + 1, (*shape[:-1], 1))
+            values = np.arange(shape[-1]) < ends
         else:
             continue
         arrays[spec.name] = in_order(spec.name, values.astype(dtype))
     return arrays
+
+
+def drawn_taken(
+    taken: Callable[[Arrays], Arrays], signature: Signature, sizes: Mapping[str, int], indices: Mapping[str, int],
+    seed: int,
+) -> Arrays:  # fmt: skip
+    """As `drawn_inputs`, with lengths where others are refused: of nothing there is no last step.
+
+    Args:
+        taken: gives inputs that are taken, or raises.
+        signature, sizes, indices, seed: see `drawn_inputs`.
+    """
+    try:
+        return taken(drawn_inputs(signature, sizes, indices, seed))
+    except Exception as err:  # the model's: anything may come out of it
+        raise_shortage(err)
+        return taken(drawn_inputs(signature, sizes, indices, seed, lengths=True))

@@ -15,7 +15,7 @@ from compress.data.dataset import Dataset
 from compress.errors import StageError
 from compress.evaluate.parity import TOLERANCE, differences
 from compress.model import Arrays
-from compress.model.drawn import drawn_inputs, indices_of
+from compress.model.drawn import drawn_taken, indices_of
 from compress.model.infer import elsewhere, runs_at
 from compress.model.inputs import telling
 from compress.runtime.backends import Backend
@@ -136,20 +136,11 @@ def _comparisons(
     runs = runs_at(module, signature.inputs)
     indices = indices_of(module, signature)
 
-    def made(sizes: Mapping[str, int], batch: int, indices: Mapping[str, int]) -> Arrays:
-        given = drawn_inputs(signature, sizes, indices, seed=batch)
+    def taken(given: Arrays) -> Arrays:
         return telling(given, lambda given: first.infer(given).values())
 
     def drawn(sizes: Mapping[str, int], batch: int) -> Arrays:
-        if sizes == signature.at(batch):
-            return made(sizes, batch, indices)
-        try:
-            return made(sizes, batch, indices)
-        except Exception as err:  # torch and ONNX Runtime: anything may come out of them
-            raise_shortage(err)
-            # What bounds a whole number may be a size, as of a sequence whose length is given.
-            least = 1 + min(sizes[dim] for dim in signature.told)
-            return made(sizes, batch, {name: min(count, least) for name, count in indices.items()})
+        return drawn_taken(taken, signature, sizes, indices, batch)
 
     def answers(sizes: Mapping[str, int]) -> bool:
         """Nothing can be held against answers that are no numbers, or where what is drawn is refused."""

@@ -164,7 +164,8 @@ class _Comparisons:
         if not ((isinstance(self.first, TorchBackend) and self.elements(dim, size) <= SMALL) or self.takes(dim, size)):
             return False
         at = self.usual | {dim: size}
-        inputs = _numbers_for(self.first, drawn_inputs(self.signature, at, self.indices, seed=size))
+        drawn = (drawn_inputs(self.signature, at, self.indices, size, lengths=lengths) for lengths in (False, True))
+        inputs = next((found for given in drawn if (found := _numbers_for(self.first, given)) is not None), None)
         if inputs is None or (self.smaller and size < self.usual[dim] and not _takes(self.second, inputs)):
             return False
         otherwise = next((each for each in self.known.get(dim, []) if not each.holds(size)), None)

@@ -28,7 +28,7 @@ from compress.data.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.model import Arrays, sample_inputs
 from compress.model.apart import share_of_own_size
-from compress.model.drawn import drawn_inputs, indices_of
+from compress.model.drawn import drawn_taken, indices_of
 from compress.model.inputs import telling
 from compress.prune.cut_layers import Cut, Layers
 from compress.prune.unfused import unfused
@@ -68,7 +68,7 @@ class Proof:
             signature.outputs,
         )
         indices, sizes = indices_of(layers.module, signature), signature.at(BATCH)
-        self.inputs = [self._telling(drawn_inputs(signature, sizes, indices, seed)) for seed in (0, 1)]
+        self.inputs = [drawn_taken(self._telling, signature, sizes, indices, seed) for seed in (0, 1)]
         if samples is not None:
             few = np.random.default_rng(0).choice(len(samples), min(BATCH, len(samples)), replace=False)
             self.inputs.append(samples.take(np.sort(few))[0])

@@ -81,7 +81,7 @@ def plain_trace(model: TorchModel) -> tuple[fx.GraphModule, list[torch.Tensor]]:
         GraphError: its forward can't be traced.
     """
     indices = indices_of(model.module, model.signature)
-    drawn = drawn_inputs(model.signature, model.signature.at(2), indices, 0)
+    drawn = drawn_inputs(model.signature, model.signature.at(2), indices, 0, lengths=True)
     inputs = [torch.as_tensor(drawn[spec.name]) for spec in model.signature.inputs]
     plain = with_plain_layers(model.module, inputs)
     if plain is not None:

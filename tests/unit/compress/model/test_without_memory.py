@@ -49,3 +49,26 @@ class Written(nn.Module):
 def test_what_a_module_refuses_is_known_by_shapes_alone(module: nn.Module, height: int, refused: bool) -> None:
     assert refuses_at(module.eval(), INPUTS, USUAL)(USUAL | {"h": height}) is refused
     assert all(type(each) is nn.Parameter for each in module.parameters()), "the module is left as it was"
+
+
+class Grows(nn.Module):
+    """Keeps a table of positions, longer with each longer input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = torch.zeros(64)
+        self.kept: dict[int, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[3] > len(self.places):
+            self.places = torch.zeros(x.shape[3])
+        self.kept[x.shape[3]] = self.places + 1
+        return x + self.places[: x.shape[3]]
+
+
+def test_what_a_forward_keeps_of_a_try_by_shapes_alone_is_not_kept_in_the_module() -> None:
+    module = Grows()
+    refuses = refuses_at(module, INPUTS, USUAL)
+    assert not refuses({"batch": 1, "h": 64, "w": 1 << 20})
+    assert (len(module.places), type(module.places), module.kept) == (64, torch.Tensor, {})
+    assert module(torch.zeros(1, 3, 64, 64)).numpy().shape == (1, 3, 64, 64)

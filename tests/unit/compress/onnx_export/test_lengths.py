@@ -9,12 +9,16 @@ import torch
 from torch import nn
 
 import compress
+from compress.errors import StageError
 from compress.formats.checkpoint import load
 from compress.model import TorchModel
 from compress.model.inputs import example_inputs
 from compress.model.lookups import beyond_table
+from compress.onnx_export.equal import Wording
+from compress.onnx_export.equal_elsewhere import equal_elsewhere
 from compress.onnx_export.from_torch import OnnxFromTorch
-from compress.signature import TensorSpec
+from compress.runtime.backends import TorchBackend
+from compress.signature import Signature, TensorSpec
 from tests.unit.compress.prune.test_prune_channels import quiet
 
 
@@ -62,3 +66,43 @@ def test_a_place_beyond_a_sequence_is_no_row_that_a_table_lacks() -> None:
     with pytest.raises(IndexError) as raised:  # type: ignore[assignment]
         LastStep(0)(ids=torch.full((2, 8), 100), length=inputs["length"])
     assert "row 100" in beyond_table(raised.value, {"ids": torch.full((2, 8), 100)})
+
+
+class OfLengths(nn.Module):
+    """The last step of each; another answers otherwise where the sequence is short."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        found = torch.gather(x, 1, (n - 1).reshape(-1, 1, 1).expand(-1, 1, 8))[:, 0]
+        return 2 * found if self.wrong and x.shape[1] < 20 else found
+
+
+class OfFlags(nn.Module):
+    """Another answers otherwise where a flag is 0."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return torch.where(n[:, None, None] == 0, x * (5.0 if self.wrong else 1.0), 2 * x)[:, 0]
+
+
+@pytest.mark.parametrize("kind", [OfLengths, OfFlags])
+def test_an_answer_that_differs_at_short_sequences_or_flags_of_0_is_found(kind: type[OfLengths | OfFlags]) -> None:
+    signature = Signature(
+        (TensorSpec.parse("x:float32[batch,seq,8]"), TensorSpec.parse("n:int64[batch]")),
+        (TensorSpec.parse("y:float32[batch,8]"),),
+        {"seq": 32},
+    )
+    module = kind(wrong=False).eval()
+    first, same, wrong = (
+        TorchBackend(TorchModel(kind(wrong=wrong).eval(), signature), 1) for wrong in (False, False, True)
+    )
+    equal = equal_elsewhere(module, first, same, signature, quiet, Wording(), done=(1, 1)).equal
+    assert {1, 2, 17} <= set(equal["seq"])
+    with pytest.raises(StageError):
+        equal_elsewhere(module, first, wrong, signature, quiet, Wording(), done=(1, 1))
