@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 
 from serve.gateway.access.accounts import FACTOR, LONGEST_WAIT_S, SHORTEST_TARGET_S, Work, Works
@@ -187,11 +187,10 @@ class ModelQueues:
             return [answered] if answered else []
         if overtaking and answered:
             answered = [*self._overtaking(there, answered)]
-        raced = [] if overtaking or len(answered) == 1 else _raced(answered)
         batches: defaultdict[float, list[Answered]] = defaultdict(list)
-        for number, each in enumerate(each for each in answered if each not in raced):
+        for number, each in enumerate(answered):
             batches[number if there.most_together == 1 else each.since].append(each)
-        return [*batches.values(), *([raced] if raced else [])]
+        return [*batches.values()] if overtaking else _with_those_that_overtook([*batches.values()])
 
     def _overtaking(self, there: AtServer, answered: list[Answered]) -> Iterator[Answered]:
         """Those that were sent first have had the time since the answers before; the others were worked on as they
@@ -262,14 +261,21 @@ class ModelQueues:
             there.at_work_of[step] += 1
 
 
-def _raced(answered: Sequence[Answered]) -> list[Answered]:
-    """Of what was answered in one moment, one that seems to have taken far more than others of its key, and those that
-    were sent right behind it by keys whose requests take as long: they overtook it on their way, and it stood behind.
+def _with_those_that_overtook(batches: list[list[Answered]]) -> list[list[Answered]]:
+    """Of what was answered in one moment, one that seems to have taken far more than its keys' requests, with what was
+    sent right behind it by keys whose requests take as long: that overtook it on its way, and it stood behind.
     """
-    for odd in answered:
-        account, begun = odd.work.account, odd.work.begun
-        if odd.seconds > max(SHORTEST_TARGET_S, FACTOR * account.cost):
-            soon = (each for each in answered if begun <= each.work.begun <= begun + READ_S)
-            if behind := [each for each in soon if FACTOR * each.work.account.cost >= odd.seconds]:
-                return [odd, *behind]
-    return []
+    for batch in batches if len(batches) > 1 else ():
+        seconds = max(each.seconds for each in batch)
+        if seconds <= SHORTEST_TARGET_S or any(_takes(each, seconds) for each in batch):
+            continue
+        begun = min(each.work.begun for each in batch)
+        for other in batches:
+            if any(begun <= each.work.begun <= begun + READ_S and _takes(each, seconds) for each in other):
+                return [*(each for each in batches if each not in (batch, other)), batch + other]
+    return batches
+
+
+def _takes(answered: Answered, seconds: float) -> bool:
+    """Whether requests of its key are known to take about so long."""
+    return FACTOR * answered.work.account.cost >= seconds
