@@ -19,6 +19,7 @@ from compress.errors import RecipeError
 from compress.evaluate.halves import halves
 from compress.evaluate.judge import spread
 from compress.options import ExportOptions
+from compress.training.batches.loader import example
 
 
 class Unlike(nn.Module):
@@ -73,9 +74,10 @@ def test_whatever_is_taken_of_data_is_whole_calls(calls: int, call: int, asked: 
         data.first(asked),
         *(inputs for inputs, _ in data.batches(asked)),
         spread(data, asked).take(slice(None))[0],
+        example(data, asked).inputs,
     ]
     for inputs in taken:
-        rows = inputs["x"][:, 0].reshape(-1, call)
+        rows = np.asarray(inputs["x"])[:, 0].reshape(-1, call)
         assert (rows[:, 0] % call == 0).all()
         assert (rows == rows[:, :1] + np.arange(call)).all()
 
