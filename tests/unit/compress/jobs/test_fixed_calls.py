@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def data_of(calls: int, call: int) -> Dataset:
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 99))
 def test_whatever_is_taken_of_data_is_whole_calls(calls: int, call: int, asked: int) -> None:
     data = data_of(calls, call)
-    taken = [
+    taken: list[Mapping[str, Any]] = [
         data.first(asked),
         *(inputs for inputs, _ in data.batches(asked)),
         spread(data, asked).take(slice(None))[0],
