@@ -451,7 +451,9 @@ def test_a_candidate_counts_by_the_runtime_that_serves_it(
     """Files, answers and clocks are real; what the clocks say is another thing on each machine."""
     monkeypatch.setattr(candidate_runtime, "ratio", lambda *_: Ratio(speedup, 0.99 * speedup, 1.01 * speedup))
     monkeypatch.setattr(
-        candidate_runtime, "apart", lambda *given: (difference or serving_runtime.apart(*given)[0], 0.0)
+        candidate_runtime,
+        "apart",
+        lambda *given, half: (difference or serving_runtime.apart(*given, half=half)[0], 0.0),
     )
     told: list[SearchResult] = []
     asked = options(task, tmp_path / "best", precision=("fp32",), **SHORT)
