@@ -483,8 +483,8 @@ def test_what_is_trained_counts_by_the_runtime_that_serves_it_then(
 
     monkeypatch.setattr(train_winner, "branches", make)
     monkeypatch.setattr(candidate_runtime, "ratio", lambda *_: Ratio(2.0, 1.9, 2.1))
-    monkeypatch.setattr(candidate_runtime, "apart", lambda *_: (0.9 if trained else 0.0, 0.0))
-    monkeypatch.setattr(serving_runtime, "apart", lambda *_: (0.9, 0.0))
+    monkeypatch.setattr(candidate_runtime, "apart", lambda *_, half: (0.9 if trained else 0.0, 0.0))
+    monkeypatch.setattr(serving_runtime, "apart", lambda *_, half: (0.9, 0.0))
     more = {"prune": (0.0, 0.5), "int8": (int8,), "precision": ("fp32",), "goal": "size", "max_drop": 20.0, "epochs": 1}
     found = compress.optimize(task / "model.pt", options(task, tmp_path / "best", **more))
     assert found.best is not None
