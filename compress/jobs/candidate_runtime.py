@@ -113,7 +113,8 @@ def _choice(
     here, there = by_runtime["onnxruntime"], by_runtime["openvino"]
     made_of = {} if before is None or candidate.in_float32 else {"before": before}
     groups = compared_inputs(bench.data, here.model.signature, here.backend, there.backend)
-    difference, quantized = apart({"last": here.backend, "other": there.backend} | made_of, groups)
+    half = is_half(here.model.path)
+    difference, quantized = apart({"last": here.backend, "other": there.backend} | made_of, groups, half=half)
     one, other = timed["onnxruntime"].one, timed["openvino"].one
     return choose(
         (_figures("onnxruntime", here.drop, one, 0.0), _figures("openvino", there.drop, other, difference)),
@@ -124,7 +125,7 @@ def _choice(
         worse=is_worse(
             bench.judge.loss_between(there.drop, here.drop), bench.metric, bench.judge.original, bench.judge.constant
         ),
-        half=is_half(here.model.path),
+        half=half,
     )
 
 

@@ -249,20 +249,21 @@ def _apart(
     compared = {"last": final, "other": other} | ({} if before is final else {"before": before})
     opened = {name: open_model(model, threads=cores()) for name, model in compared.items()}
     groups = compared_inputs(data, final.signature, opened["last"], opened["other"])
-    return *apart(opened, groups), sizes_of(final.signature, groups)
+    return *apart(opened, groups, half=_in_half(final)), sizes_of(final.signature, groups)
 
 
-def apart(opened: Mapping[str, Backend], groups: Sequence[Sequence[Arrays]]) -> tuple[float, float]:
+def apart(opened: Mapping[str, Backend], groups: Sequence[Sequence[Arrays]], *, half: bool) -> tuple[float, float]:
     """How far a file's outputs on another runtime are from its own, and how far those of what it was made of.
 
     Args:
         opened: the file as "last", it on the other runtime as "other", and, if it is another, the float32 file that it
             was made of as "before".
-        groups: of inputs, see `compared_inputs`; that counts where the one is largest beside the other.
+        groups: of inputs, see `compared_inputs`; that counts where the one is largest beside what the other explains.
+        half: whether the file is in half precision.
     """
     found = [distances(opened, "last", batches) for batches in groups]
     both = [(each["other"], each.get("before", 0.0)) for each in found]
-    return max(both, key=lambda pair: pair[0] / most_apart(pair[1], half=False))
+    return max(both, key=lambda pair: pair[0] / most_apart(pair[1], half=half))
 
 
 def _in_half(model: Model) -> bool:

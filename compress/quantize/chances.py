@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
-from onnx import NodeProto, numpy_helper
+from onnx import NodeProto, TensorProto, numpy_helper
 
 __all__ = ["chances_of"]
 
@@ -15,46 +15,55 @@ BOUNDED = {"Sigmoid", "HardSigmoid", "Softmax"}
 MOVING = {
     "Cast", "Concat", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
 }  # fmt: skip
-MOST = 64  # nodes between
+NUMBERS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
+MOST = 2.0**128  # that float32 holds
+ONNX = ("", "ai.onnx")  # names of its own domain
 
 
 def chances_of(path: Path) -> dict[str, float]:
     """By output of an ONNX file that is chances, what a chance of 1 is there.
 
     Args:
-        path: a float file.
+        path: a float file, whose nodes are in order.
     """
     graph = onnx.load(path, load_external_data=False).graph
-    makers = {name: node for node in graph.node for name in node.output}
-    numbers = {t.name: float(numpy_helper.to_array(t).reshape(())) for t in graph.initializer if _is_number(t)}
+    numbers = {tensor.name: _number(tensor) for tensor in graph.initializer if _is_number(tensor)}
+    scales: dict[str, float] = {}
     for node in graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value" and _is_number(node.attribute[0].t):
-            numbers[node.output[0]] = float(numpy_helper.to_array(node.attribute[0].t).reshape(()))
-    found = {value.name: _scale(value.name, makers, numbers, MOST) for value in graph.output}
-    return {name: scale for name, scale in found.items() if scale is not None and scale > 0}
+        if node.domain not in ONNX:
+            continue
+        if node.op_type == "Constant":
+            given = node.attribute[0]
+            if given.name == "value" and _is_number(given.t):
+                numbers[node.output[0]] = _number(given.t)
+        elif (scale := _scale(node, scales, numbers)) is not None:
+            scales |= dict.fromkeys(node.output, scale)
+    found = {value.name: scales.get(value.name, 0.0) for value in graph.output}
+    return {name: scale for name, scale in found.items() if 0 < scale < MOST}
 
 
-def _is_number(tensor: onnx.TensorProto) -> bool:
-    return tensor.data_location != onnx.TensorProto.EXTERNAL and all(dim == 1 for dim in tensor.dims)
+def _is_number(tensor: TensorProto) -> bool:
+    inside = tensor.data_location != TensorProto.EXTERNAL
+    return inside and tensor.data_type in NUMBERS and all(dim == 1 for dim in tensor.dims)
 
 
-def _scale(name: str, makers: Mapping[str, NodeProto], numbers: Mapping[str, float], left: int) -> float | None:
-    node = makers.get(name)
-    if node is None or not left:
-        return None
+def _number(tensor: TensorProto) -> float:
+    return float(numpy_helper.to_array(tensor).reshape(()))
+
+
+def _scale(node: NodeProto, scales: Mapping[str, float], numbers: Mapping[str, float]) -> float | None:
+    """What a chance of 1 is behind a node; None where it gives none."""
     if node.op_type in BOUNDED:
         return 1.0
     if node.op_type in MOVING:
-        given = node.input if node.op_type == "Concat" else node.input[:1]
-        scales = {_scale(each, makers, numbers, left - 1) for each in given}
-        return scales.pop() if len(scales) == 1 else None
+        given = {scales.get(each) for each in (node.input if node.op_type == "Concat" else node.input[:1])}
+        return given.pop() if len(given) == 1 else None
     if node.op_type not in ("Mul", "Div"):
         return None
     one, other = node.input
     if node.op_type == "Mul" and one in numbers:
         one, other = other, one
-    by = numbers.get(other)
-    scale = _scale(one, makers, numbers, left - 1) if by else None
-    if scale is None or by is None:
+    scale, by = scales.get(one), numbers.get(other)
+    if scale is None or not by:
         return None
     return scale * by if node.op_type == "Mul" else scale / by

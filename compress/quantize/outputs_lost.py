@@ -34,8 +34,8 @@ COLUMNS = 64
 FEW = 3  # answers that change by chance, where they are classes or flags
 VARIES = 1e-10  # of an output's mean square: below, float32 alone makes it vary
 # Chances, from 0 to 1 or to 100, mean the same in each column. One whose variance is this far below the largest is of a
-# label that no sample has: 8 bits for all labels need not hold the traces that it varies by. A chance by itself is held
-# against one that is right of half of the samples.
+# label that no sample has: 8 bits for all labels need not hold the traces that it varies by. An output that is a single
+# chance, as the graph tells, is held against one that is right of half of the samples.
 TRACES = 1e-3
 LARGEST = 0.25
 
@@ -278,10 +278,14 @@ class _Floats:
         return [_share(each, self._least(sums)) for each in sums]
 
     def _least(self, sums: Array) -> float:
-        """What a column of chances is held against at least, however little it varies; 0 where they are no chances."""
-        chance = self._chance or (1.0 if self._low >= 0 and self._high <= 1 else 0.0)
-        largest = LARGEST * self._values * chance**2 if self._lone else float(sums[:, 0].max())
-        return TRACES * largest if chance else 0.0
+        """What a column of chances is held against at least, however little it varies; 0 where they are no chances.
+
+        Columns beside each other are chances also where all lie in 0 to 1. A lone output that does may be any number.
+        """
+        if self._lone:
+            return TRACES * LARGEST * self._values * (self._chance or 0.0) ** 2
+        chances = self._chance is not None or (self._low >= 0 and self._high <= 1)
+        return TRACES * float(sums[:, 0].max()) if chances else 0.0
 
     def _sums(self) -> Array:
         """By column, what it varies by, the sum of its squares, and its squared error [columns, 3]."""

@@ -23,7 +23,7 @@ from compress.options.training import unused_values
 from compress.training.batches.answers import Answers
 from compress.training.batches.augment import augmentation
 from compress.training.batches.batch_size import BASE, scaled_rate, try_batch_sizes
-from compress.training.batches.loader import Loader, example, seed_of, tensors_of, workers_for
+from compress.training.batches.loader import Loader, example, seed_of, workers_for
 from compress.training.batches.sampler import Sampler
 from compress.training.frozen import frozen_for, note_of
 from compress.training.journal import Journal
@@ -358,7 +358,7 @@ class _Training:
 
     def _in_parts(self, task: Task, stack: ExitStack) -> Task:
         """A task whose model, and original, are in parts."""
-        two, _ = tensors_of(task.data, slice(0, 2), 0)
+        few = example(task.data, 2).inputs
         mesh = self.fabric.strategy.device_mesh["data_parallel"]
         found: list[nn.Module | None] = []
         for each in (task.module, task.teacher):
@@ -366,7 +366,7 @@ class _Training:
             if own is not None:
                 if each is task.module:
                     stack.enter_context(synced(own))
-                shard(own, mesh, partial(call, own, task.signature.inputs, two))
+                shard(own, mesh, partial(call, own, task.signature.inputs, few))
             found.append(own)
         module, teacher = found
         assert module is not None  # noqa: S101  that of the task

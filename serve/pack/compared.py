@@ -30,13 +30,23 @@ def within_compared(source: Artifact, options: PackOptions) -> PackOptions:
     return replace(options, max_batch_size=most, preferred_batch_size=preferred)
 
 
-def batch_told(source: Artifact, options: PackOptions) -> tuple[str, ...]:
-    """What is to be said, where that makes a batch smaller than the options have it."""
+def batch_told(source: Artifact, options: PackOptions, packed: int) -> tuple[str, ...]:
+    """What is to be said of the batches that were packed.
+
+    Args:
+        source: what runs on OpenVINO.
+        options: as they were given.
+        packed: the network's max_batch_size, which a table or an edit by hand may have set.
+    """
     most = largest_compared(source)
-    if most is None or options.max_batch_size <= most:
+    if most is None:
         return ()
-    told = (
-        f"max_batch_size is {most}, not {options.max_batch_size}: OpenVINO's answers were compared with ONNX Runtime's "
-        f"at up to {most} samples in a call, and a kernel may be another beyond (--runtime onnxruntime has no bound)"
+    why = (
+        f"OpenVINO's answers were compared with ONNX Runtime's at up to {most} samples in a call, and a kernel may be "
+        "another beyond (--runtime onnxruntime has no bound)"
     )
-    return (told,)
+    if packed > most:
+        return (f"max_batch_size is {packed}, as a table or an edit by hand has it: {why}",)
+    if packed == most < options.max_batch_size:
+        return (f"max_batch_size is {most}, not {options.max_batch_size}: {why}",)
+    return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from serve.hooks.load import Hooks
 from serve.hooks.served_texts import EMBEDDINGS
 from serve.pack.around import Around, around
 from serve.pack.compared import batch_told
-from serve.pack.models import keep_edits, runs_on_openvino, wanted_models, write_model
+from serve.pack.models import Wanted, keep_edits, runs_on_openvino, wanted_models, write_model
 from serve.pack.options import PackOptions
 from serve.pack.source import load_source
 from serve.repository.folders import recover, replaceable, replacing, staging
@@ -180,7 +181,7 @@ def _write(
         version=version,
         dropped=tuple(dropped),
         kept=kept,
-        warnings=(*_warnings(source, options), *_of_stream(name, loaded), *found.notes, *untried),
+        warnings=(*_warnings(source, options, wanted), *_of_stream(name, loaded), *found.notes, *untried),
     )
 
 
@@ -199,9 +200,10 @@ def _try_out(hooks: Hooks, source: Artifact) -> tuple[str, ...]:
     return ()
 
 
-def _warnings(source: Artifact, options: PackOptions) -> tuple[str, ...]:
+def _warnings(source: Artifact, options: PackOptions, wanted: Mapping[str, Wanted]) -> tuple[str, ...]:
     """What the artifact's own measurements say against serving it like this."""
-    told = batch_told(source, options) if runs_on_openvino(source, options) else ()
+    (packed,) = (int(each.message.max_batch_size) for each in wanted.values() if each.role == "network")
+    told = batch_told(source, options, packed) if runs_on_openvino(source, options) else ()
     share = source.stages[-1].measured.batch_difference if source.stages else None
     if share is None or share <= BATCH_DIFFERENCE or not source.signature.batched or options.max_batch_size == 1:
         return told

@@ -57,8 +57,8 @@ def tensors_of(data: Dataset, index: Any, seed: int) -> tuple[dict[str, torch.Te
 
 
 def example(data: Dataset, size: int) -> Batch:
-    """The first samples, again and again where they are too few."""
-    places = np.arange(size) % len(data)
+    """So many of the first samples, or as many more as fill the last call; again and again where they are too few."""
+    places = np.arange(data.whole(size)) % len(data)
     return Batch(*tensors_of(data, places, 0), torch.from_numpy(places))
 
 

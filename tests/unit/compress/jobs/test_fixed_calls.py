@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from compress.errors import RecipeError
 from compress.evaluate.halves import halves
 from compress.evaluate.judge import spread
 from compress.options import ExportOptions
+from compress.training.batches.loader import example
 
 
 class Unlike(nn.Module):
@@ -69,13 +71,14 @@ def data_of(calls: int, call: int) -> Dataset:
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 99))
 def test_whatever_is_taken_of_data_is_whole_calls(calls: int, call: int, asked: int) -> None:
     data = data_of(calls, call)
-    taken = [
+    taken: list[Mapping[str, Any]] = [
         data.first(asked),
         *(inputs for inputs, _ in data.batches(asked)),
         spread(data, asked).take(slice(None))[0],
+        example(data, asked).inputs,
     ]
     for inputs in taken:
-        rows = inputs["x"][:, 0].reshape(-1, call)
+        rows = np.asarray(inputs["x"])[:, 0].reshape(-1, call)
         assert (rows[:, 0] % call == 0).all()
         assert (rows == rows[:, :1] + np.arange(call)).all()
 

@@ -451,7 +451,9 @@ def test_a_candidate_counts_by_the_runtime_that_serves_it(
     """Files, answers and clocks are real; what the clocks say is another thing on each machine."""
     monkeypatch.setattr(candidate_runtime, "ratio", lambda *_: Ratio(speedup, 0.99 * speedup, 1.01 * speedup))
     monkeypatch.setattr(
-        candidate_runtime, "apart", lambda *given: (difference or serving_runtime.apart(*given)[0], 0.0)
+        candidate_runtime,
+        "apart",
+        lambda *given, half: (difference or serving_runtime.apart(*given, half=half)[0], 0.0),
     )
     told: list[SearchResult] = []
     asked = options(task, tmp_path / "best", precision=("fp32",), **SHORT)
@@ -481,8 +483,8 @@ def test_what_is_trained_counts_by_the_runtime_that_serves_it_then(
 
     monkeypatch.setattr(train_winner, "branches", make)
     monkeypatch.setattr(candidate_runtime, "ratio", lambda *_: Ratio(2.0, 1.9, 2.1))
-    monkeypatch.setattr(candidate_runtime, "apart", lambda *_: (0.9 if trained else 0.0, 0.0))
-    monkeypatch.setattr(serving_runtime, "apart", lambda *_: (0.9, 0.0))
+    monkeypatch.setattr(candidate_runtime, "apart", lambda *_, half: (0.9 if trained else 0.0, 0.0))
+    monkeypatch.setattr(serving_runtime, "apart", lambda *_, half: (0.9, 0.0))
     more = {"prune": (0.0, 0.5), "int8": (int8,), "precision": ("fp32",), "goal": "size", "max_drop": 20.0, "epochs": 1}
     found = compress.optimize(task / "model.pt", options(task, tmp_path / "best", **more))
     assert found.best is not None

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import compress
 from compress.artifact import Artifact, Signature, TensorSpec
 from compress.errors import ArtifactError, MissingExtraError, RecipeError, StageError
-from compress.evaluate.runtime_choice import Choice
+from compress.evaluate.runtime_choice import Choice, most_apart
 from compress.jobs import serving_runtime
 from compress.jobs import timed_on as timing
 from compress.jobs.export import Silent
@@ -202,6 +203,47 @@ def test_one_that_fails_at_sizes_that_the_other_answers_is_not_taken(tmp_path: P
     if choice is not None:
         assert (choice.runtime, choice.doubtful) == ("onnxruntime", True)
         assert "fails at inputs that ONNX Runtime answers (height = 4)" in choice.why
+
+
+def bent(path: Path, up: float, down: float) -> Backend:
+    """Answers x times one number where x is above 0, times another one below."""
+    path.mkdir()
+    nodes = [
+        helper.make_node("Constant", [], ["slope"], value=numpy_helper.from_array(np.float32(down / up))),
+        helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(np.float32(up))),
+        helper.make_node("PRelu", ["x", "slope"], ["b"]),
+        helper.make_node("Mul", ["b", "k"], ["y"]),
+    ]
+    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [given], [made])
+    file = path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), file)
+    specs = (TensorSpec.parse("x:float32[batch,4]"),), (TensorSpec.parse("y:float32[batch,4]"),)
+    return open_model(OnnxModel(file, Signature(*specs)), threads=1)
+
+
+@pytest.mark.parametrize(
+    ("others", "befores", "half", "differs"),
+    [
+        ((1.03, 1.6), (1.01, 1.25), True, True),
+        ((1.03, 1.3), (1.01, 1.25), True, False),
+        ((1.03, 1.6), (1.01, 1.25), False, True),
+        ((1.015, 1.4), (1.01, 1.25), False, False),
+        ((1.0015, 1.0013), (1.0004, 1.0), True, True),
+        ((1.0015, 1.0005), (1.0004, 1.0), True, False),
+    ],
+)
+def test_a_file_differs_where_any_group_of_inputs_does(
+    others: tuple[float, float], befores: tuple[float, float], half: bool, differs: bool, tmp_path: Path
+) -> None:
+    opened = {
+        "last": bent(tmp_path / "last", 1.0, 1.0),
+        "other": bent(tmp_path / "other", *others),
+        "before": bent(tmp_path / "before", *befores),
+    }
+    ones = np.ones((2, 4), np.float32)
+    difference, quantized = serving_runtime.apart(opened, [[{"x": ones}], [{"x": -ones}]], half=half)
+    assert (difference > most_apart(quantized, half=half)) == differs, (difference, quantized)
 
 
 @pytest.mark.usefixtures("openvino")

@@ -258,6 +258,33 @@ def test_a_chance_that_no_sample_shows_is_held_against_what_chances_are(
     assert (found.warning is not None) == warned, found
 
 
+@pytest.mark.parametrize("shape", [["batch", 1], ["batch"]])
+@pytest.mark.parametrize(("step", "middle"), [(0.002, 0.008), (0.005, 0.015), (0.005, -0.985), (0.1, 0.5)])
+def test_an_amount_from_0_to_1_that_is_an_output_of_its_own_is_no_chance(
+    step: float, middle: float, shape: list[object], tmp_path: Path
+) -> None:
+    """A price in millions, or a rate: what 8 bits make one number is lost, wherever it lies and however small it is."""
+
+    def amount(by: float, folder: Path) -> OnnxModel:
+        nodes = [
+            helper.make_node("Clip", ["x", "low", "high"], ["c"]),
+            helper.make_node("Mul", ["c", "by"], ["m"]),
+            helper.make_node("Add", ["m", "to"], ["a"]),
+            helper.make_node("Gather", ["a", "first"], ["y"], axis=1),
+        ]
+        first = np.array([0] if len(shape) > 1 else 0)
+        return answering(
+            nodes, TensorProto.FLOAT, shape, folder,
+            low=np.float32(-2.9), high=np.float32(2.9), by=np.float32(by), to=np.float32(middle), first=first,
+        )  # fmt: skip
+
+    data = Dataset("", {"x": X}, None, "data")
+    found = outputs_lost(amount(step, tmp_path / "float"), amount(0.0, tmp_path / "other"), data)
+    assert found is not None
+    assert found.share == pytest.approx(1.0, abs=0.1)
+    assert found.warning is not None
+
+
 def test_an_amount_up_to_a_hundred_is_no_chance(tmp_path: Path) -> None:
     """A column that varies little beside an age may be all that is asked for."""
     x = np.abs(np.random.default_rng(0).normal(size=(64, 4))).astype(np.float32) * [1, 1, 1, 0.01]

@@ -15,6 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from compress.artifact import Signature, TensorSpec
 from compress.model import OnnxModel
 from compress.runtime.backends import open_model
+from compress.runtime.backends.openvino_cpu import library
+from compress.runtime.backends.openvino_means import with_sound_means
 
 SIZES = st.sampled_from([1, 2, 3, 6, 8, 16, 17, 32, 64])
 
@@ -40,7 +42,47 @@ def file_of(path: Path, shape: list[int | str], axes: list[int], keep: int, befo
     nodes.append(helper.make_node("ReduceMean", [what, "axes"], ["m"], keepdims=keep))
     last = rounded(nodes, held, "m", "b", 0.02) if after else "m"
     nodes.append(helper.make_node("Identity", [last], ["y"]))
-    left = [1 if axis in axes else size for axis, size in enumerate(shape) if keep or axis not in axes]
+    taken = [axis % len(shape) for axis in axes]
+    left = [1 if axis in taken else size for axis, size in enumerate(shape) if keep or axis not in taken]
+    return saved(path, nodes, held, shape, left)
+
+
+def pooled(path: Path, shape: list[int | str]) -> OnnxModel:
+    """The mean of all positions of x [batch, channels, positions], rounded before it and behind it."""
+    nodes: list[Any] = []
+    held: list[Any] = []
+    what = rounded(nodes, held, "x", "a", 0.05)
+    nodes.append(helper.make_node("GlobalAveragePool", [what], ["m"]))
+    nodes.append(helper.make_node("Identity", [rounded(nodes, held, "m", "b", 0.02)], ["y"]))
+    return saved(path, nodes, held, shape, [*shape[:2], 1])
+
+
+def normalized(path: Path, kind: str, square: str, axis: int, shape: list[int | str], alone: bool) -> OnnxModel:
+    """A normalization of x over an axis that is written out; unless it stands alone, what is divided is an answer, too."""
+    nodes: list[Any] = []
+    held: list[Any] = [
+        numpy_helper.from_array(np.array([axis], np.int64), "axes"),
+        numpy_helper.from_array(np.float32(2), "two"),
+        numpy_helper.from_array(np.float32(1e-3), "least"),
+    ]
+    base = what = rounded(nodes, held, "x", "a", 0.05)
+    if kind == "layer":
+        nodes.append(helper.make_node("ReduceMean", [what, "axes"], ["m"], keepdims=1))
+        nodes.append(helper.make_node("Sub", [what, "m"], ["c"]))
+        base = "c"
+    nodes += [
+        helper.make_node(square, [base, "two" if square == "Pow" else base], ["p"]),
+        helper.make_node("ReduceMean", ["p", "axes"], ["v"], keepdims=1),
+        helper.make_node("Add", ["v", "least"], ["e"]),
+        helper.make_node("Sqrt", ["e"], ["s"]),
+        helper.make_node("Div", [base, "s"], ["d"]),
+        helper.make_node(*(("Identity", ["d"]) if alone else ("Add", ["d", base])), ["y"]),
+    ]
+    return saved(path, nodes, held, shape, shape)
+
+
+def saved(path: Path, nodes: list[Any], held: list[Any], shape: list[int | str], left: list[int | str]) -> OnnxModel:
+    """A file from x to y, float32 of these shapes."""
     values = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
     made = [helper.make_tensor_value_info("y", TensorProto.FLOAT, left)]
     graph = helper.make_graph(nodes, "g", values, made, held)
@@ -70,16 +112,74 @@ def test_means_of_any_shape_are_within_a_step_of_onnx_runtimes(
     assume(batch * np.prod(sizes) < 1_000_000)
     keep, before, after = (data.draw(st.booleans()) for _ in range(3))
     path = tmp_path_factory.mktemp("means") / "m.onnx"
-    model = file_of(path, ["batch", *sizes], sorted(axes), int(keep), before, after)
+    shape = [f"free{at}" if data.draw(st.booleans()) else size for at, size in enumerate(sizes)]
+    model = file_of(path, ["batch", *shape], sorted(axes), int(keep), before, after)
     x = np.random.default_rng(0).normal(size=(batch, *sizes)).astype(np.float32) * 2
     assert apart(model, {"x": x}) <= 0.0201
+
+
+FREE: list[tuple[list[int | str], list[int]]] = [
+    (["batch", 32, 6], [1]),
+    (["batch", 32, 6], [2]),
+    (["batch", "seq", 6], [1]),
+    (["batch", "seq", 6], [2]),
+    (["batch", "seq", 6], [1, 2]),
+    (["batch", 32, "w"], [1]),
+    (["batch", 32, "w"], [-1]),
+    (["batch", "seq", "w"], [0, 2]),
+]
+ROWS = (1, 8, 64)
+
+
+def drawn(rows: int) -> dict[str, np.ndarray[Any, Any]]:
+    return {"x": np.random.default_rng(0).normal(size=(rows, 32, 6)).astype(np.float32) * 2}
 
 
 @pytest.mark.usefixtures("openvino")
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("keep", [0, 1])
-@pytest.mark.parametrize("axis", [1, 2])
-def test_of_three_dimensions_every_row_of_64_is_right(tmp_path: Path, axis: int, keep: int, after: bool) -> None:
-    model = file_of(tmp_path / "m.onnx", ["batch", 32, 6], [axis], keep, before=True, after=after)
-    x = np.random.default_rng(0).normal(size=(64, 32, 6)).astype(np.float32) * 2
-    assert apart(model, {"x": x}) <= 0.0201
+@pytest.mark.parametrize(("shape", "axes"), FREE)
+def test_of_three_dimensions_every_row_is_right_whichever_of_them_are_free(
+    tmp_path: Path, shape: list[int | str], axes: list[int], keep: int, after: bool
+) -> None:
+    model = file_of(tmp_path / "m.onnx", shape, axes, keep, before=True, after=after)
+    for rows in ROWS:
+        assert apart(model, drawn(rows)) <= 0.0201, rows
+
+
+@pytest.mark.usefixtures("openvino")
+@pytest.mark.parametrize("shape", [["batch", 32, 6], ["batch", 32, "w"]])
+def test_a_pool_of_all_positions_is_such_a_mean(tmp_path: Path, shape: list[int | str]) -> None:
+    model = pooled(tmp_path / "m.onnx", shape)
+    for rows in ROWS:
+        assert apart(model, drawn(rows)) <= 0.0201, rows
+
+
+@pytest.mark.usefixtures("openvino")
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("shape", [["batch", 32, 6], ["batch", "seq", 6]])
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+@pytest.mark.parametrize("square", ["Pow", "Mul"])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_normalizations_that_are_written_out_are_right(
+    tmp_path: Path, kind: str, square: str, axis: int, shape: list[int | str], alone: bool
+) -> None:
+    model = normalized(tmp_path / "m.onnx", kind, square, axis, shape, alone)
+    for rows in ROWS:
+        assert apart(model, drawn(rows)) <= 1e-4, rows
+
+
+@pytest.mark.usefixtures("openvino")
+@pytest.mark.parametrize("shape", [["batch", 32, 6], ["batch", "seq", 6]])
+@pytest.mark.parametrize(
+    ("kind", "square", "made"), [("layer", "Pow", "MVN"), ("layer", "Mul", "MVN"), ("rms", "Pow", "RMS")]
+)
+def test_normalizations_of_the_last_axis_stay_one_operator(
+    tmp_path: Path, kind: str, square: str, made: str, shape: list[int | str]
+) -> None:
+    model = normalized(tmp_path / "m.onnx", kind, square, -1, shape, alone=True)
+    core = library().Core()
+    graph = core.compile_model(with_sound_means(core.read_model(str(model.path))), "CPU").get_runtime_model()
+    run = [node.get_rt_info()["layerType"].astype(str) for node in graph.get_ordered_ops()]
+    assert run.count(made) == 1
+    assert "Reduce" not in run

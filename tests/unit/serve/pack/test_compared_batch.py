@@ -46,6 +46,37 @@ def test_a_batch_is_as_large_as_was_compared_at_most(
     assert not [each for each in lint(tmp_path / "r") if "compared" in each.what]
 
 
+@pytest.mark.parametrize(
+    ("table", "asked", "told"),
+    [
+        (48, 32, "max_batch_size is 48, as a table or an edit by hand has it"),
+        (48, 4, "max_batch_size is 48, as a table or an edit by hand has it"),
+        (8, 32, "max_batch_size is 8, not 32"),
+        (4, 32, None),
+        (2, 4, None),
+    ],
+)
+@pytest.mark.parametrize("by", ["a table", "an edit"])
+def test_what_is_said_of_a_batch_is_what_config_pbtxt_has(
+    by: str, table: int, asked: int, told: str | None, tmp_path: Path
+) -> None:
+    pytest.importorskip("openvino")
+    source, config = artifact(tmp_path / "a"), tmp_path / "r" / "m" / "config.pbtxt"
+    options = PackOptions(max_batch_size=asked)
+    if by == "a table":
+        options = dataclasses.replace(options, models={"network": {"max_batch_size": table}})
+    else:
+        first = pack(source, repository=tmp_path / "r", name="m", options=options).max_batch_size
+        text = config.read_text()
+        assert f"max_batch_size: {first}" in text
+        config.write_text(text.replace(f"max_batch_size: {first}", f"max_batch_size: {table}"))
+    found = pack(source, repository=tmp_path / "r", name="m", options=options)
+    assert f"max_batch_size: {table}\n" in config.read_text()
+    said = [warning for warning in found.warnings if "max_batch_size" in warning]
+    assert len(said) == (told is not None), said
+    assert told is None or told in said[0]
+
+
 def test_lint_tells_of_a_batch_that_was_made_larger_by_hand(tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     pack(artifact(tmp_path / "a"), repository=tmp_path / "r", name="m")
