@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from compress.model.inputs import Arrays, call, example_inputs, in_order, is_eac
 from compress.signature import Signature
 from compress.storage.shortages import raise_shortage
 
-__all__ = ["drawn_inputs", "drawn_taken", "indices_of"]
+__all__ = ["drawn_inputs", "drawn_taken", "draws", "indices_of"]
 
 # What no vocabulary reaches: an input that takes this takes anything.
 LARGEST_INDEX = 2**19
@@ -130,18 +130,29 @@ def drawn_inputs(
     return arrays
 
 
+def draws(signature: Signature, sizes: Mapping[str, int], indices: Mapping[str, int], seed: int) -> Iterator[Arrays]:
+    """As `drawn_inputs`, and then, where an input may hold lengths, with such: of nothing there is no last step."""
+    first = drawn_inputs(signature, sizes, indices, seed)
+    yield first
+    if any(is_each(values.shape, values.dtype) for values in first.values()):
+        yield drawn_inputs(signature, sizes, indices, seed, lengths=True)
+
+
 def drawn_taken(
     taken: Callable[[Arrays], Arrays], signature: Signature, sizes: Mapping[str, int], indices: Mapping[str, int],
     seed: int,
 ) -> Arrays:  # fmt: skip
-    """As `drawn_inputs`, with lengths where others are refused: of nothing there is no last step.
+    """The first of `draws` that a model does not refuse.
 
     Args:
         taken: gives inputs that are taken, or raises.
         signature, sizes, indices, seed: see `drawn_inputs`.
     """
+    given, *others = draws(signature, sizes, indices, seed)
     try:
-        return taken(drawn_inputs(signature, sizes, indices, seed))
+        return taken(given)
     except Exception as err:  # the model's: anything may come out of it
         raise_shortage(err)
-        return taken(drawn_inputs(signature, sizes, indices, seed, lengths=True))
+        if not others:
+            raise
+        return taken(others[0])

@@ -14,7 +14,7 @@ from compress.artifact import Signature
 from compress.evaluate.parity import TOLERANCE
 from compress.formats.exported.decisions import Decision, Decisions
 from compress.model import Arrays
-from compress.model.drawn import drawn_inputs, indices_of
+from compress.model.drawn import draws, indices_of
 from compress.model.infer import runs_at
 from compress.model.inputs import telling
 from compress.model.odd_sizes import LEAST, STEPS, WALK, odd_sizes
@@ -95,7 +95,7 @@ def equal_elsewhere(
     compare.known = {dim: list(decided.of(dim, usual, 1)) for dim in usual}
     for dim in usual:
         step = _odd_ones(compare, dim, told=decided.places is not None)
-        for decision in decided.of(dim, usual, step or 1):
+        for decision in compare.known[dim] if step in (None, 1) else decided.of(dim, usual, step):
             _beyond(compare, dim, decision, found, stepped=step is not None)
         if dim in found.equal:
             progress(*done, f"equal at {dim} = {', '.join(map(str, sorted(found.equal[dim])))}")
@@ -164,7 +164,7 @@ class _Comparisons:
         if not ((isinstance(self.first, TorchBackend) and self.elements(dim, size) <= SMALL) or self.takes(dim, size)):
             return False
         at = self.usual | {dim: size}
-        drawn = (drawn_inputs(self.signature, at, self.indices, size, lengths=lengths) for lengths in (False, True))
+        drawn = draws(self.signature, at, self.indices, size)
         inputs = next((found for given in drawn if (found := _numbers_for(self.first, given)) is not None), None)
         if inputs is None or (self.smaller and size < self.usual[dim] and not _takes(self.second, inputs)):
             return False

@@ -147,16 +147,13 @@ def _decided(decisions: Decisions, others: Elsewhere) -> Iterator[str]:
                 f"What torch.export decided by the size of {dim} holds {span}: outside, the file was equal to torch at "
                 f"{dim} = {at}, and nothing says that it is at others."
             )
-    for dim, (size, text) in others.untried.items():
-        yield (
-            f"What torch.export decided by a size holds for {text}: {dim} = {size} takes too much to be tried, and the "
-            f"file may give other answers there than torch; keep to sizes for which it holds."
-        )
-    for dim, (size, text) in others.too_many.items():
-        yield (
-            f"What torch.export decided by a size holds for {text}: {dim} = {size} was not tried, as many others were, "
-            f"and the file may give other answers there than torch; keep to sizes for which it holds."
-        )
+    left = ((others.untried, "takes too much to be tried"), (others.too_many, "was not tried, as many others were"))
+    for found, why in left:
+        for dim, (size, text) in found.items():
+            yield (
+                f"What torch.export decided by a size holds for {text}: {dim} = {size} {why}, and the file may give "
+                "other answers there than torch; keep to sizes for which it holds."
+            )
     for dim, (sizes, text) in others.unseen.items():
         yield (
             f"What torch.export decided by a size holds for {text}: the model runs at none of the other sizes of {dim} "

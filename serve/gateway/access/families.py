@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from serve.gateway.access.accounts import Silence, Works
@@ -71,6 +71,7 @@ class Families:
         known = {model: (own, self._told.get(model)) for model, own in places.items()}
         if known == self._settled:
             return
+        bound = _joined(self._asks.values())
         for family in self._families(places):
             own = [places[model] for model in family]
             theirs = sorted(own, key=lambda each: -each.in_flight)
@@ -83,7 +84,7 @@ class Families:
             together = [each.together for each in told.values()]
             fairness.most_together = 0 if 0 in together else max(together, default=0)
             fairness.servers = self._servers
-            fairness.works = {model: self._works(model) for model in family}
+            fairness.works = {model: self._works(model, bound.get(model, {model})) for model in family}
             only = fairness.works[family[0]] if len(told) == len(family) == len(self._steps(family[0])) == 1 else None
             fairness.waits_s = math.inf if only is None else only.waits_s
             fairness.any_number = 0 in together
@@ -93,9 +94,9 @@ class Families:
                     kind.join(fairness)
         self._settled = known
 
-    def _works(self, model: str) -> Works:
+    def _works(self, model: str, bound: Collection[str]) -> Works:
+        """How a model works, with those that it is `bound` to as they ask one another."""
         told = self._told.get(model, Told(0, 0, math.inf))
-        bound = self._bound(model)
         known = [self._told[each] for each in bound if each in self._told]
         together = [each.together for each in known]
         return Works(
@@ -108,14 +109,6 @@ class Families:
             min(bound) if len(bound) > 1 else "",
         )
 
-    def _bound(self, model: str) -> set[str]:
-        """Models that may be at work on one request, one after the other, with those that may be with any of them."""
-        found, new = set[str](), {model}
-        while new:
-            found |= new
-            new = set[str]().union(*(asks for asks in self._asks.values() if asks & new)) - found
-        return found
-
     def _asked(self, model: str) -> frozenset[str]:
         return self._asks.get(model, frozenset((model,)))
 
@@ -126,16 +119,21 @@ class Families:
 
     def _families(self, models: Collection[str]) -> Iterator[list[str]]:
         """The models, each with those that it is bound to in one way or another."""
-        found: dict[str, set[str]] = {}
-        for group in (*self._asks.values(), *self._answer):
-            there = {each for each in group if each in models}
-            for each in [*there]:
-                there |= found.get(each, set())
-            for each in there:
-                found[each] = there
+        groups = (*self._asks.values(), *self._answer)
+        found = _joined({each for each in group if each in models} for group in groups)
         done: set[str] = set()
         for model in models:
             if model not in done:
                 family = sorted(found.get(model, {model}))
                 done.update(family)
                 yield family
+
+
+def _joined(groups: Iterable[Collection[str]]) -> dict[str, set[str]]:
+    """Each of some groups with those of all groups that it is in, and with those of theirs."""
+    found: dict[str, set[str]] = {}
+    for group in groups:
+        there = set(group).union(*(found.get(each, ()) for each in group))
+        for each in there:
+            found[each] = there
+    return found

@@ -110,11 +110,21 @@ jobs = st.lists(
 
 
 RELEASED = {model: Works(1, frozenset({"m", "next"}), together=1, waits_s=0.0) for model in ("m", "next")}
-ENSEMBLE = {
-    "m": Works(1, frozenset("mab"), frozenset("mab"), together=1, waits_s=0.0, bound="a"),
-    "a": Works(1, frozenset("a"), frozenset("a"), together=1, waits_s=0.0, bound="a"),
-    "b": Works(1, frozenset("b"), frozenset("b"), together=1, waits_s=0.0, bound="a"),
-}
+
+
+def passes(steps: dict[str, int], *, together: int, waits_s: float) -> dict[str, Works]:
+    """How an ensemble m works, whose steps have so many instances."""
+
+    def works(instances: int, *asks: str) -> Works:
+        return Works(
+            instances, frozenset(asks), frozenset(asks), together=together, waits_s=waits_s, bound=next(iter(steps))
+        )
+
+    every = {model: works(instances, model) for model, instances in steps.items()}
+    return {"m": works(min(steps.values()), "m", *steps), **every}
+
+
+ENSEMBLE = passes({"a": 1, "b": 1}, together=1, waits_s=0.0)
 VERSIONS = {"m": Works(1, frozenset({"m"}), together=1, waits_s=0.0, latest="3")}
 
 
@@ -388,12 +398,7 @@ def test_a_light_request_that_overtakes_a_long_one_within_an_ensemble_pays_for_i
 ) -> None:
     """It waited behind it at the first model, or was in a batch with it there; at the next one was free."""
     fairness = Charged(servers, together=together)
-    bound = {"bound": "first", "together": together, "waits_s": 0.001}
-    every = {"m": 1, "first": 1, "wide": 2, "last": 1}
-    fairness.works = {
-        model: Works(count, asks := frozenset(every) if model == "m" else frozenset({model}), asks, **bound)  # type: ignore[arg-type]
-        for model, count in every.items()
-    }
+    fairness.works = passes({"first": 1, "wide": 2, "last": 1}, together=together, waits_s=0.001)
     now = steady(fairness, 100.0, {"one": 0.004, "two": 0.004, "heavy": 2.7})
     before = dict(fairness.charged)
     heavy, light = (fairness.sends(who, "s1", now + gap) for who, gap in (("heavy", 0.0), ("one", gap_s)))
@@ -410,12 +415,7 @@ def test_a_light_request_that_overtakes_a_long_one_within_an_ensemble_pays_for_i
 
 def test_who_overtakes_one_long_request_of_an_ensemble_again_and_again_pays_for_what_that_takes() -> None:
     fairness = Charged(1)
-    bound = {"bound": "first", "together": 1, "waits_s": 0.0}
-    every = {"m": 1, "first": 1, "wide": 2}
-    fairness.works = {
-        model: Works(count, asks := frozenset(every) if model == "m" else frozenset({model}), asks, **bound)  # type: ignore[arg-type]
-        for model, count in every.items()
-    }
+    fairness.works = passes({"first": 1, "wide": 2}, together=1, waits_s=0.0)
     now = steady(fairness, 100.0, {"one": 0.004, "two": 0.004, "long": 0.004})
     fairness.sends("long", "s1", now)
     for _ in range(8):
