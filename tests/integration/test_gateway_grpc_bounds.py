@@ -146,18 +146,27 @@ def test_a_key_has_half_of_the_memory_over_grpc_too(triton: TritonServer, tmp_pa
     keys = {name: (("x-api-key", add_key(path, name, admin=name == "root")[0]),) for name in ("a", "b", "root")}
     message = file_of(b"sleep" + bytes(BODY - 8192))
     outcomes: Counter[Any] = Counter()
-    with gateway(triton, keys=path) as served, grpc.insecure_channel(served.grpc_address) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        calls = [stub.ModelInfer.future(message, metadata=keys["a"], timeout=TIMEOUT_S) for _ in range(4)]
+    with gateway(triton, keys=path) as served, contextlib.ExitStack() as stack:
+        a, b = (
+            service_pb2_grpc.GRPCInferenceServiceStub(
+                stack.enter_context(
+                    grpc.insecure_channel(served.grpc_address, (("grpc.use_local_subchannel_pool", 1),))
+                )
+            )
+            for _ in range(2)
+        )
+        calls = [a.ModelInfer.future(message, metadata=keys["a"], timeout=TIMEOUT_S) for _ in range(4)]
         deadline = time.monotonic() + TIMEOUT_S
         while not any(call.done() for call in calls):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        answer = stub.ModelInfer(message, metadata=keys["b"], timeout=TIMEOUT_S)
+        answer = b.ModelInfer(message, metadata=keys["b"], timeout=TIMEOUT_S)
         assert answer.model_name == "files"
         for call in calls:
             outcomes[call.code()] += 1
-        assert outcomes[grpc.StatusCode.RESOURCE_EXHAUSTED] >= 2, outcomes
+        # What comes faster than it is read is more than half in gRPC's library already: then its connection ends.
+        refused = outcomes[grpc.StatusCode.RESOURCE_EXHAUSTED] + outcomes[grpc.StatusCode.UNAVAILABLE]
+        assert refused >= 2, outcomes
 
 
 def test_a_stream_is_read_no_further_than_triton_answers(triton: TritonServer) -> None:
