@@ -438,8 +438,8 @@ def test_sequences_whose_clients_left_before_they_began_hold_no_slot(
             over_http(addresses, alice, model, 1, raw=False, sequence_id=sequence, sequence_end=True)
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30.0
+def until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -17,6 +17,7 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.access.left_behind import OVERDUE_S, hold_until_through, waited_for
 from serve.gateway.access.memory import Share
 from serve.gateway.access.slots import NoSlotError
+from serve.gateway.access.uncounted import taken_back
 from serve.gateway.errors import GatewayError, OverloadedError, bare
 from serve.gateway.grpc.channels import UNREACHED, GrpcChannels, chosen_wait
 from serve.gateway.grpc.message import Incoming, about, asked_of, parsed
@@ -289,7 +290,14 @@ class Inference:
         came = [(name.encode(), str(value).encode()) for name, value in context.invocation_metadata() or ()]
         movable = "sequence_id" not in request.parameters
         sticky = sticky_value(release, identity, came)
-        answered = await release.ask(sticky, ask, movable=movable, stays=stays, key=identity.id)
+        until = time.monotonic() + self._settings.timeout_s
+        answered = await release.ask(
+            sticky, ask, movable=movable, stays=stays, key=identity.id,
+            taken_back=lambda: taken_back(
+                self._gate.places(release.candidate.model),
+                [waited_for(each, until - time.monotonic()) for each in aside],
+            ),
+        )  # fmt: skip
         if isinstance(answered.answer, Exception):
             raise answered.answer
         answer: bytes = answered.answer

@@ -17,6 +17,7 @@ from typing import Any, Generic, Literal, TypeVar
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.agreement import Agreement
 from serve.gateway.release.beside import Beside, Met
+from serve.gateway.release.patience import FACTOR, Patience
 from serve.rollout.analysis import Outcome
 from serve.rollout.course import Course, Event
 from serve.rollout.plan import Plan, Target
@@ -28,6 +29,10 @@ MOST_COPIES = 16
 MOST_COPIED_BYTES = 64 * 1024 * 1024
 logger = logging.getLogger(__name__)
 Variant = Literal["candidate", "baseline"]
+
+
+def _nothing() -> None:
+    pass
 
 
 class Grade(Enum):
@@ -144,6 +149,7 @@ class Release:
         self._speaker: str | None = None
         self._speakers = False
         self._answer_bytes: int | None = None
+        self._patience = Patience()
         self._salt = f"{id_}:{model}:".encode()
 
     @property
@@ -202,6 +208,7 @@ class Release:
         movable: bool,
         reserve: Callable[[], bool] | None = None,
         stays: Target | None = None,
+        taken_back: Callable[[], None] = _nothing,
         key: str = "",
     ) -> Answered[T]:
         """Have a request answered by one of the two.
@@ -218,6 +225,7 @@ class Release:
                 place for it; None where none can. Chosen later, pairs would be those of well-answered requests only.
             stays: who has the request's sequence; None for none. Where that is nobody who answers for the name now, its
                 answer says nothing of the two.
+            taken_back: is told that the candidate was asked, and that its answer is not waited for any more.
             key: the id of the client's key.
         """
         if stays is not None and stays != self.kept:
@@ -226,8 +234,9 @@ class Release:
             self._asker = key if self._asker is None else self._asker
             self.course.joined |= key != self._asker
         weight = self.weight
-        if weight and (weight >= 1 or (movable and self.place(sticky) < weight)):
-            return await self._ask_candidate(ask, key, movable=movable)
+        hangs = self.plan.fallback and self._patience.is_spent
+        if weight and (weight >= 1 or (movable and not hangs and self.place(sticky) < weight)):
+            return await self._ask_candidate(ask, key, taken_back, movable=movable)
         paired = movable and reserve is not None and reserve()
         with self._left("baseline"):
             answered = replace(await self._ask_kept(ask, self.baseline), paired=paired)
@@ -236,18 +245,29 @@ class Release:
             self._note("baseline", answered, key)
             return answered
         # As where the candidate is asked first: who could fail the one alone would hide what the other fails.
-        second = await _timed(ask, self.candidate)
-        self._note_first("baseline", answered, second, key)
+        second = await self._ask_patiently(ask)
+        if second is None:  # nobody knows
+            taken_back()
+            self.asked["baseline", answered.grade] += 1
+        else:
+            self._note_first("baseline", answered, second, key)
         return answered
 
-    async def _ask_candidate(self, ask: Ask[T], key: str, *, movable: bool) -> Answered[T]:
+    async def _ask_candidate(
+        self, ask: Ask[T], key: str, taken_back: Callable[[], None], *, movable: bool
+    ) -> Answered[T]:
         if self.weight >= 1:
             first = await self._ask_kept(ask, self.candidate)
             self._note("candidate", first, key)
             return first
         met = Met()
+        began = time.monotonic()
         with self._left("candidate", met), self.beside.watched(met):
-            first = await _timed(ask, self.candidate)
+            found = await (self._ask_patiently(ask) if self.plan.fallback and movable else _timed(ask, self.candidate))
+        if found is None:
+            taken_back()
+            return await self._ask_instead(ask, time.monotonic() - began, met, key)
+        first = found
         if met.any:
             first = replace(first, met=met)
         if not (self.plan.fallback and movable and first.grade in BLAMED):
@@ -257,6 +277,32 @@ class Release:
         second = await self._ask_kept(ask, self.baseline)
         self.fallbacks += 1
         self._note_first("candidate", first, second, key)
+        return replace(second, first=False)
+
+    async def _ask_patiently(self, ask: Ask[T]) -> Answered[T] | None:
+        """The candidate's answer; None where it takes too long, beside the baseline's."""
+        answered = await self._patience.bear(_timed(ask, self.candidate))
+        if answered is not None:
+            if answered.grade not in (Grade.CUT, Grade.DOWN):
+                self._patience.hears(in_vain=answered.grade is Grade.LATE)
+            self._saw(answered)
+        return answered
+
+    def _saw(self, answered: Answered[T]) -> None:
+        if answered.grade is Grade.GOOD:
+            self._patience.saw(answered.seconds)
+
+    async def _ask_instead(self, ask: Ask[T], waited_s: float, met: Met, key: str) -> Answered[T]:
+        """Ask the baseline what the candidate has not answered in so long.
+
+        That is a failure of the candidate's, but where the baseline takes long for it, too, or others were in its way.
+        """
+        second = await self._ask_kept(ask, self.baseline)
+        self.fallbacks += 1
+        if second.grade is Grade.GOOD and FACTOR * second.seconds < waited_s and not met.any:
+            self._note("candidate", Answered(second.answer, Grade.LATE, self.candidate, waited_s), key)
+        else:
+            self._note_left("candidate", waited_s, met)
         return replace(second, first=False)
 
     @contextmanager
@@ -292,6 +338,7 @@ class Release:
     async def _ask_kept(self, ask: Ask[T], kept: Target) -> Answered[T]:
         """Ask the one that answers for the name; where that version is served no longer, what Triton serves instead."""
         answered = await _timed(ask, kept)
+        self._saw(answered)
         if answered.grade is not Grade.GONE or kept.version is None or kept.model != self.model:
             return answered
         if not self.lost:

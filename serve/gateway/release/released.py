@@ -14,7 +14,7 @@ from serve.gateway.access.asides import JUDGED
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Memory, MemoryFullError, Share
-from serve.gateway.access.uncounted import uncounted
+from serve.gateway.access.uncounted import taken_back, uncounted
 from serve.gateway.errors import (
     GatewayError,
     HasItsConnectionsError,
@@ -36,6 +36,7 @@ from serve.gateway.upstream.upstream import Upstream
 from serve.gateway.upstream.verdicts import HURRY, was_hurried
 from serve.http.body import GrowingBody
 from serve.http.client import Response
+from serve.http.connection import LEFT
 from serve.rollout.agree import Agree
 from serve.rollout.plan import Target
 
@@ -148,6 +149,9 @@ class Released:
                 flight.lost = isinstance(found[1], GatewayError)
             return found
 
+        leaving = LEFT.get()
+        aside: list[asyncio.Future[bool]] = [] if leaving is None else leaving.aside
+
         suspects = self._gate.incidents.suspects
         watched = release.copying and (
             await suspects.suspected(who.id, release.model, body)
@@ -159,7 +163,10 @@ class Released:
         copied = False
         try:
             sticky = sticky_value(release, who, came) or draw
-            answered = await release.ask(sticky, ask, movable=movable, reserve=place.take, stays=stays, key=who.id)
+            answered = await release.ask(
+                sticky, ask, movable=movable, reserve=place.take, stays=stays, key=who.id,
+                taken_back=lambda: taken_back(self._gate.places(release.candidate.model), aside),
+            )  # fmt: skip
             if isinstance(answered.answer, Response):
                 release.saw(len(answered.answer.body))
             if answered.paired and answered.by == release.baseline:
