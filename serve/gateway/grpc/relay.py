@@ -106,6 +106,7 @@ class Relay:
         self.thrown = 0
         self._discards = asyncio.Event()
         self._begun: dict[bytes, Begun] = {}  # by number of the stream, of those that are open
+        self._thrown_of: Counter[bytes] = Counter()  # bytes, by number of the stream, that Triton was not told of yet
         self._server: asyncio.Server | None = None
         self._carrying: asyncio.Task[None] | None = None
         self._upward: asyncio.StreamWriter | None = None
@@ -185,37 +186,58 @@ class Relay:
             await sink.drain()
 
     async def _answer(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """What Triton sends."""
-        while True:
-            frame = await _frame(source)
-            number = frame[5:HEAD_BYTES]
-            if frame[3] == DATA:
-                begun = self._begun.setdefault(number, Begun())
-                end = len(frame) - frame[HEAD_BYTES] if frame[4] & PADDED else len(frame)
-                for size in begun.read(frame[HEAD_BYTES + bool(frame[4] & PADDED) : end]):
-                    await self._room(size)
-                if self._discards.is_set():
-                    size = len(frame) - HEAD_BYTES
-                    self.thrown += size
-                    if size and self._upward is not None:
-                        self._upward.write(_more(bytes(4), size) + _more(number, size))
+        """What Triton sends: all that is there at once, since a short answer would cost as much as all of these."""
+        part = b""
+        while come := await source.read(READ_BYTES):
+            passed: list[bytes] = []
+            frames, part = _frames(part + come)
+            for frame in frames:
+                if frame[3] == DATA and not all(self._room(size) for size in self._begins(frame)):
+                    sink.write(b"".join(passed))
+                    passed.clear()
+                    await self._discards.wait()
+                if frame[3] == DATA and self._discards.is_set():
+                    self._throw(frame)
                     continue
-            elif frame[3] == RESET or (frame[3] == HEADERS and frame[4] & END_STREAM):  # so end those of a server
-                self._begun.pop(number, None)
-            sink.write(frame)
+                if frame[3] == RESET or (frame[3] == HEADERS and frame[4] & END_STREAM):  # so end those of a server
+                    self._begun.pop(frame[5:HEAD_BYTES], None)
+                passed.append(frame)
+            sink.write(b"".join(passed))
+            self._let_more_come()
             await sink.drain()
+            await asyncio.sleep(0)  # others' turn: of a stream that is fast, there is always more
 
-    async def _room(self, size: int) -> None:
-        """Count a message that has begun, or wait until it is thrown away."""
+    def _begins(self, frame: bytes) -> list[int]:
+        """The lengths of the messages that begin in a frame of data."""
+        padded = bool(frame[4] & PADDED)
+        end = len(frame) - frame[HEAD_BYTES] if padded else len(frame)
+        return self._begun.setdefault(frame[5:HEAD_BYTES], Begun()).read(frame[HEAD_BYTES + padded : end])
+
+    def _room(self, size: int) -> bool:
+        """Count a message that has begun; where there is no room, it is to wait until it is thrown away."""
         if size > self._longest or self._discards.is_set():
-            return  # the library refuses it by its length, before any of it
+            return True  # the library refuses it by its length, before any of it
         try:
             self._share.take(size)
         except MemoryFullError as err:
             if not self.full.done():
                 self.full.set_exception(err)
                 self.full.exception()  # whoever reads may not wait for it any more
-            await self._discards.wait()
+            return False
+        return True
+
+    def _throw(self, frame: bytes) -> None:
+        size = len(frame) - HEAD_BYTES
+        self.thrown += size
+        if size:
+            self._thrown_of[frame[5:HEAD_BYTES]] += size
+
+    def _let_more_come(self) -> None:
+        """As much as was thrown away."""
+        if self._thrown_of and self._upward is not None:
+            self._thrown_of[bytes(4)] = self._thrown_of.total()  # of the connection
+            self._upward.write(b"".join(_more(number, size) for number, size in self._thrown_of.items()))
+            self._thrown_of.clear()
 
 
 class Begun:
@@ -255,6 +277,18 @@ def _own(sock: socket.socket) -> bool:
         return struct.unpack("i", sock.getsockopt(0, LOCAL_PEERPID, struct.calcsize("i"))) == (os.getpid(),)
     pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return bool(pid == os.getpid())
+
+
+def _frames(data: bytes) -> tuple[list[bytes], bytes]:
+    """Those that are whole, and what of the next one is there."""
+    found, at = [], 0
+    while len(data) - at >= HEAD_BYTES:
+        end = at + HEAD_BYTES + int.from_bytes(data[at : at + 3], "big")
+        if end > len(data):
+            break
+        found.append(data[at:end])
+        at = end
+    return found, data[at:]
 
 
 async def _frame(source: asyncio.StreamReader) -> bytes:

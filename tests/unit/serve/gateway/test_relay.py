@@ -14,7 +14,7 @@ from serve.gateway.access.memory import Memory, MemoryFullError, Share
 from serve.gateway.grpc.channels import GrpcChannels
 from serve.gateway.grpc.clients import TooManyCallsError
 from serve.gateway.grpc.parcel import Parcel
-from serve.gateway.grpc.relay import RELAY_BYTES, Begun, Relays
+from serve.gateway.grpc.relay import RELAY_BYTES, Begun, Relays, _frames
 from serve.gateway.upstream.balancer import Balancer
 from serve.http.message import Address
 from tests.serve_http import in_loop
@@ -29,6 +29,16 @@ def test_each_message_is_seen_where_its_length_is_whole(step: int) -> None:
     begun = Begun()
     found = [size for at in range(0, len(data), step) for size in begun.read(data[at : at + step])]
     assert found == SIZES
+
+
+@pytest.mark.parametrize("step", [1, 8, 9, 10, 16_384, 1 << 20])
+def test_frames_are_told_apart_wherever_what_came_ends(step: int) -> None:
+    frames = [size.to_bytes(3, "big") + b"\0" * 6 + b"\xff" * size for size in (0, 1, 16_384, 0, 5)]
+    data, part, found = b"".join(frames), b"", []
+    for at in range(0, len(data), step):
+        whole, part = _frames(part + data[at : at + step])
+        found += whole
+    assert (found, part) == (frames, b"")
 
 
 class Sized(grpc.GenericRpcHandler):  # type: ignore[misc]
