@@ -50,7 +50,7 @@ def test_all_are_answered_until_it_is_taken_back(triton: TritonServer, tmp_path:
     names = [add_key(keys, f"k{number}")[0] for number in range(KEYS)]
     settings = Settings(
         upstream=(f"http://{triton.http_address}",), grpc_upstream=(triton.grpc_address,), port=0, grpc_port=port,
-        keys=keys, state=state, max_address_share=1.0,
+        keys=keys, state=state, timeout_s=8.0, max_address_share=1.0,
     )  # fmt: skip
     statuses: Counter[int] = Counter()
     took: list[float] = []

@@ -1,19 +1,19 @@
-"""Requests that count for no key, and keep a model at work all the same: copies for a candidate, and what was taken
-back from it."""
+"""Requests that count for no key, and keep a model at work all the same: copies for a candidate, and what it takes long
+for, so that the baseline was asked for the client."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from serve.gateway.access.accounts import Work
 from serve.gateway.access.admission import Admission
-from serve.gateway.access.left_behind import once_through
+from serve.gateway.access.memory import Share
 from serve.gateway.health.flights import ABOARD, At, Flight
 
-__all__ = ["taken_back", "uncounted"]
+__all__ = ["goes_on", "uncounted"]
 
 
 @contextmanager
@@ -37,8 +37,19 @@ def uncounted(places: Admission, flight: Flight) -> Iterator[None]:
         over()
 
 
-def taken_back(places: Admission, ended: Sequence[asyncio.Future[Any]]) -> None:
-    """What the task is about goes to another model now, and this one is at work on it until these are done."""
-    if ended and (flight := ABOARD.get()) is not None:
-        work = places.fairness.begin_uncounted(places.model, flight.at, places.now)
-        once_through(ended, lambda: work.fairness.end_uncounted(work, places.now))
+def goes_on(places: Admission, task: asyncio.Task[Any], held: Share, size: int) -> None:
+    """What the task at hand is about goes to another model now; this one is at work on it until that task is done.
+
+    Args:
+        held: holds the request until then, of so many bytes.
+    """
+    flight = ABOARD.get()
+    work = None if flight is None else places.fairness.begin_uncounted(places.model, flight.at, places.now)
+    held.hold(size)
+
+    def over(_: object) -> None:
+        held.close()
+        if work is not None:
+            work.fairness.end_uncounted(work, places.now)
+
+    task.add_done_callback(over)

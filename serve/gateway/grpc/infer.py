@@ -17,7 +17,7 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.access.left_behind import OVERDUE_S, hold_until_through, waited_for
 from serve.gateway.access.memory import Share
 from serve.gateway.access.slots import NoSlotError
-from serve.gateway.access.uncounted import taken_back
+from serve.gateway.access.uncounted import goes_on
 from serve.gateway.errors import GatewayError, OverloadedError, bare
 from serve.gateway.grpc.channels import UNREACHED, GrpcChannels, chosen_wait
 from serve.gateway.grpc.message import Incoming, about, asked_of, parsed
@@ -261,8 +261,17 @@ class Inference:
         waits: bool,
     ) -> bytes:
         """Ask one of the two models under release."""
+        asked_of_candidate: list[Flight] = []
 
         async def ask(target: Target) -> tuple[Grade, bytes | grpc.aio.AioRpcError | OverloadedError]:
+            if target != release.candidate:
+                return await ask_with(target, kept)
+            with Share(self._gate.memory, kept[0].key) as own:  # it may go on when the request is over
+                return await ask_with(target, (own, None if kept[1] is None else own))
+
+        async def ask_with(
+            target: Target, kept: tuple[Share, Share | None]
+        ) -> tuple[Grade, bytes | grpc.aio.AioRpcError | OverloadedError]:
             request.model_name, request.model_version = target.model, target.version or ""
             least = JUDGED if target == release.candidate else 1
             try:
@@ -279,7 +288,9 @@ class Inference:
             try:
                 if target.model == release.model:
                     return Grade.GOOD, await self._aside(identity, request, body, deadline, kept, aside, waits=waits)
-                with self._gate.incidents.suspects.beside(identity.id, target.model, body, instead=True):
+                with self._gate.incidents.suspects.beside(identity.id, target.model, body, instead=True) as flight:
+                    if target == release.candidate:
+                        asked_of_candidate.append(flight)
                     return Grade.GOOD, await self._aside(identity, request, body, deadline, kept, aside, waits=waits)
             except grpc.aio.AioRpcError as err:
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -290,14 +301,14 @@ class Inference:
         came = [(name.encode(), str(value).encode()) for name, value in context.invocation_metadata() or ()]
         movable = "sequence_id" not in request.parameters
         sticky = sticky_value(release, identity, came)
-        until = time.monotonic() + self._settings.timeout_s
-        answered = await release.ask(
-            sticky, ask, movable=movable, stays=stays, key=identity.id,
-            taken_back=lambda: taken_back(
-                self._gate.places(release.candidate.model),
-                [waited_for(each, until - time.monotonic()) for each in aside],
-            ),
-        )  # fmt: skip
+
+        def on_slow(task: asyncio.Task[Any]) -> None:
+            for flight in asked_of_candidate:
+                flight.on_sent = None  # where the request goes from here on is the baseline's
+            places = self._gate.places(release.candidate.model)
+            goes_on(places, task, Share(self._gate.memory, identity.id), len(asked))
+
+        answered = await release.ask(sticky, ask, movable=movable, stays=stays, goes_on=on_slow, key=identity.id)
         if isinstance(answered.answer, Exception):
             raise answered.answer
         answer: bytes = answered.answer

@@ -1,8 +1,9 @@
-"""How long a candidate may keep a request to itself before the baseline is asked, and how many it gets after that.
+"""How long a client waits for a candidate before the baseline is asked, and how many that gets while it answers none.
 
-All places of a name may be with a candidate that hangs. So a request is taken back from it after a multiple of the
-longest answer that there was under its release, of either model; and until it answers one, it has one at a time, which
-is enough to see that it hangs.
+All places of a name may be with a candidate that hangs. So its client gets the baseline's answer where the candidate
+has not answered in twice the longest answer of late, and in a second; and until the candidate answers one, it is asked
+one at a time. What it was asked goes on meanwhile, and counts for or against it as if its client had waited: what was
+in the way of one is not known before it is answered.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["FACTOR", "Patience"]
+__all__ = ["Patience"]
 
 T = TypeVar("T")
-LEAST_S, FACTOR = 1.0, 10.0
+LEAST_S, FACTOR = 1.0, 2.0
+FADES = 63 / 64  # the longest answer, with each one
 STALLED = 0.1  # of the time: where the loop looks so late, it stood still, and an answer may be there
+MOST = 16  # that a candidate has which answers none: some 12 failures prove that it is worse
 
 
 class Patience:
@@ -23,34 +26,37 @@ class Patience:
 
     def __init__(self) -> None:
         self._longest_s = 0.0
-        self._answers = self._there = 0
+        self._answers = self._awaited = 0
         self._in_vain = False  # whether the last one of which anything is known was
+        self._there: set[asyncio.Task[Any]] = set()
 
     @property
     def seconds(self) -> float:
-        """That a request may be with the candidate."""
+        """That a client waits for the candidate."""
         return max(LEAST_S, FACTOR * self._longest_s)
 
     @property
     def is_spent(self) -> bool:
         """Whether the candidate has enough, as it answers none."""
-        return self._in_vain and self._there > 0
+        return self._in_vain and (self._awaited > 0 or len(self._there) >= MOST)
 
     def saw(self, seconds: float) -> None:
         """One of the two has answered, after so long."""
-        self._longest_s = max(self._longest_s, seconds)
+        self._longest_s = max(self._longest_s * FADES, seconds)
 
     def hears(self, *, in_vain: bool) -> None:
         """The candidate has answered, with whatever, or was waited for `in_vain` as long as any answer may take."""
         self._answers += not in_vain
         self._in_vain = in_vain
 
-    async def bear(self, answer: Coroutine[Any, Any, T]) -> T | None:
-        """The candidate's answer; None where that takes too long: it is cancelled then."""
+    async def bear(self, answer: Coroutine[Any, Any, T]) -> T | asyncio.Task[T]:
+        """The candidate's answer; where that takes too long, what goes on to wait for it."""
         loop = asyncio.get_running_loop()
         answers, began = self._answers, loop.time()
         task = asyncio.create_task(answer)
-        self._there += 1
+        self._there.add(task)
+        task.add_done_callback(self._there.discard)
+        self._awaited += 1
         try:
             due = began + self.seconds
             while not task.done():
@@ -59,12 +65,13 @@ class Patience:
                 if now - began >= wait_s and now - due <= STALLED * wait_s:
                     break
                 due = max(began + wait_s, now + STALLED * wait_s)
+        except asyncio.CancelledError:  # its client has left
+            task.cancel()
+            await asyncio.wait((task,))
+            raise
         finally:
-            self._there -= 1
-            if not task.done():
-                task.cancel()
-                await asyncio.wait((task,))
-        if not task.cancelled():
+            self._awaited -= 1
+        if task.done():
             return task.result()
         self._in_vain = self._answers == answers
-        return None
+        return task

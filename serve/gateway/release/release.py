@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.agreement import Agreement
 from serve.gateway.release.beside import Beside, Met
-from serve.gateway.release.patience import FACTOR, Patience
+from serve.gateway.release.patience import Patience
 from serve.rollout.analysis import Outcome
 from serve.rollout.course import Course, Event
 from serve.rollout.plan import Plan, Target
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 Variant = Literal["candidate", "baseline"]
 
 
-def _nothing() -> None:
+def _nothing(_: asyncio.Task[Any]) -> None:
     pass
 
 
@@ -208,7 +209,7 @@ class Release:
         movable: bool,
         reserve: Callable[[], bool] | None = None,
         stays: Target | None = None,
-        taken_back: Callable[[], None] = _nothing,
+        goes_on: Callable[[asyncio.Task[Any]], None] = _nothing,
         key: str = "",
     ) -> Answered[T]:
         """Have a request answered by one of the two.
@@ -225,7 +226,7 @@ class Release:
                 place for it; None where none can. Chosen later, pairs would be those of well-answered requests only.
             stays: who has the request's sequence; None for none. Where that is nobody who answers for the name now, its
                 answer says nothing of the two.
-            taken_back: is told that the candidate was asked, and that its answer is not waited for any more.
+            goes_on: is given what still waits for the candidate, where the baseline is asked for its client.
             key: the id of the client's key.
         """
         if stays is not None and stays != self.kept:
@@ -236,7 +237,7 @@ class Release:
         weight = self.weight
         hangs = self.plan.fallback and self._patience.is_spent
         if weight and (weight >= 1 or (movable and not hangs and self.place(sticky) < weight)):
-            return await self._ask_candidate(ask, key, taken_back, movable=movable)
+            return await self._ask_candidate(ask, key, goes_on, movable=movable)
         paired = movable and reserve is not None and reserve()
         with self._left("baseline"):
             answered = replace(await self._ask_kept(ask, self.baseline), paired=paired)
@@ -245,65 +246,73 @@ class Release:
             self._note("baseline", answered, key)
             return answered
         # As where the candidate is asked first: who could fail the one alone would hide what the other fails.
-        second = await self._ask_patiently(ask)
-        if second is None:  # nobody knows
-            taken_back()
+        if hangs:  # nobody could say
             self.asked["baseline", answered.grade] += 1
         else:
-            self._note_first("baseline", answered, second, key)
+            self._note_first("baseline", answered, await _timed(ask, self.candidate), key)
         return answered
 
     async def _ask_candidate(
-        self, ask: Ask[T], key: str, taken_back: Callable[[], None], *, movable: bool
+        self, ask: Ask[T], key: str, goes_on: Callable[[asyncio.Task[Any]], None], *, movable: bool
     ) -> Answered[T]:
         if self.weight >= 1:
             first = await self._ask_kept(ask, self.candidate)
             self._note("candidate", first, key)
             return first
-        met = Met()
-        began = time.monotonic()
-        with self._left("candidate", met), self.beside.watched(met):
-            found = await (self._ask_patiently(ask) if self.plan.fallback and movable else _timed(ask, self.candidate))
-        if found is None:
-            taken_back()
-            return await self._ask_instead(ask, time.monotonic() - began, met, key)
-        first = found
-        if met.any:
-            first = replace(first, met=met)
-        if not (self.plan.fallback and movable and first.grade in BLAMED):
-            self._note("candidate", first, key)
-            return first
+        met, fallback = Met(), self.plan.fallback and movable
+        asked = self._meeting(ask, met)
+        with self._left("candidate", met):
+            found = await (self._patience.bear(asked) if fallback else asked)
+        if isinstance(found, asyncio.Task):
+            return await self._ask_instead(ask, found, goes_on, key)
+        self._hear(found)
+        if not (fallback and found.grade in BLAMED):
+            self._note("candidate", found, key)
+            return found
         # Also where the candidate blames the client: it may be the candidate that does not understand.
         second = await self._ask_kept(ask, self.baseline)
         self.fallbacks += 1
-        self._note_first("candidate", first, second, key)
+        self._note_first("candidate", found, second, key)
         return replace(second, first=False)
 
-    async def _ask_patiently(self, ask: Ask[T]) -> Answered[T] | None:
-        """The candidate's answer; None where it takes too long, beside the baseline's."""
-        answered = await self._patience.bear(_timed(ask, self.candidate))
-        if answered is not None:
-            if answered.grade not in (Grade.CUT, Grade.DOWN):
-                self._patience.hears(in_vain=answered.grade is Grade.LATE)
-            self._saw(answered)
-        return answered
+    async def _meeting(self, ask: Ask[T], met: Met) -> Answered[T]:
+        """The candidate's answer, and what it met there."""
+        with self.beside.watched(met):
+            first = await _timed(ask, self.candidate)
+        return replace(first, met=met) if met.any else first
+
+    async def _ask_instead(
+        self, ask: Ask[T], first: asyncio.Task[Answered[T]], goes_on: Callable[[asyncio.Task[Any]], None], key: str
+    ) -> Answered[T]:
+        """Ask the baseline what the candidate takes long for; what that answers is evidence, when it does."""
+        goes_on(first)
+        self.fallbacks += 1
+        second: Answered[T] | None = None
+        try:
+            second = await self._ask_kept(ask, self.baseline)
+        finally:
+            first.add_done_callback(partial(self._note_later, second, key))
+        return replace(second, first=False)
+
+    def _note_later(self, second: Answered[T] | None, key: str, task: asyncio.Task[Answered[T]]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            return
+        first = task.result()
+        self._hear(first)
+        if first.grade in BLAMED and second is not None:
+            self._note_first("candidate", first, second, key)
+        else:
+            self._note("candidate", first, key)
+
+    def _hear(self, first: Answered[T]) -> None:
+        """The candidate has answered."""
+        if first.grade not in (Grade.CUT, Grade.DOWN):
+            self._patience.hears(in_vain=first.grade is Grade.LATE)
+        self._saw(first)
 
     def _saw(self, answered: Answered[T]) -> None:
         if answered.grade is Grade.GOOD:
             self._patience.saw(answered.seconds)
-
-    async def _ask_instead(self, ask: Ask[T], waited_s: float, met: Met, key: str) -> Answered[T]:
-        """Ask the baseline what the candidate has not answered in so long.
-
-        That is a failure of the candidate's, but where the baseline takes long for it, too, or others were in its way.
-        """
-        second = await self._ask_kept(ask, self.baseline)
-        self.fallbacks += 1
-        if second.grade is Grade.GOOD and FACTOR * second.seconds < waited_s and not met.any:
-            self._note("candidate", Answered(second.answer, Grade.LATE, self.candidate, waited_s), key)
-        else:
-            self._note_left("candidate", waited_s, met)
-        return replace(second, first=False)
 
     @contextmanager
     def _left(self, variant: Variant, met: Met | None = None) -> Iterator[None]:

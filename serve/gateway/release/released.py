@@ -8,13 +8,14 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from serve.gateway.access.admission import Admission
 from serve.gateway.access.asides import JUDGED
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Memory, MemoryFullError, Share
-from serve.gateway.access.uncounted import taken_back, uncounted
+from serve.gateway.access.uncounted import goes_on, uncounted
 from serve.gateway.errors import (
     GatewayError,
     HasItsConnectionsError,
@@ -22,6 +23,7 @@ from serve.gateway.errors import (
     UpstreamDownError,
     UpstreamTimeoutError,
 )
+from serve.gateway.health.flights import Flight
 from serve.gateway.health.outages import ModelDownError, Outages
 from serve.gateway.oip.encoding import unpacked
 from serve.gateway.oip.protocol import BINARY_HEADER, InferResponse, parse_response
@@ -36,7 +38,6 @@ from serve.gateway.upstream.upstream import Upstream
 from serve.gateway.upstream.verdicts import HURRY, was_hurried
 from serve.http.body import GrowingBody
 from serve.http.client import Response
-from serve.http.connection import LEFT
 from serve.rollout.agree import Agree
 from serve.rollout.plan import Target
 
@@ -89,7 +90,7 @@ class Released:
         self._most_bytes = min(most_bytes, MOST_UNPACKED)
         self._comparing = asyncio.Lock()
         self._told: int | None = None
-        self._copies: set[asyncio.Task[None]] = set()
+        self._copies: set[asyncio.Task[Any]] = set()
 
     async def infer(
         self,
@@ -132,6 +133,7 @@ class Released:
             with exchange(self._gate.asides, asked, who.id, len(body), waits=waits, lingers=True):
                 return await ask_it(sequence=sequence)
         deadline = time.monotonic() + timeout_s
+        asked_of_candidate: list[Flight] = []
 
         async def ask(target: Target) -> tuple[Grade, Response | GatewayError]:
             asked = partial(
@@ -145,12 +147,19 @@ class Released:
             if target.model == release.model:
                 return await asked()
             with suspects.beside(who.id, target.model, body, instead=True) as flight:
+                if target == release.candidate:
+                    asked_of_candidate.append(flight)
                 found = await asked()
                 flight.lost = isinstance(found[1], GatewayError)
             return found
 
-        leaving = LEFT.get()
-        aside: list[asyncio.Future[bool]] = [] if leaving is None else leaving.aside
+        def on_slow(task: asyncio.Task[Any]) -> None:
+            for flight in asked_of_candidate:
+                flight.on_sent = None  # where the request goes from here on is the baseline's
+            places = self._gate.places(release.candidate.model)
+            goes_on(places, task, Share(self._gate.memory, who.id), len(body))
+            self._copies.add(task)
+            task.add_done_callback(self._copies.discard)
 
         suspects = self._gate.incidents.suspects
         watched = release.copying and (
@@ -165,7 +174,7 @@ class Released:
             sticky = sticky_value(release, who, came) or draw
             answered = await release.ask(
                 sticky, ask, movable=movable, reserve=place.take, stays=stays, key=who.id,
-                taken_back=lambda: taken_back(self._gate.places(release.candidate.model), aside),
+                goes_on=on_slow,
             )  # fmt: skip
             if isinstance(answered.answer, Response):
                 release.saw(len(answered.answer.body))

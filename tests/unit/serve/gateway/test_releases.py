@@ -333,14 +333,14 @@ async def test_a_candidate_that_hangs_is_taken_back_though_clients_give_up_first
 async def test_clients_get_the_baseline_s_answers_while_a_candidate_hangs_until_it_is_taken_back(
     tmp_path: Path,
 ) -> None:
-    async with world(tmp_path, FakeTriton(slow={"m/2": 60.0}), timeout_s=30.0) as w:
+    async with world(tmp_path, FakeTriton(slow={"m/2": 60.0}), timeout_s=4.0) as w:
         w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
         await w.until(lambda row: row.state == "running")
         begun = time.monotonic()
         while (await w.shown())["state"] == "running":
             answers = await asyncio.gather(*(w.ask() for _ in range(20)))
             assert {(each.status, each.header(b"served-by")) for each in answers} == {(200, b"m/1")}
-        assert time.monotonic() - begun < 25
+        assert time.monotonic() - begun < 60
         row = await w.until(ended)
     assert "of its" in row.why
     assert "requests fail" in row.why
