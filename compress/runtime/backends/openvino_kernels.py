@@ -21,6 +21,7 @@ def with_sound_kernels(graph: Any) -> Any:
       fourth one of 1 in front.
     - Maxima and minima of other numbers of dimensions whose answers are rounded to 8 bits: these are no longer joined
       to one operator.
+    - Sums of 8 bits that stand for zero by another number than 0, in some graphs: these are sums of floats.
     - Constants put around 8 bits that stand for zero by another number than 0, also where that makes the graph
       fail to compile: they are put around floats.
 
@@ -38,7 +39,8 @@ def with_sound_kernels(graph: Any) -> Any:
     parts = _normalizations(every)
     for node in every:
         kind = node.get_type_name()
-        if kind == "Pad" and node.get_attributes()["pad_mode"].lower() == "constant" and _is_float(node):
+        constant = kind == "Pad" and node.get_attributes()["pad_mode"].lower() == "constant"
+        if (constant or kind == "ReduceSum") and _is_float(node):
             node.input(0).replace_source_output(_apart(node.input_value(0)))
         if kind not in REDUCTIONS or not _is_float(node):
             continue
