@@ -50,6 +50,12 @@ def batches_of(signature: Signature, asked: Sequence[int]) -> tuple[int, ...]:
     return (only,)
 
 
+def call_size(signature: Signature) -> int:
+    """The samples of one call as it is timed: 1, or what a model whose number of samples is fixed takes."""
+    (size,) = batches_of(signature, (1,))
+    return size
+
+
 _Model = TypeVar("_Model", bound=TorchModel | OnnxModel)
 
 

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from compress.console.wording import AssumedWarning, counted
 from compress.errors import CheckpointError
 
-__all__ = ["State", "best_of", "by_other_names", "fitted", "misfit", "words_of"]
+__all__ = ["State", "best_of", "by_other_names", "fitted", "misfit", "unwrapped", "words_of"]
 
 # Words of what a trainer averages into or learns from: never what is meant where there is another.
 COPIES = {"ema", "avg", "swa", "swag", "polyak", "shadow", "momentum", "teacher", "target"}
@@ -77,7 +77,7 @@ def fitted(
     Raises:
         CheckpointError: several fit, or only a copy does, beside others.
     """
-    fits = [fit for name, state in sets.items() for fit in _fits_of(name, _unwrapped(state), wanted)]
+    fits = [fit for name, state in sets.items() for fit in _fits_of(name, unwrapped(state), wanted)]
     found = [fit for fit in fits if fit.whole]
     meant = _distinct([fit for fit in found if not fit.copy])
     if meant:  # there may be doubt about one that has more than the module wants, too
@@ -131,8 +131,8 @@ def misfit(sets: Mapping[str, State], wanted: State, path: Path, factory: str) -
     where = f"under {name[:LONGEST]!a}: " if name else ""
     return CheckpointError(
         f"the weights of {path} don't fit {factory}",
-        why=where + _differences(_unwrapped(state), wanted),
-        mend=_sized(_unwrapped(state), wanted, factory)
+        why=where + _differences(unwrapped(state), wanted),
+        mend=_sized(unwrapped(state), wanted, factory)
         or "name the factory that made them; for a part of them, save that part's state_dict by itself",
     )
 
@@ -186,7 +186,7 @@ def _fits_of(name: str, state: State, wanted: State) -> list[_Fit]:
     return found
 
 
-def _unwrapped(state: State) -> dict[str, torch.Tensor]:
+def unwrapped(state: State) -> dict[str, torch.Tensor]:
     """Without the names of PyTorch's wrappers, as long as no two names become one."""
     found = {WRAPPERS.sub("", key): value for key, value in state.items()}
     return found if len(found) == len(state) else dict(state)

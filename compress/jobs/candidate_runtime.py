@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from compress.artifact import Runtime
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
+from compress.data.sizes import call_size
 from compress.evaluate.candidates import Candidate
 from compress.evaluate.judge import Budget, Drop, Judge
 from compress.evaluate.runtime_choice import Choice, RuntimeFigures, choose
@@ -120,7 +121,7 @@ def _choice(
         (_figures("onnxruntime", here.drop, one, 0.0), _figures("openvino", there.drop, other, difference)),
         None if one is None or other is None else ratio(one.rounds_ms, other.rounds_ms),
         quantized,
-        at=f"at batch 1 with {counted(bench.options.threads, 'threads')}",
+        at=f"at batch {call_size(here.model.signature)} with {counted(bench.options.threads, 'threads')}",
         keeps=(bench.keeps(candidate, here.drop), bench.keeps(candidate, there.drop)),
         worse=is_worse(
             bench.judge.loss_between(there.drop, here.drop), bench.metric, bench.judge.original, bench.judge.constant

@@ -13,7 +13,7 @@ from compress.artifact import Signature, StageReport, sha256_of
 from compress.console.wording import Note, counted
 from compress.data.dataset import Dataset
 from compress.data.images import images_in, is_image_folder
-from compress.data.sizes import batches_of
+from compress.data.sizes import batches_of, call_size
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.judge import Budget
 from compress.evaluate.runtime_choice import Choice
@@ -104,7 +104,7 @@ def report_of(
             *_call_told(model.signature),
             *_uncounted_told(baseline, _last(rows)),
             *_runtime_told(choice),
-            *findings(reports, options.confidence),
+            *findings(reports, options.confidence, call_size(model.signature)),
             *in_time,
             *blame,
             *profiles_told(stages),
@@ -132,7 +132,7 @@ def exported_row(rows: Mapping[str, Model]) -> str:
 
 def _call_told(signature: Signature) -> tuple[Note, ...]:
     """What figures "at batch 1" and "of one sample" are of, where a call takes more, whatever is asked for."""
-    (call,) = batches_of(signature, ()) if not signature.batches else (1,)
+    call = call_size(signature)
     if call == 1:
         return ()
     told = f"Each call takes {counted(call, 'samples')}, a size that is fixed"

@@ -13,7 +13,7 @@ from compress.artifact import Artifact, Measured, Signature
 from compress.console.durations import bytes_text, ms_text
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
-from compress.data.sizes import typical_inputs
+from compress.data.sizes import call_size, typical_inputs
 from compress.errors import printable
 from compress.evaluate.gains import drop_told
 from compress.evaluate.intervals import percent
@@ -102,7 +102,7 @@ def told_of(artifact: Artifact) -> dict[str, str]:
         original, onnx = (rows[name].measured if name in rows else Measured() for name in ("original", "original_onnx"))
         told |= {
             "metric": _metric(last, original, report),
-            "latency": _latency(last, original, onnx, report),
+            "latency": _latency(last, original, onnx, report, call_size(artifact.signature)),
             "size": _sizes(size, original, onnx),
             "params": "" if last.params is None else f"{last.params:,}",
             "MACs": "" if last.macs is None else f"{last.macs:,}",
@@ -153,7 +153,7 @@ def _metric(last: Measured, original: Measured, report: Mapping[str, Any]) -> st
     return told
 
 
-def _latency(last: Measured, original: Measured, onnx: Measured, report: Mapping[str, Any]) -> str:
+def _latency(last: Measured, original: Measured, onnx: Measured, report: Mapping[str, Any], batch: int) -> str:
     if last.latency_p50_ms is None:
         return "not measured here"
     first = "original in torch" if onnx.latency_p50_ms is not None else "original"
@@ -164,7 +164,7 @@ def _latency(last: Measured, original: Measured, onnx: Measured, report: Mapping
     ]
     where = _part(report, "environment")
     on = f", on {where['cpu']}" if "cpu" in where else ""
-    told = f"p50 {ms_text(last.latency_p50_ms)} ms at batch 1 in {last.runtime}{on}"
+    told = f"p50 {ms_text(last.latency_p50_ms)} ms at batch {batch} in {last.runtime}{on}"
     return told + (f" ({', '.join(others)})" if others else "")
 
 

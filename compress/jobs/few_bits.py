@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from compress.console.wording import Note
 from compress.data.dataset import Dataset
+from compress.data.sizes import call_size
 from compress.evaluate.runtime_choice import BATCHED
 from compress.jobs.serving_runtime import at_batch
 from compress.model import Model
@@ -28,7 +29,7 @@ def few_bits_told(
     both = {name: timed[name] for name in ("fold_onnx", "quantize_int4") if name in timed and name in rows}
     if len(both) < 2:
         return ()
-    found = {1: ratio(*(each.rounds_ms for each in both.values()))}
+    found = {call_size(rows["fold_onnx"].signature): ratio(*(each.rounds_ms for each in both.values()))}
     found[BATCHED] = at_batch({name: rows[name] for name in both}, both, threads, data)
     told = [f"{_longer(each)} at batch {batch}" for batch, each in found.items() if each is not None]
     if not told:

@@ -22,6 +22,7 @@ from compress.formats.onnx.scope import made_by
 from compress.model import Arrays, Model, OnnxModel, TorchModel, example_inputs
 from compress.model.infer import elsewhere, proven, runs_at
 from compress.model.inputs import as_bound
+from compress.onnx_export.attention import written_anew
 from compress.onnx_export.equal import BATCHES, Wording, changes, equal_throughout, sizes_assumed
 from compress.onnx_export.equal_elsewhere import Elsewhere, equal_elsewhere
 from compress.onnx_export.exporter import around
@@ -224,7 +225,8 @@ def _export(model: TorchModel, sizes: Mapping[str, int], path: Path) -> torch.on
                 return None
             return torch.onnx.export(  # weights beside the file: inside, it would hold them some four times
                 model.module, args, path, dynamo=True, opset_version=OPSET, external_data=True,
-                dynamic_shapes=as_bound(model.module, shapes), verbose=False, **names,
+                dynamic_shapes=as_bound(model.module, shapes), verbose=False,
+                custom_translation_table=written_anew(), **names,
             )  # fmt: skip
     except Exception as err:  # the exporter wraps anything that the user's forward may do
         raise refused(err, model.module, signature) from err

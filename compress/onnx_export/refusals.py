@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import traceback
 
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from compress.artifact import Signature
 from compress.errors import StageError
@@ -12,7 +14,13 @@ from compress.errors import StageError
 __all__ = ["refused"]
 
 _STATIC = re.compile(r"inferred a static shape of (\d+) for dimension inputs\['([^']+)'\]\.shape\[(\d+)\]")
+_UNTRANSLATED = re.compile(r"Error when translating node .*?target=(?:torch\.ops\.)?(?:\w+\.)?(\w+)")
 _LONGEST = 300
+PACKING = pack_padded_sequence.__code__.co_filename
+_OTHERS = {
+    "scaled_dot_product_attention": "give it queries, keys and values as [batch, heads, length, size], with the same "
+    "batches and, of fewer keys than queries, these repeated",
+}
 
 
 def refused(err: Exception, module: nn.Module, signature: Signature) -> StageError:
@@ -23,6 +31,10 @@ def refused(err: Exception, module: nn.Module, signature: Signature) -> StageErr
         module, signature: that were exported.
     """
     cause = err.__cause__ or err
+    untranslated = _UNTRANSLATED.search(str(cause))
+    while type(cause).__module__.startswith("torch.onnx.") and cause.__cause__ is not None:  # which wraps the reason
+        cause = cause.__cause__
+        untranslated = untranslated or _UNTRANSLATED.search(str(cause))
     lines = [line.strip(" -") for line in str(cause).splitlines() if line.strip(" -")]
     fixed = list(dict.fromkeys(match for line in lines for match in _STATIC.findall(line)))
     if fixed:
@@ -41,7 +53,26 @@ def refused(err: Exception, module: nn.Module, signature: Signature) -> StageErr
             "look in the forward for what a size decides; or write a number in place of a dimension of which one size "
             "alone is used (`--input`, `inputs=` in compress.save)"
         )
+    if _packs(cause):
+        told = f"of sequences that are packed by their lengths: {told}"
+        mend = (
+            "give the layer the padded sequences in place of packed ones, and mask what it gives behind their lengths; "
+            "or export a part of it"
+        )
+    elif untranslated is not None:
+        operator = untranslated[1]
+        told = f"at {operator}: {told}"
+        other = _OTHERS.get(operator, f"write what {operator} does by other operators in the forward")
+        mend = f"{other}; or export a part of it"
     return StageError("torch.onnx can't export this model", why=f"{type(cause).__name__}: {told}"[:_LONGEST], mend=mend)
+
+
+def _packs(err: BaseException) -> bool:
+    """Whether it was raised where a forward packs sequences, or below what takes these."""
+    return any(
+        frame.f_code.co_filename == PACKING or any(isinstance(each, PackedSequence) for each in frame.f_locals.values())
+        for frame, _ in traceback.walk_tb(err.__traceback__)
+    )
 
 
 def _of_fixed(fixed: list[tuple[str, str, str]], module: nn.Module, signature: Signature) -> StageError:

@@ -19,7 +19,7 @@ MADE = Wording().made
 
 
 def of_traced_sizes(program: ExportedProgram) -> list[str]:
-    """What a program calls of these: pools to a size other than 1, and inverse real Fourier transforms.
+    """What a program calls of these: pools to sizes other than 1 or computed, and inverse real Fourier transforms.
 
     Args:
         program: as torch.export gives it, before torch.onnx takes operators apart.
@@ -32,8 +32,9 @@ def _named(node: Node) -> str:
     name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
     if name.startswith("adaptive_") and len(node.args) > 1:
         sizes = node.args[1] if isinstance(node.args[1], Sequence) else (node.args[1],)
-        fixed = any(isinstance(size, int) and size != 1 for size in sizes)
-        return f"{name} to {' × '.join(map(str, sizes))}" if fixed else ""
+        fixed = any(not isinstance(size, int) or size != 1 for size in sizes)
+        told = " × ".join("a computed size" if isinstance(size, Node) else str(size) for size in sizes)
+        return f"{name} to {told}" if fixed else ""
     return name if name.startswith("fft_irfft") else ""
 
 

@@ -87,7 +87,7 @@ class RepairChannels:
             "constant": {name: list(counts) for name, counts in fitted.constant.items()},
         }
         told = (
-            f"on samples held out, outputs are {after.mean:.2%} of their spread from those before the pruning, "
+            f"on {samples.judges}, outputs are {after.mean:.2%} of their spread from those before the pruning, "
             f"{pruned.mean:.2%} without the repair (the worst sample {after.worst:.1%}, {pruned.worst:.1%} without)"
         )
         if not found.kept:

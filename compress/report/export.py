@@ -15,6 +15,7 @@ from rich.table import Table
 from compress.artifact import RUNTIME_NAMES, Measured, Signature, StageReport
 from compress.console.durations import bytes_text, ms_text
 from compress.console.wording import Note, counted
+from compress.data.sizes import call_size
 from compress.evaluate.gains import Gain, gains_of, signed, speed, within
 from compress.evaluate.intervals import CONFIDENCE, percent
 from compress.evaluate.runtime_choice import Choice
@@ -140,6 +141,11 @@ class Report:
         return tuple(name.format(metric=metric, sure=sure) for name in COLUMNS)
 
     @property
+    def call_size(self) -> int:
+        """The samples of each call that was timed."""
+        return call_size(self.signature)
+
+    @property
     def metric(self) -> str:
         """Its name, by which the rows are judged; "metric" where nothing was."""
         return next((row.measured.metric for row in self.stages if row.measured.metric), "metric")
@@ -161,7 +167,7 @@ class Report:
             warnings=[finding for finding in self.findings if not isinstance(finding, Note)],
             notes=self.notes,
             plots=[
-                *plots(self.stages, latencies_ms, self.layer_bytes, self.confidence),
+                *plots(self.stages, latencies_ms, self.layer_bytes, self.confidence, self.call_size),
                 *(explained_plots(self.explained) if self.explained else ()),
                 *(
                     plot
@@ -317,7 +323,8 @@ def _lines(cell: str) -> tuple[str, str]:
 def stage_table(report: Report) -> Table:
     """The stages for the terminal."""
     table = Table(
-        title=f"{escape(report.source)}: each stage, measured on this machine (latency at batch 1, "
+        title=f"{escape(report.source)}: each stage, measured on this machine (latency at batch "
+        f"{report.call_size}, "
         + (f"{escape(report.signature.sizes_text)}, " if report.signature.sizes_text else "")
         + f"{counted(int(report.environment['threads']), 'threads')})",
         title_justify="left",

@@ -31,12 +31,13 @@ def telling(now: Measured, original: Measured) -> bool:
     return now.drop >= scale * (LEAST_SHARE * abs(original.value or 0.0) or LEAST)
 
 
-def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tuple[str, ...]:
+def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE, batch: int = 1) -> tuple[str, ...]:
     """Warnings, each in one sentence, and notes among them.
 
     Args:
         rows: "original" first, "original_onnx" where that is no ONNX file itself, then the stages in order.
         confidence: of the metric's intervals.
+        batch: at which latencies were taken.
     """
     by_name = {row.stage: row.measured for row in rows}
     found = [warning for row in rows for warning in row.warnings]
@@ -59,19 +60,19 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
             f"{last.runtime}: what is said of its accuracy holds, its speed was not measured. The file is for GPUs, "
             "and for OpenVINO on CPUs that multiply BF16."
         )
-    if not elsewhere and int8 and floats and (slower := _slower(floats, int8)):
+    if not elsewhere and int8 and floats and (slower := _slower(floats, int8, batch)):
         found.append(
             f"INT8 is {slower} here than the float model before it. Without --int8 the result would be faster."
         )
-    elif not elsewhere and int8 and floats and _in_int8(rows) and (unsure := _no_faster(floats, int8)):
+    elif not elsewhere and int8 and floats and _in_int8(rows) and (unsure := _no_faster(floats, int8, batch)):
         found.append(f"INT8 is used, but no gain in time over the float model can be told from noise: {unsure}.")
     # A budget that the model keeps as it is takes nothing away.
     pruned = any(
         row.stage.startswith(("prune", "drop_blocks")) and row.details.get("macs_removed") != 0 for row in rows
     )
-    if pruned and floats and (slower := _slower(onnx, floats)):
+    if pruned and floats and (slower := _slower(onnx, floats, batch)):
         found.append(f"Pruning removed MACs, and yet the model is {slower} in ONNX Runtime than it was.")
-    elif pruned and floats and (unsure := _no_faster(onnx, floats)):
+    elif pruned and floats and (unsure := _no_faster(onnx, floats, batch)):
         found.append(f"Pruning removed MACs, but no gain in time can be told from noise: {unsure}.")
     found += _regained(rows)
     if pruned and "finetune" not in by_name:
@@ -148,7 +149,7 @@ def _in_int8(rows: Sequence[StageReport]) -> bool:
     return not any(row.stage.startswith("quantize") and row.details.get("layers", {}).get("int8") == 0 for row in rows)
 
 
-def _slower(before: Measured, now: Measured) -> str:
+def _slower(before: Measured, now: Measured, batch: int) -> str:
     """By how much, if that is beyond doubt, as "… slower (…)"; empty otherwise."""
     ratio = speed(before, now)
     if ratio is None or ratio.low is None or ratio.high is None or not ratio.slower:
@@ -158,10 +159,10 @@ def _slower(before: Measured, now: Measured) -> str:
     # On a machine of two speeds, the median round of one model may be a fast one, and that of the other a slow one.
     if (now.latency_p50_ms or 0.0) < (before.latency_p50_ms or 0.0):
         told = ", paired by round"
-    return f"{1 / ratio.value:.2f}× slower ({low} to {high}{told} at batch 1)"
+    return f"{1 / ratio.value:.2f}× slower ({low} to {high}{told} at batch {batch})"
 
 
-def _no_faster(before: Measured, now: Measured) -> str:
+def _no_faster(before: Measured, now: Measured, batch: int) -> str:
     """Between which ratios, if it is beyond doubt neither faster nor slower; empty otherwise.
 
     An interval that lies on one side of 1 says so: it is smaller than what two sessions of one file may differ by.
@@ -169,7 +170,7 @@ def _no_faster(before: Measured, now: Measured) -> str:
     ratio = speed(before, now)
     if ratio is None or ratio.low is None or ratio.high is None or ratio.faster or ratio.slower:
         return ""
-    told = f"in ONNX Runtime at batch 1 it is {ratio.low:.2f} to {ratio.high:.2f} times as fast"
+    told = f"in ONNX Runtime at batch {batch} it is {ratio.low:.2f} to {ratio.high:.2f} times as fast"
     if ratio.low <= 1 <= ratio.high:
         return told
     return f"{told}, and two sessions of one file differ by up to {ALIKE:.0%}"

@@ -30,6 +30,7 @@ def plots(
     latencies_ms: Mapping[str, Sequence[float]],
     layer_bytes: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {}),
     confidence: float = CONFIDENCE,
+    batch: int = 1,
 ) -> list[tuple[str, str]]:
     """Titles and SVG texts.
 
@@ -38,13 +39,14 @@ def plots(
         latencies_ms: single calls, by stage.
         layer_bytes: of the original and of the result, by layer.
         confidence: of the metric's intervals.
+        batch: of each call.
     """
     judged = any(row.measured.accuracy is not None for row in stages)
     figures = [
         (f"What each stage gives and takes: the metric against latency (bars: {percent(confidence)} confidence)",
-         _tradeoff(stages)),
+         _tradeoff(stages, batch)),
         (f"{'Accuracy, and agreement' if judged else 'Agreement'} with the original", _quality(stages)),
-        ("Latency of a single call at batch 1 (line: median, box: middle half, whiskers: 1st to 99th percentile)",
+        (f"Latency of a single call at batch {batch} (line: median, box: middle half, whiskers: percentiles 1 and 99)",
          _latency(stages, latencies_ms)),
         ("Size of the model file", _bars(stages)),
     ]  # fmt: skip
@@ -207,7 +209,7 @@ def _sensitivity(shares: Mapping[str, float]) -> str:
     return svg_of(figure)
 
 
-def _tradeoff(stages: Sequence[StageReport]) -> str:
+def _tradeoff(stages: Sequence[StageReport], batch: int) -> str:
     rows = [row for row in stages if row.measured.value is not None and row.measured.latency_p50_ms]
     if len(rows) < 2:
         return ""
@@ -225,7 +227,7 @@ def _tradeoff(stages: Sequence[StageReport]) -> str:
     axes.margins(x=0.16, y=0.3)
     log_axis(axes)
     _metric_axis(axes, rows)
-    axes.set_xlabel("p50 at batch 1 in milliseconds, logarithmic")
+    axes.set_xlabel(f"p50 at batch {batch} in milliseconds, logarithmic")
     lines = [*pairwise(steps), *bars]
     label_points(axes, spots, [row.stage for row in rows], lines=lines)
     return svg_of(figure)

@@ -28,7 +28,8 @@ def are_classes(labels: Any, output: TensorSpec) -> bool:
 
 def counts(form: OutputForm, output: TensorSpec, labels: Any) -> bool:
     """Whether labels teach an output of this form, by shape and type."""
-    sizes = [dim if isinstance(dim, int) else -1 for dim in output.shape]
+    # Of calls that take a fixed number of samples, that is no size of a sample.
+    sizes = [-1, *(dim if isinstance(dim, int) else -1 for dim in output.shape[1:])]
 
     def same(want: list[int]) -> bool:
         have = [-1, *labels.shape[1:]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from compress.model.odd_sizes import Range, nearest, ranges_of
 __all__ = ["Decision", "Decisions", "decisions_of", "guards_told"]
 
 LONGEST = 200  # letters of a guard that is told
+_FLAT = re.compile(r"L\['flat_args'\]\[(\d+)\]")  # an input, in guards that are put off until it runs
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,18 @@ def _guards_of(program: ExportedProgram) -> list[str]:
             for each in some
             if each.expr.free_symbols <= sources.keys()
         ]
-    return list(dict.fromkeys(found))
+    names = _given(program)
+
+    def named(each: re.Match[str]) -> str:
+        at = int(each[1])
+        return f"L['{names[at]}']" if at < len(names) else each[0]
+
+    return list(dict.fromkeys(_FLAT.sub(named, text) for text in found))
+
+
+def _given(program: ExportedProgram) -> list[str]:
+    """Names of the inputs, in order."""
+    return [each.arg.name for each in program.graph_signature.input_specs if each.kind is InputKind.USER_INPUT]
 
 
 def decisions_of(program: ExportedProgram | None, guards: Sequence[str], signature: Signature) -> Decisions:
@@ -191,9 +204,7 @@ def decisions_of(program: ExportedProgram | None, guards: Sequence[str], signatu
         guards: of it.
         signature: of the module.
     """
-    names = [] if program is None else [
-        each.arg.name for each in program.graph_signature.input_specs if each.kind is InputKind.USER_INPUT
-    ]  # fmt: skip
+    names = [] if program is None else _given(program)
     if program is None or len(names) != len(signature.inputs):
         return Decisions({})
     places = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import operator
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,11 @@ _PARTS = np.array([NEAR + 1, *(octave + WINDOW for octave in _OCTAVES)])
 
 MOST_NUMBERS = 256
 
-MOST, LONGEST, DEEPEST = 2048, 1000, 40  # of guards; letters of one; nodes above a leaf
+MOST, LONGEST, DEEPEST = 2048, 100_000, 80  # of guards; letters of one; nodes above a leaf
+MOST_LETTERS = 1 << 21  # of all
+MOST_NODES = 20_000
+"""That are unlike each other, of all guards: each is evaluated once for a guard."""
+TOLD = 1000  # letters of a guard whose text is put right; of others the beginning is
 LARGEST = 1 << 62
 _BINARY: Mapping[type[ast.operator], Callable[[Value, Value], Value]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
@@ -55,7 +60,8 @@ _FOLDS: Mapping[str, Callable[[Value, Value], Value]] = {
 # As torch prints them; what is rounded here may be a whole number of a float's type.
 _FUNCTIONS: Mapping[str, Callable[[Value], Value]] = {
     "abs": np.abs, "math.floor": np.floor, "math.ceil": np.ceil, "math.trunc": np.trunc, "math.sqrt": np.sqrt,
-    "torch._sym_sqrt": np.sqrt, "torch.sym_float": np.float64, "round": np.round,
+    "torch._sym_sqrt": np.sqrt, "torch.sym_float": np.float64, "round": np.round, "math.log2": np.log2,
+    "math.log": np.log, "torch._sym_log2": np.log2,
 }  # fmt: skip
 _UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, OverflowError)
 
@@ -76,6 +82,8 @@ class Guard:
 
     def named(self, places: Mapping[Place, str]) -> str:
         """Its text with names for the sizes."""
+        if len(self.text) > TOLD:
+            return _SIZE.sub(lambda found: _name(found[0], places), self.text)
 
         class Named(ast.NodeTransformer):
             def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
@@ -97,7 +105,7 @@ class Guard:
             undefined = undefined | zero
 
         with np.errstate(all="ignore"):
-            return np.asarray(~np.asarray(_value(self.tree, sizes, 0, seen), bool) & ~undefined)
+            return np.asarray(~np.asarray(_value(self.tree, sizes, 0, seen, {}), bool) & ~undefined)
 
     def failing(self, places: Collection[Place], sizes: Sizes, among: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """At which sizes of some places, all alike, it does not hold: bool, one for each.
@@ -152,11 +160,15 @@ def read_guards(guards: Sequence[str], places: Collection[Place]) -> tuple[list[
     """The guards that compare sizes of these places, and the texts of those that can't be read, or are too many."""
     found, rest = [], list(guards[MOST:])
     some: Sizes = dict.fromkeys(places, 2)
+    known: dict[tuple[Any, ...], ast.AST] = {}
+    letters = 0
     for text in guards[:MOST]:
         try:
-            if len(text) > LONGEST:
+            letters += len(text)
+            if len(text) > LONGEST or letters > MOST_LETTERS:
                 raise ValueError("it is too long")
             tree = ast.parse(text, mode="eval").body
+            _share(tree, known, 0)
             guard = Guard(text, tree, frozenset(filter(None, map(_place, ast.walk(tree)))))
             guard.fails(some)
             found.append(guard)
@@ -174,6 +186,37 @@ def fails(guards: Sequence[Guard], sizes: Mapping[Place, int]) -> str | None:
         except _UNREADABLE:  # too large there
             continue
     return None
+
+
+def _share(node: ast.AST, known: dict[tuple[Any, ...], ast.AST], depth: int) -> ast.AST:
+    """The node that is known and the same, down to its leaves; or this one, which is known from then on.
+
+    Raises:
+        ValueError: there are too many that are unlike each other, or it is nested too deeply.
+    """
+    if depth > 2 * DEEPEST:
+        raise ValueError("it is nested too deeply")
+    key: list[Any] = [type(node)]
+    for name, value in ast.iter_fields(node):
+        if isinstance(value, ast.AST):
+            value = _share(value, known, depth + 1)
+            setattr(node, name, value)
+        elif isinstance(value, list):
+            value[:] = [_share(each, known, depth + 1) if isinstance(each, ast.AST) else each for each in value]
+        plain = tuple(map(id, value)) if isinstance(value, list) else value
+        key.append(id(value) if isinstance(value, ast.AST) else (type(value), plain))
+    found = known.setdefault(tuple(key), node)
+    if len(known) > MOST_NODES:
+        raise ValueError("there are too many")
+    return found
+
+
+_SIZE = re.compile(r"L(?:\[(?:'\w+'|\d+)\])+\.size\(\)\[\d+\]")
+
+
+def _name(text: str, places: Mapping[Place, str]) -> str:
+    place = _place(ast.parse(text, mode="eval").body)
+    return text if place is None else places.get(place, text)
 
 
 def _place(node: ast.AST) -> Place | None:
@@ -208,7 +251,9 @@ def _largest(value: Value) -> float:
     return max(abs(array.max().item()), abs(array.min().item())) if array.size else 0
 
 
-def _value(node: ast.AST, sizes: Sizes, depth: int, zero: Callable[[Value], None]) -> Value:
+def _value(
+    node: ast.AST, sizes: Sizes, depth: int, zero: Callable[[Value], None], made: dict[int, Value]
+) -> Value:  # fmt: skip
     """Of an expression of sizes.
 
     Args:
@@ -216,13 +261,16 @@ def _value(node: ast.AST, sizes: Sizes, depth: int, zero: Callable[[Value], None
         sizes: one for each place, or several.
         depth: of the node.
         zero: is told where a divisor is 0.
+        made: what nodes are that have been evaluated, by their id.
 
     Raises:
         ValueError: it is something else, or too large.
     """
 
     def inner(each: ast.AST) -> Value:
-        return _value(each, sizes, depth + 1, zero)
+        if id(each) not in made:
+            made[id(each)] = _value(each, sizes, depth + 1, zero, made)
+        return made[id(each)]
 
     found: Value
     if depth > DEEPEST:

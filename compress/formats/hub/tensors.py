@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from compress.console.wording import AssumedWarning
 from compress.errors import CheckpointError, MissingExtraError, first_line
 from compress.formats.hub.folder import PICKLED, WHOLE, HubFolder
+from compress.formats.keys import DATA_PARALLEL, unwrapped
 from compress.vetting.files import open_file
 from compress.vetting.texts import parse_json
 
@@ -114,4 +117,14 @@ def _together(paths: Sequence[Path], parts: list[dict[str, torch.Tensor]]) -> di
         found |= part
     if not found:
         raise CheckpointError(f"can't read {paths[0].parent}", why="its weights hold no tensors", mend=WHOLE)
-    return found
+    return _without_prefix(found, paths[0].parent)
+
+
+def _without_prefix(found: Mapping[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
+    """Without what PyTorch's wrappers add to names: compile and FSDP anywhere, DistributedDataParallel before all."""
+    plain = unwrapped(found)
+    if not all(name.startswith(DATA_PARALLEL) for name in plain):
+        return plain
+    told = f"All weights of {folder} are behind {DATA_PARALLEL!r}, as DistributedDataParallel names them: taken off."
+    warnings.warn(told, AssumedWarning, stacklevel=2)
+    return {name.removeprefix(DATA_PARALLEL): tensor for name, tensor in plain.items()}

@@ -16,6 +16,7 @@ from compress.formats.native.graph import GraphError, from_data, to_data
 from compress.formats.onnx.scope import bodies, captured, drop_dead, fresh, in_order, inner_names, names_in, rename
 from compress.formats.onnx_layers.layers import HANDLERS
 from compress.formats.onnx_layers.measured_sizes import UnprovenError, measured
+from compress.formats.onnx_layers.newer import by_bodies
 from compress.formats.onnx_layers.parts import UNTOLD, has_weights, no_gradient_before, part_of, read_by
 from compress.formats.onnx_layers.splits import UNKNOWN, varying
 from compress.formats.onnx_layers.static import static_shapes
@@ -57,6 +58,7 @@ def layers_of(
         StageError: nothing of it has a form as a layer, or what has none can't stay as it is.
     """
     drop_dead(model.graph)
+    by_bodies(model, opset, HANDLERS)
     unproven: dict[str, str] = {}
     uneven: set[str] = set()
     names = [value.name for value in model.graph.input]

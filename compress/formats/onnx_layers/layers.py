@@ -118,6 +118,27 @@ def _instance_norm(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     return g.layer(kind, form, {"weight": x[1], "bias": x[2]}, x[0])
 
 
+def _group_norm(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
+    """Its scales are one for each channel; before opset 21, one for each group."""
+    in_file(x, 1, 2)
+    channels, groups = samples(x[0]).shape[1], a["num_groups"]
+    weight, bias = (
+        each if len(each) == channels else g.call("repeat_interleave", each, channels // len(each)) for each in x[1:3]
+    )
+    return g.layer(
+        nn.GroupNorm, (groups, channels, float(a.get("epsilon", 1e-5))), {"weight": weight, "bias": bias}, x[0]
+    )
+
+
+def _rms_norm(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
+    in_file(x, 1)
+    rank, axis = samples(x[0]).ndim, a.get("axis", -1)
+    shape = tuple(samples(x[0]).shape[axis % rank :])
+    if tuple(x[1].shape) != shape:
+        raise NotTakenBackError("its scale has not the shape of what it normalizes")
+    return g.layer(nn.RMSNorm, (shape, float(a.get("epsilon", 1e-5))), {"weight": x[1]}, x[0])
+
+
 def _prelu(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
     in_file(x, 1)
     slope = g.call("reshape", x[1], (-1,))
@@ -131,5 +152,5 @@ def _prelu(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
 HANDLERS: Mapping[str, Handler] = {
     **FUNCTIONS, "Conv": _conv, "ConvTranspose": _transposed, "Gemm": _gemm, "MatMul": _matmul,
     "BatchNormalization": _batch_norm, "LayerNormalization": _layer_norm, "InstanceNormalization": _instance_norm,
-    "PRelu": _prelu, **RECURRENT,
+    "GroupNormalization": _group_norm, "RMSNormalization": _rms_norm, "PRelu": _prelu, **RECURRENT,
 }  # fmt: skip

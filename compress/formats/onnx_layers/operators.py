@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from compress.formats.onnx_layers.attention import attention
 from compress.formats.onnx_layers.resize import resize
 from compress.formats.onnx_layers.shapes import SHAPES, Handler, axes_of, fixed, kept, of_type, spread
 from compress.formats.onnx_layers.splits import UNKNOWN
@@ -229,6 +230,13 @@ def _hard_sigmoid(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     return g.call(torch.clamp, scaled, 0.0, 1.0)
 
 
+def _swish(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
+    alpha = float(a.get("alpha", 1.0))
+    if alpha == 1.0:
+        return g.call(F.silu, x[0])
+    return g.call(torch.mul, x[0], g.call(torch.sigmoid, g.call(torch.mul, x[0], alpha)))
+
+
 def _max(function: Callable[..., Any]) -> Handler:
     def handle(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
         found = g.tensor(x[0])
@@ -250,7 +258,7 @@ FUNCTIONS: Mapping[str, Handler] = {
     "GlobalMaxPool": _global(torch.amax), "ReduceMean": _reduce(torch.mean), "ReduceSum": _reduce(torch.sum),
     "ReduceMax": _reduce(torch.amax), "ReduceMin": _reduce(torch.amin), "Pad": _pad, "Flatten": _flatten,
     "Transpose": _transpose, "HardSigmoid": _hard_sigmoid, "Max": _max(torch.maximum), "Min": _max(torch.minimum),
-    "Sum": _max(torch.add), "Resize": resize,
+    "Sum": _max(torch.add), "Resize": resize, "Swish": _swish, "Attention": attention,
     "LeakyRelu": lambda g, x, a: g.call(F.leaky_relu, x[0], float(a.get("alpha", 0.01))),
     "Elu": lambda g, x, a: g.call(F.elu, x[0], float(a.get("alpha", 1.0))),
     "Gelu": lambda g, x, a: g.call(F.gelu, x[0], approximate=a.get("approximate", b"none").decode()),

@@ -29,6 +29,7 @@ from compress.formats.onnx.scope import (
     opset_of,
     rename,
 )
+from compress.formats.onnx_layers.newer import by_bodies
 from compress.formats.onnx_layers.values import MOST, Graph, Live, NotTakenBackError, samples
 from compress.model.watched import Watched
 from compress.storage.shortages import raise_shortage
@@ -173,7 +174,7 @@ def _runs(part: ModelProto, arrays: Mapping[str, torch.Tensor], opset: int) -> t
     """
     given = {name: tensor.detach().numpy() for name, tensor in arrays.items()}
     why = ""
-    for change in (_said, _node_by_node if any(inner_nodes(part.graph)) else _converted):
+    for change in (_said, _by_bodies, _node_by_node if any(inner_nodes(part.graph)) else _converted):
         try:
             found = change(part, opset)
             options = ort.SessionOptions()
@@ -197,6 +198,12 @@ def _said(part: ModelProto, opset: int) -> ModelProto:
         if entry.domain in ("", "ai.onnx"):
             entry.version = opset
     return found
+
+
+def _by_bodies(part: ModelProto, opset: int) -> ModelProto:
+    found = ModelProto.FromString(part.SerializeToString())
+    by_bodies(found, opset, changed=True)
+    return _said(found, opset)
 
 
 def _converted(part: ModelProto, opset: int) -> ModelProto:

@@ -9,7 +9,7 @@ from onnx import ModelProto, helper, shape_inference
 
 from compress.formats.onnx_layers.values import NotTakenBackError
 
-__all__ = ["VARIES", "Shape", "same_pads", "static_shapes"]
+__all__ = ["VARIES", "Shape", "bare", "same_pads", "static_shapes"]
 
 SMALL = 1024  # bytes of a weight that shapes may be computed from
 VARIES = -1
@@ -29,23 +29,12 @@ def static_shapes(model: ModelProto) -> Mapping[str, Shape]:
         for node in model.graph.node
     ):
         return {}
-    bare = ModelProto()
-    bare.ir_version = model.ir_version
-    bare.opset_import.extend(model.opset_import)
-    graph = bare.graph
-    graph.name = "shapes"
-    graph.node.extend(model.graph.node)
-    graph.input.extend(model.graph.input)
-    graph.output.extend(onnx.ValueInfoProto(name=each.name, type=each.type) for each in model.graph.output)
+    made = bare(model)
+    graph = made.graph
     for each in graph.output:
         each.type.tensor_type.ClearField("shape")
-    for tensor in model.graph.initializer:  # without the values of weights, which may take gigabytes
-        if tensor.ByteSize() <= SMALL:
-            graph.initializer.append(tensor)
-        else:
-            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     try:
-        found = shape_inference.infer_shapes(bare).graph
+        found = shape_inference.infer_shapes(made).graph
     except Exception:  # of nodes that contradict each other, which the sample says better
         return {}
     names = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim} - {""}
@@ -54,6 +43,24 @@ def static_shapes(model: ModelProto) -> Mapping[str, Shape]:
         for value in (*found.input, *found.value_info, *found.output)
         if value.type.tensor_type.HasField("shape")
     }
+
+
+def bare(model: ModelProto) -> ModelProto:
+    """The model without the values of large weights, which may take gigabytes: these are inputs in it."""
+    made = ModelProto()
+    made.ir_version = model.ir_version
+    made.opset_import.extend(model.opset_import)
+    graph = made.graph
+    graph.name = "bare"
+    graph.node.extend(model.graph.node)
+    graph.input.extend(model.graph.input)
+    graph.output.extend(onnx.ValueInfoProto(name=each.name, type=each.type) for each in model.graph.output)
+    for tensor in model.graph.initializer:
+        if tensor.ByteSize() <= SMALL:
+            graph.initializer.append(tensor)
+        else:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return made
 
 
 def _size(dim: onnx.TensorShapeProto.Dimension, names: Collection[str]) -> int | None:

@@ -215,7 +215,7 @@ def _fit(site: Site, pair: _Pair, fitted: Fitted, ridge: float) -> None:
         if left < lost and bool(torch.isfinite(found.weights).all()):
             break
     else:
-        fitted.left_alone[site.name] = "samples that were held out are no nearer with a fit"
+        fitted.left_alone[site.name] = f"{pair.samples.judges} are no nearer with a fit"
         return
     put_weights(layer, found.weights)
     with torch.no_grad():

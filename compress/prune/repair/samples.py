@@ -68,6 +68,11 @@ class Samples:
         return Samples(self._data, self.module, self._signature, batch, self._padding)
 
     @property
+    def judges(self) -> str:
+        """What judges, in words."""
+        return "samples held out" if any(self.held) else "the samples themselves"
+
+    @property
     def judging(self) -> list[int]:
         """Batches that are held out; all of them, where there are too few."""
         return [at for at, held in enumerate(self.held) if held] or list(range(len(self.batches)))

@@ -15,7 +15,7 @@ from compress.errors import MissingExtraError, RecipeError, StageError
 from compress.model import Arrays, OnnxModel
 from compress.model.inputs import in_calls, run_on
 from compress.runtime.backends.onnxrt import is_emulated
-from compress.runtime.backends.openvino_means import with_sound_means
+from compress.runtime.backends.openvino_kernels import with_sound_kernels
 from compress.runtime.machine import fast_bfloat16
 from compress.vetting.loops import may_not_end
 
@@ -124,7 +124,7 @@ class OpenVinoBackend:
         try:
             # Not mapped: what is mapped changes under a session when its file is written again.
             graph = core.read_model(str(model.path), config={"ENABLE_MMAP": False})
-            self._compiled = core.compile_model(with_sound_means(graph), "CPU", options.properties(self._precision))
+            self._compiled = core.compile_model(with_sound_kernels(graph), "CPU", options.properties(self._precision))
         except (RuntimeError, OSError) as err:
             raise StageError(
                 f"OpenVINO can't load {model.path.name}",

@@ -45,6 +45,10 @@ TYPES = {
     "TYPE_FP32": "f32", "TYPE_FP64": "f64",
 }  # fmt: skip
 MOST_SHAPES = 4096
+REDUCTIONS = {
+    "ReduceL1": "reduce_l1", "ReduceL2": "reduce_l2", "ReduceMax": "reduce_max", "ReduceMean": "reduce_mean",
+    "ReduceMin": "reduce_min", "ReduceProd": "reduce_prod", "ReduceSum": "reduce_sum",
+}  # fmt: skip
 HINTS = ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")
 
 
@@ -249,44 +253,77 @@ def opened(core: Any, path: Path, dims: Mapping[str, Sequence[int]]) -> Any:
     graph = core.read_model(str(path), config={"ENABLE_MMAP": False})
     if dims:
         graph.reshape({name: list(each) for name, each in dims.items()})
-    return with_sound_means(graph)
+    return with_sound_kernels(graph)
 
 
-def with_sound_means(graph: Any) -> Any:
-    """Give the means of a quantized graph that have three dimensions a fourth one of 1 in front, in place.
+def with_sound_kernels(graph: Any) -> Any:
+    """Write what OpenVINO 2026.4 computes wrong in a quantized graph otherwise, in place.
 
-    OpenVINO 2026.4 computes a ReduceMean of 8 bits wrong there, mostly from some number of rows on; see
-    `compress.runtime.backends.openvino_means`, on which the file was compared with ONNX Runtime.
+    - Reductions (means, sums, maxima, …) of three dimensions, mostly from some number of rows on: they are given a
+      fourth one of 1 in front.
+    - Maxima and minima of other numbers of dimensions whose answers are rounded to 8 bits: these are no longer joined
+      to one operator.
+    - Sums of 8 bits that stand for zero by another number than 0, in some graphs: these are sums of floats.
+    - Constants put around 8 bits that stand for zero by another number than 0, also where that makes the graph
+      fail to compile: they are put around floats.
+
+    See `compress.runtime.backends.openvino_kernels`, with which the file was compared with ONNX Runtime.
     """
-    from openvino import opset13 as ops
-
     every = graph.get_ordered_ops()
     if not any(op.get_type_name() == "FakeQuantize" for op in every):
         return graph
     parts = normalizations(every)
-    for mean in every:
-        if mean.get_type_name() != "ReduceMean":
+    for node in every:
+        kind = node.get_type_name()
+        constant = kind == "Pad" and node.get_attributes()["pad_mode"].lower() == "constant"
+        if (constant or kind == "ReduceSum") and is_float(node):
+            node.input(0).replace_source_output(apart(node.input_value(0)))
+        if kind not in REDUCTIONS or not is_float(node):
             continue
-        rank, axes = mean.input(0).get_partial_shape().rank, axes_of(mean)
-        if rank.is_dynamic or rank.get_length() != 3 or axes is None:
-            continue
-        below = sorted(axis % 3 + 1 for axis in axes)
-        if below in ([3], [2, 3]) and mean.get_name() in parts:  # of other axes OpenVINO writes them out again
-            continue
-        wide = ops.unsqueeze(mean.input_value(0), ops.constant([0]))
-        # Over the added dimension, too: otherwise OpenVINO takes the mean first, and adds the dimension behind it.
-        made = ops.reduce_mean(wide, ops.constant([0, *below]), keep_dims=True)
-        plain = ops.squeeze(made, ops.constant([0] if mean.get_attributes()["keep_dims"] else [0, *below]))
-        plain.output(0).get_tensor().set_names(mean.output(0).get_names())
-        for taker in list(mean.output(0).get_target_inputs()):
-            taker.replace_source_output(plain.output(0))
+        takers = list(node.output(0).get_target_inputs())  # before a new one is made
+        rank, axes = node.input(0).get_partial_shape().rank, axes_of(node)
+        if rank.is_static and rank.get_length() == 3 and axes is not None:
+            below = sorted(axis % 3 + 1 for axis in axes)
+            if below in ([3], [2, 3]) and node.get_name() in parts:  # of other axes OpenVINO writes them out again
+                continue
+            give(takers, of_four(node, below), node)
+        elif kind in ("ReduceMax", "ReduceMin"):
+            give(takers, apart(node.output(0)), node)
     graph.validate_nodes_and_infer_types()
     return graph
 
 
-def axes_of(mean: Any) -> list[int] | None:
-    """The axes of a mean, also of a GlobalAveragePool, whose axes are a range; None where the graph does not tell."""
-    axes = mean.input_value(1)
+def is_float(node: Any) -> bool:
+    return bool(node.get_input_element_type(0).get_type_name() == "f32")
+
+
+def of_four(node: Any, below: Sequence[int]) -> Any:
+    """A reduction of three dimensions, of four; `below` are its axes there."""
+    from openvino import opset13 as ops
+
+    wide = ops.unsqueeze(node.input_value(0), ops.constant([0]))
+    # Over the added dimension, too: otherwise OpenVINO takes the mean first, and adds the dimension behind it.
+    made = getattr(ops, REDUCTIONS[node.get_type_name()])(wide, ops.constant([0, *below]), keep_dims=True)
+    return ops.squeeze(made, ops.constant([0] if node.get_attributes()["keep_dims"] else [0, *below])).output(0)
+
+
+def apart(value: Any) -> Any:
+    """The value as it is, behind an operator that OpenVINO neither leaves out nor computes in 8 bits."""
+    from openvino import opset13 as ops
+
+    return ops.minimum(value, ops.constant(float("inf"), dtype="float32")).output(0)
+
+
+def give(takers: Sequence[Any], value: Any, node: Any) -> None:
+    """Let what took a node's output take this value, by the same name."""
+    value.get_tensor().set_names(node.output(0).get_names())
+    for taker in takers:
+        taker.replace_source_output(value)
+
+
+def axes_of(reduction: Any) -> list[int] | None:
+    """The axes of a reduction, also of a GlobalAveragePool, whose axes are a range; None where they are not told."""
+    axes = reduction.input_value(1)
     if axes.get_node().get_type_name() == "Constant":
         return [int(axis) for axis in axes.get_node().get_vector()]
     if axes.get_node().get_type_name() != "Range" or axes.get_partial_shape().is_dynamic:

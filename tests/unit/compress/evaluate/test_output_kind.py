@@ -203,6 +203,27 @@ def test_a_dimension_that_varies_counts_no_classes(
     refuse_labels(ids, spec, "data", taught=False)
 
 
+@pytest.mark.parametrize("batch", ["batch", 1, 4])
+@pytest.mark.parametrize(
+    ("shape", "labels"),
+    [
+        ((5,), np.arange(N) % 5),
+        ((5,), np.eye(5, dtype=np.float32)[np.arange(N) % 5]),
+        ((5, 3, 3), np.zeros((N, 3, 3), np.int64)),
+        ((3, 5), np.zeros((N, 3), np.int64)),
+        ((3,), np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)),
+    ],
+)
+def test_labels_count_however_many_samples_a_call_takes(
+    batch: int | str, shape: tuple[int, ...], labels: np.ndarray[Any, Any]
+) -> None:
+    spec = TensorSpec("y", "float32", (batch, *shape))
+    form = by_labels(labels, spec, None)
+    assert form is not None
+    assert counts(form, spec, labels)
+    assert not counts(form, spec, np.zeros((N, 7)))
+
+
 @pytest.mark.parametrize("of", [(6,), (6, 6)])
 def test_where_two_dimensions_may_count_the_classes_it_is_told(of: tuple[int, ...]) -> None:
     """As torch's cross_entropy has it, and in words."""

@@ -112,6 +112,29 @@ def test_guards_that_cant_be_read_are_known_and_so_are_those_beyond_a_bound() ->
     assert len(unread) == 1 + 2102 - 2048
 
 
+def padded(layers: int, size: str = SIZE) -> str:
+    """The size behind as many layers of stride 2 whose padding is what keeps it whole, as torch.export writes it."""
+    for _ in range(layers):
+        size = f"({size} + max(0, 1 - {size} + 2*math.ceil({size} / 2))) // 2"
+    return size
+
+
+def test_a_guard_whose_parts_are_the_same_again_and_again_is_read_however_long_it_is() -> None:
+    text = f"{padded(6)} <= 3"
+    assert len(text) > 15_000
+    (guard,), unread = read_guards([text], [("x", 1)])
+    assert not unread
+    assert [fails([guard], {("x", 1): size}) is None for size in (100, 191, 192, 1000)] == [True, True, True, False]
+    assert guard.named({("x", 1): "T"}).startswith("((((((T + max(0, 1 - T")
+
+
+def test_guards_of_too_many_parts_are_not_read() -> None:
+    texts = [" + ".join(f"{SIZE} * {first * 60 + at}" for at in range(30)) + " > 0" for first in range(2000)]
+    read, unread = read_guards(texts, [("x", 1)])
+    assert read
+    assert unread
+
+
 @given(st.text(max_size=200))
 def test_no_text_is_more_than_read(text: str) -> None:
     assert fails(read_guards([text], [("x", 1)])[0], {("x", 1): 3}) in (None, text)

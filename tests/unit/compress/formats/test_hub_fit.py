@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,30 @@ def test_weights_of_another_network_are_refused_and_named(folder: Path, fault: s
     refused = _refused(_with_weights(folder, change))
     assert why in refused.why
     assert mend in refused.mend
+
+
+@pytest.mark.parametrize(
+    ("prefix", "told"),
+    [
+        ("module.", True),
+        ("_orig_mod.", False),
+        ("_orig_mod.module.", True),
+        ("module._orig_mod.", True),
+        ("_fsdp_wrapped_module.", False),
+    ],
+)
+def test_what_pytorch_put_around_the_network_is_taken_off_the_names(
+    folder: Path, whole: Path, prefix: str, *, told: bool
+) -> None:
+    _with_weights(folder, lambda state: {f"{prefix}{name}": tensor for name, tensor in state.items()})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", AssumedWarning)
+        found = load(folder)
+    assert any("behind 'module.'" in str(each.message) for each in caught) is told
+    given = found.signature.inputs, sample_inputs(found.signature, 2)
+    answers = call(found.module, *given)
+    for name, answer in call(load(whole).module, *given).items():
+        torch.testing.assert_close(answers[name], answer)
 
 
 def test_heads_that_the_class_has_no_use_for_are_left_out_and_told(tmp_path: Path) -> None:

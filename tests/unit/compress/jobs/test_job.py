@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from compress import Artifact, ExportOptions
 from compress.cli import main
 from compress.errors import ToolkitError
 from compress.formats.checkpoint import save
+from compress.report.export import stage_table
 from tests.models import build, mlp
 
 X = "x:float32[batch,4]"
@@ -172,6 +174,11 @@ def test_a_batch_that_is_fixed_is_not_told_as_another(tmp_path: Path) -> None:
     assert {cell.batch for cell in report.grid} == {4}
     assert all(cell.throughput == pytest.approx(4000 / cell.p50_ms) for cell in report.grid)
     assert any("Each call takes 4 samples" in note for note in report.notes)
+    page = (tmp_path / "out" / "report.html").read_text()
+    for told in (page, str(stage_table(report).title), *map(str, report.findings)):
+        assert not re.search("at batch [^4]", told)
+    assert "atency at batch 4, 1 thread" in str(stage_table(report).title)
+    assert "Latency at batch 4" in page
     assert "batches" not in next(row.did for row in report.stages if row.stage == "onnx_from_torch")
     with pytest.raises(ToolkitError, match="batch 8"):
         compress.export(tmp_path / "model.pt", ExportOptions(output=tmp_path / "out", batches=(1, 8)))

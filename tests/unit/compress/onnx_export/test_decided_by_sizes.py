@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,14 @@ def last_three_hundred(x: torch.Tensor) -> torch.Tensor:
     return x[:, -300:] if x.shape[1] > 300 else x
 
 
+def doubled_by_its_root(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if int(math.sqrt(x.shape[1])) > 20 else x
+
+
+def doubled_by_its_logarithm(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if math.log2(x.shape[1]) > 9 else x
+
+
 @pytest.mark.parametrize(
     ("module", "inputs", "told"),
     [
@@ -187,6 +196,8 @@ def last_three_hundred(x: torch.Tensor) -> torch.Tensor:
         (Windows(halved_above_300), TOKENS, r"T = \d+, where .* holds for T (from \d+ to|up to) 300"),
         (Rows(2, 2, 1), IMAGE, r"h = \d+"),
         (Rows(2, 3, 1), IMAGE, r"h = \d+"),
+        (Sequences(doubled_by_its_root), TOKENS, r"T = 441, where .*T\)+ <= 20"),  # told when it runs, by torch.export
+        (Sequences(doubled_by_its_logarithm), TOKENS, r"T = 513, where .*T\)+ <= 9\.0"),
     ],
     ids=[
         "cut to 50",
@@ -201,6 +212,8 @@ def last_three_hundred(x: torch.Tensor) -> torch.Tensor:
         "windows of 11",
         "pool that drops windows",
         "pool in steps of 3",
+        "by a root",
+        "by a logarithm",
     ],
 )
 def test_a_branch_on_a_size_is_refused_with_the_dimension_and_a_size_at_which_it_shows(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
+from torch.nn import functional
 
 from compress.errors import StageError
 from compress.model import TorchModel
@@ -27,6 +29,23 @@ def pooled(size: int, shape: str) -> TorchModel:
 def test_a_pool_to_a_fixed_size_of_free_sizes_is_named_with_the_dimensions_to_fix(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="adaptive_avg_pool2d to 7 × 7 for the sizes traced alone") as caught:
         OnnxFromTorch().run(pooled(7, "h,w"), tmp_path, silent)
+    assert "in place of h, w" in caught.value.mend
+
+
+class Halved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.adaptive_avg_pool2d(self.layer(x), (x.shape[2] // 2, x.shape[3] // 2))
+
+
+def test_a_pool_to_a_size_that_is_computed_is_named_too(tmp_path: Path) -> None:
+    module = Halved().eval()
+    model = TorchModel(module, infer_signature(module, (TensorSpec.parse("x:float32[batch,3,h,w]"),)))
+    with pytest.raises(StageError, match="adaptive_avg_pool2d to a computed size × a computed size") as caught:
+        OnnxFromTorch().run(model, tmp_path, silent)
     assert "in place of h, w" in caught.value.mend
 
 

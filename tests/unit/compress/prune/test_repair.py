@@ -290,6 +290,18 @@ def test_fewer_rows_than_columns_are_warned_of_with_what_it_costs(tmp_path: Path
     assert any("2 (21 for " in warning and "give more samples" in warning for warning in found.warnings)
 
 
+@pytest.mark.parametrize(("samples", "spared"), [(3, False), (15, False), (16, True), (24, True)])
+def test_held_out_is_said_of_samples_that_were(tmp_path: Path, samples: int, spared: bool) -> None:
+    module = nn.Sequential(nn.Linear(16, 128), nn.ReLU(), nn.Linear(128, 4))
+    model = wrapped(module, "x:float32[batch,16]")
+    pruned = PruneChannels(0.4).run(model, tmp_path, quiet).model
+    found = RepairChannels(data_for(model, samples)).run(pruned, tmp_path, quiet)  # type: ignore[arg-type]
+    told = " ".join([found.did, *map(str, found.warnings), *found.details["left_alone"].values()])
+    assert ("held out" in told) is spared
+    assert ("the samples themselves" in told) is not spared
+    assert any("too few to hold some out" in str(warning) for warning in found.warnings) is not spared
+
+
 def test_what_was_not_pruned_is_not_repaired(tmp_path: Path) -> None:
     model = loaded("mlp")
     found = RepairChannels(data_for(model)).run(model, tmp_path, quiet)

@@ -398,6 +398,14 @@ def test_int8_is_slower_only_beyond_the_noise_and_the_figures_show_it() -> None:
     assert "two sessions of one file differ by up to" in alike
 
 
+def test_of_calls_of_several_samples_no_finding_says_batch_1() -> None:
+    rows = [row("original", SAME), row("original_onnx", SAME), row("prune_channels", SAME), row("finetune", SAME)]
+    for floats, int8 in ((SAME, SLOWER), (OTHER, SAME)):
+        told = " ".join(findings([*rows, row("fold_onnx", floats), row("quantize_onnx", int8)], batch=4))
+        assert "at batch 4" in told
+        assert "at batch 1" not in told
+
+
 def test_no_finding_is_illustrated_by_figures_that_say_the_opposite() -> None:
     """On a machine of two speeds every pair of rounds may say slower where the medians of all rounds say faster."""
     floats = [*[0.146] * 7, 0.233, *[0.30] * 7]

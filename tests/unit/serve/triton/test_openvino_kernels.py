@@ -1,4 +1,4 @@
-"""The embedded Triton's `openvino` backend computes means of 8 bits as the toolkit compared them."""
+"""The embedded Triton's `openvino` backend computes in 8 bits as the toolkit compared it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ import pytest
 import serve.triton.backends
 from compress.model import OnnxModel
 from compress.runtime.backends import open_model
-from tests.unit.compress.runtime.test_openvino_means import FREE, ROWS, drawn, file_of, normalized, pooled
+from tests.unit.compress.runtime.test_openvino_kernels import (
+    FREE,
+    LARGEST,
+    PADS,
+    ROWS,
+    drawn,
+    file_of,
+    normalized,
+    of,
+    padded,
+    pooled,
+)
 
 FILE = Path(serve.triton.backends.__path__[0]) / "openvino" / "model.py"
 
@@ -33,15 +44,17 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def compare(backend: Any, model: OnnxModel) -> None:
+def compare(backend: Any, model: OnnxModel, step: float = 0.0201) -> None:
     """Its answers with those of ONNX Runtime, at several batches."""
     core = backend.openvino.Core()
     graph = backend.opened(core, model.path, {})
     assert [sorted(port.names) for port in (*graph.inputs, *graph.outputs)] == [["x"], ["y"]]
     compiled = core.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1})
+    (spec,) = model.signature.inputs
     for rows in ROWS:
-        wanted = open_model(model, threads=1).infer(drawn(rows))["y"]
-        np.testing.assert_allclose(compiled(drawn(rows))["y"], wanted, atol=0.0201)
+        inputs = drawn(rows) if len(spec.shape) == 3 and spec.shape[1] != 4 else of(list(spec.shape), rows)
+        wanted = open_model(model, threads=1).infer(inputs)["y"]
+        np.testing.assert_allclose(compiled(inputs)["y"], wanted, atol=step)
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -51,6 +64,21 @@ def test_of_three_dimensions_every_row_is_right_whichever_of_them_are_free(
     backend: Any, tmp_path: Path, shape: list[int | str], axes: list[int], keep: int, after: bool
 ) -> None:
     compare(backend, file_of(tmp_path / "m.onnx", shape, axes, keep, before=True, after=after))
+
+
+@pytest.mark.parametrize("kind", ["ReduceMax", "ReduceMin"])
+@pytest.mark.parametrize(("shape", "axes"), LARGEST)
+def test_the_largest_of_floats_is_right_rounded_to_8_bits(
+    backend: Any, tmp_path: Path, shape: list[int | str], axes: list[int], kind: str
+) -> None:
+    compare(backend, file_of(tmp_path / "m.onnx", shape, axes, 0, before=False, after=True, kind=kind))
+
+
+@pytest.mark.parametrize(("at", "axes", "value"), PADS)
+def test_what_is_put_around_8_bits_is_as_large_as_said(
+    backend: Any, tmp_path: Path, at: int, axes: int, value: float
+) -> None:
+    compare(backend, padded(tmp_path / "m.onnx", at, axes, value), step=0.0501)
 
 
 @pytest.mark.parametrize("shape", [["batch", 32, 6], ["batch", 32, "w"]])
