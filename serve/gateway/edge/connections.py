@@ -191,6 +191,8 @@ def connection_class(
             if self._running is not None and not self._running.response_complete:
                 self._running.disconnected = True
                 self._running.message_event.set()
+            for waiting, _ in self.pipeline:
+                _part(waiting)
             self.pipeline.clear()
             for share in (self._queued, self._heading):
                 if share is not None:
@@ -492,6 +494,7 @@ def connection_class(
             self._running = cycle
             if self._queued is not None:
                 self._queued.resize(self._queued_bytes())
+            app = partial(_parted, app)
             if rounds is None:
                 super()._start_asgi_task(cycle, app)
             else:
@@ -709,6 +712,19 @@ def _held_by(cycle: RequestResponseCycle) -> int:
     """Bytes that a request holds while it waits for its turn."""
     headers: Any = cycle.scope["headers"]
     return max(PIPELINED_BYTES, FIELD_BYTES * len(headers)) + len(cycle.body)
+
+
+def _part(cycle: RequestResponseCycle) -> None:
+    """From what it is answered by, which has it, too: where that waited, no collector sees it for long."""
+    cycle.scope.get("extensions", {}).clear()
+
+
+async def _parted(app: Any, scope: Any, receive: Any, send: Any) -> None:
+    """A request, from which what it is answered by is taken when it is over; see `_part`."""
+    try:
+        await app(scope, receive, send)
+    finally:
+        scope["extensions"].clear()
 
 
 def _key_of(cycle: RequestResponseCycle | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import struct
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serve.gateway import server as server_module
 from serve.gateway.access.admission import Admission
@@ -243,3 +245,25 @@ print(_clients(*_with_files(Settings(upstream=("http://127.0.0.1:1",), max_clien
     assert "the process may have 1000 files open; raise that (ulimit -n, " in done.stderr
     assert f"or set max_clients to {int(done.stdout)}" in done.stderr
     assert "or set max_connections to 250" in done.stderr
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/docs"])
+@in_loop
+async def test_requests_that_have_waited_are_gone_when_they_are_over_without_the_collector(path: str) -> None:
+    def there() -> int:
+        return sum(isinstance(each, RequestResponseCycle) for each in gc.get_objects())
+
+    async with gateway(Settings(upstream=("http://127.0.0.1:9",), port=0)) as address:
+        gc.collect()
+        gc.disable()
+        try:
+            before = there()
+            for _ in range(3):
+                _, writer = await asyncio.open_connection(address.host, address.port)
+                writer.write(f"GET {path} HTTP/1.1\r\nhost: a\r\n\r\n".encode() * MOST_PIPELINED)
+                await until(lambda: there() > before + 1)
+                await asyncio.sleep(0.5)
+                writer.transport.abort()
+            await until(lambda: there() <= before + 1)
+        finally:
+            gc.enable()
