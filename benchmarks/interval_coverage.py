@@ -112,7 +112,7 @@ def valued(rng: np.random.Generator, trials: int) -> list[dict[str, Any]]:
 
 def determined(rng: np.random.Generator, trials: int) -> list[dict[str, Any]]:
     """R², and its drop where a second model has half as much error again: `Determination`."""
-    laws = {
+    laws: dict[str, tuple[Callable[[int], np.ndarray[Any, Any]], float]] = {
         "normal": (rng.standard_normal, 1.0),
         "lognormal": (lambda size: rng.lognormal(0.0, 1.0, size), float((np.e - 1) * np.e)),
     }
