@@ -6,7 +6,8 @@ Two classifiers answer the same samples. The original is right with a given shar
 beside it, a given share of the samples is gained and as much is lost. For each setting, the share of intervals at 95%
 that hold the true drop (coverage), the share whose upper end is below it (a budget would be kept by mistake: 2.5%
 is allowed), and the mean width. Beside them, what the percentile bootstrap of the mean gives. Below, single shares, and
-BCa intervals of scores that are skewed, as losses of cosine similarity are. The last line of stdout is one JSON object.
+BCa intervals of scores that are skewed, as losses of cosine similarity are, and of R² and its drop, for labels that are
+normal and lognormal. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from compress.evaluate.intervals import Interval, difference_interval, paired_interval, share_interval
+from compress.evaluate.determination import Determination
+from compress.evaluate.intervals import Interval, difference_interval, mean_interval, paired_interval, share_interval
 from compress.runtime.machine import environment
 
 SAMPLES = (50, 200, 2000)
@@ -30,6 +32,7 @@ DROPS = (0.0, 0.005, 0.05)
 CHANGES = (0.0, 0.01)  # of the samples, gained; as many are lost besides the drop
 RESAMPLES = 1000
 VALUED_TRIALS = 400
+R2 = (0.5, 0.95)
 
 
 def main() -> None:
@@ -37,7 +40,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=4000)
     trials = parser.parse_args().trials
     rng = np.random.default_rng(0)
-    rows = [*paired(rng, trials), *single(rng, trials), *valued(rng, VALUED_TRIALS)]
+    rows = [*paired(rng, trials), *single(rng, trials), *valued(rng, VALUED_TRIALS), *determined(rng, VALUED_TRIALS)]
     table = Table(title=f"intervals at 95%, {trials} simulated evaluations each", title_justify="left")
     for column in ("method", "samples", "accuracy", "drop", "gained", "coverage", "below the truth", "mean width"):
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
@@ -105,6 +108,38 @@ def valued(rng: np.random.Generator, trials: int) -> list[dict[str, Any]]:
         )
         rows.append(_row("BCa, cosine", samples, None, 0.005, None, ends, -0.005))
     return rows
+
+
+def determined(rng: np.random.Generator, trials: int) -> list[dict[str, Any]]:
+    """R², and its drop where a second model has half as much error again: `Determination`."""
+    laws: dict[str, tuple[Callable[[int], np.ndarray[Any, Any]], float]] = {
+        "normal": (rng.standard_normal, 1.0),
+        "lognormal": (lambda size: rng.lognormal(0.0, 1.0, size), float((np.e - 1) * np.e)),
+    }
+    rows = []
+    for law, (draw, variance) in laws.items():
+        for samples in SAMPLES:
+            for r2 in R2:
+                single, drop = [], []
+                for _ in range(trials):
+                    labels = draw(samples)
+                    apart = [(variance * (1 - r2)) ** 0.5 * rng.standard_normal(samples) for _ in range(2)]
+                    before, after = (
+                        _r2_scores(labels + each, labels) for each in (apart[0], apart[0] + 0.5**0.5 * apart[1])
+                    )
+                    ones, twos = mean_interval(before), difference_interval(after, before)
+                    single.append((ones.low, ones.high))
+                    drop.append((twos.low, twos.high))
+                rows.append(_row(f"R², {law}", samples, r2, None, None, np.array(single), r2))
+                loss = 0.5 * (1 - r2)
+                rows.append(_row(f"R², {law}, drop", samples, r2, loss, None, np.array(drop), -loss))
+    return rows
+
+
+def _r2_scores(values: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    running = Determination(labels.var(keepdims=True))
+    running.update({"y": values}, labels)
+    return running.compute()
 
 
 def _all(method: Callable[..., Interval], drawn: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

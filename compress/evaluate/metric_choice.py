@@ -16,6 +16,7 @@ from compress.data.dataset import Dataset
 from compress.errors import RecipeError
 from compress.evaluate.chance import OfPlaces, OfShuffled
 from compress.evaluate.class_metrics import ClassFigure
+from compress.evaluate.determination import Determination
 from compress.evaluate.endings import Ending
 from compress.evaluate.label_metrics import (
     IntersectionOverUnion,
@@ -256,7 +257,13 @@ def _of_numbers(data: Dataset, output: str) -> Metric | None:
     if spread is None:
         return None
     told = ",".join(f"{value:.9g}" for value in spread[:8])  # other labels give other scores
-    return dataclasses.replace(METRICS["r2"], per_sample=r2_of(spread), output=output, code=told)
+    return dataclasses.replace(
+        METRICS["r2"],
+        per_sample=r2_of(spread),
+        accumulated=lambda: Determination(spread, output),
+        output=output,
+        code=told,
+    )
 
 
 def _of_classes(name: str, output: str) -> Metric:

@@ -13,6 +13,7 @@ import numpy as np
 from compress.errors import StageError
 from compress.evaluate.chance import Chance, OfNumbers, OfPlaces, OfSets, OfSimilarities
 from compress.evaluate.constant import Constant, OfAnswers, OfDirections, OfMeans, prefers
+from compress.evaluate.determination import Determination
 from compress.evaluate.intervals import Bounds
 from compress.evaluate.label_metrics import (
     IntersectionOverUnion,
@@ -52,7 +53,7 @@ BY_LABELS = (*SETS, *PLACES, *TAGS, "r2")
 
 @dataclass(frozen=True)
 class Metric:
-    """A task metric; one of `per_sample`, `over_all` and `accumulated` is given.
+    """A task metric; one of `per_sample`, `over_all` and `accumulated` is given; both first and last of r2.
 
     Attributes:
         name: "top1", "top5", "f1_macro", "mcc", "binary_accuracy", "f1_samples", "pixel_accuracy", "miou",
@@ -60,7 +61,8 @@ class Metric:
         per_sample: scores [n] from a batch's outputs, the original model's outputs, and the labels (or None).
         over_all: from all outputs and all labels at once: scores [n], or one figure [] where the metric is no mean of
             scores (mAP).
-        accumulated: makes what is given batch after batch and computes one figure at the end.
+        accumulated: makes what is given batch after batch and computes at the end: scores [n] whose mean is the
+            figure, or one figure. A `per_sample` beside it is for those who look at the mean alone: a training.
         higher_is_better: whether a fall is a loss.
         needs_labels: whether it means nothing without labels.
         compares: whether it looks at the original's outputs.
@@ -243,7 +245,13 @@ METRICS = {
         ),
         Metric("f1_entities", needs_labels=True, bounds=(0.0, 1.0)),
         Metric("f1_tokens", needs_labels=True, bounds=(0.0, 1.0)),
-        Metric("r2", r2_of(np.ones(1)), needs_labels=True, chance=OfNumbers),
+        Metric(
+            "r2",
+            r2_of(np.ones(1)),
+            accumulated=lambda: Determination(np.ones(1)),
+            needs_labels=True,
+            chance=OfNumbers,
+        ),
         Metric("spearman", needs_labels=True, bounds=(-1.0, 1.0), chance=OfSimilarities, together=2),
         Metric("agreement", _agreement, compares=True, bounds=(0.0, 1.0), constant=OfAnswers),
         Metric("cosine", _cosine, compares=True, bounds=(-1.0, 1.0), constant=OfDirections),

@@ -125,6 +125,12 @@ class Scores:
         self._samples += count
         numbers = without_nan(metric.judged(outputs))
         self.not_numbers += int((~numbers).sum())
+        if self._running is not None:
+            try:
+                self._running.update(outputs, labels)
+            except Exception as err:
+                raise self._failed(err) from err
+            return
         if metric.per_sample is not None:
             try:
                 scores = np.asarray(metric.per_sample(metric.judged(outputs), metric.judged(expected), labels))
@@ -133,12 +139,6 @@ class Scores:
             if scores.shape != (count,):
                 raise self._misshapen(scores)
             self._scores.append(self._bounded(scores))
-            return
-        if self._running is not None:
-            try:
-                self._running.update(outputs, labels)
-            except Exception as err:
-                raise self._failed(err) from err
             return
         for name, array in outputs.items():
             self._outputs.setdefault(name, []).append(array)
@@ -151,7 +151,7 @@ class Scores:
         Raises:
             RecipeError: the user's metric fails, or gives neither.
         """
-        if self._metric.per_sample is not None:
+        if self._scores:
             return np.concatenate(self._scores)
         try:
             if self._running is not None:

@@ -12,7 +12,7 @@ from compress.artifact import Artifact
 from compress.console.wording import AssumedWarning
 from compress.errors import CheckpointError, ToolkitError
 from compress.formats.checkpoint import load
-from compress.formats.hub.folder import is_hub_folder, weights_elsewhere
+from compress.formats.hub.folder import ADAPTER, is_hub_folder, weights_elsewhere
 from compress.formats.onnx.load import is_onnx, load_onnx
 from compress.model import TorchModel, in_float32
 from compress.onnx_export.torch_from_onnx import taken_back
@@ -26,7 +26,6 @@ __all__ = ["DAMAGED", "load_source", "read_by", "refuse_folder"]
 # What a file that can't be read raises, where others tell of that.
 DAMAGED = (ToolkitError, OSError, ValueError, DecodeError)
 
-ADAPTER = "adapter_config.json"  # of peft
 # What `compress finetune` writes into its folder, and how each is named to a command.
 HELD = {"model.pt": "", "weights.pt": ", with the factory of its module: --model package.module:factory"}
 

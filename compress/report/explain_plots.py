@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compress.console.wording import counted
+from compress.report.plot_settings import own_settings
 from compress.report.plots import INK, INT8, ONNX, axes_of, svg_of
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ MOST = 25  # layers, the worst first
 QUIET_DB = 120.0  # where tensors are drawn that are equal
 
 
+@own_settings()
 def explained_plots(found: Explanation) -> list[tuple[str, str]]:
     """Titles and SVG texts."""
     over = f"on {counted(found.samples, 'samples')}"

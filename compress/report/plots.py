@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,6 +17,7 @@ from compress.artifact import StageReport
 from compress.console.durations import ms_text
 from compress.evaluate.intervals import CONFIDENCE, percent
 from compress.report.plot_labels import label_points, plain
+from compress.report.plot_settings import own_settings
 
 __all__ = ["INK", "INT8", "ONNX", "SHARES", "TORCH", "axes_of", "log_axis", "plots", "svg_of"]
 
@@ -25,6 +25,7 @@ INK = "#0a0b0c"  # stands for the page's text colour
 TORCH, ONNX, INT8 = "#8c6bb1", "#3b8bc4", "#2ca25f"
 
 
+@own_settings()
 def plots(
     stages: Sequence[StageReport],
     latencies_ms: Mapping[str, Sequence[float]],
@@ -86,7 +87,7 @@ def svg_of(figure: Figure) -> str:
     }
     style |= dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
     plain(figure)
-    with mpl.rc_context(style):
+    with own_settings(style):
         for axes in figure.axes:
             axes.tick_params(colors=INK)
             axes.xaxis.label.set_color(INK)

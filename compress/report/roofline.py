@@ -11,6 +11,7 @@ from rich.table import Table
 
 from compress.console.wording import counted
 from compress.report.plot_labels import label_points
+from compress.report.plot_settings import own_settings
 from compress.report.plots import axes_of, log_axis, svg_of
 from compress.runtime.roofline import Roofline
 from compress.runtime.roofs import Machine
@@ -51,6 +52,7 @@ def _speed(roofs: Machine, kind: str) -> str:
     return f"{roofs.ops(kind) / 1e9:.0f}{'*' if kind in roofs.lifted else ''}"
 
 
+@own_settings()
 def roofline_plot(found: Roofline) -> str:
     """Layers under the roofs, larger the longer they take; inline SVG."""
     figure, axes = axes_of(4.4)

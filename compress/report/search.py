@@ -17,6 +17,7 @@ from compress.evaluate.intervals import percent
 from compress.evaluate.search_result import SearchResult, Trial
 from compress.report.pages import page
 from compress.report.plot_labels import label_points
+from compress.report.plot_settings import own_settings
 from compress.report.plots import axes_of, log_axis, svg_of
 from compress.storage.files import write_files
 
@@ -89,6 +90,7 @@ def _cost(trial: Trial, result: SearchResult) -> float:
     return (trial.latency_p50_ms if result.goal == "latency" else trial.throughput) or 0.0
 
 
+@own_settings()
 def pareto_plot(result: SearchResult) -> str:
     """Drop against cost as inline SVG; empty when nothing was measured."""
     if not result.measured:

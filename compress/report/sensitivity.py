@@ -13,6 +13,7 @@ from compress.console.wording import counted
 from compress.evaluate.gains import signed
 from compress.prune.sensitivity import WORST, GroupSensitivity, Sensitivity
 from compress.report.pages import page
+from compress.report.plot_settings import own_settings
 from compress.report.plots import axes_of, svg_of
 from compress.storage.files import write_files
 
@@ -51,6 +52,7 @@ def _cells(found: Sensitivity, group: GroupSensitivity) -> list[str]:
     ]
 
 
+@own_settings()
 def heat_map(found: Sensitivity) -> str:
     """Layers down, ratios across, colour and figure the drop in points; inline SVG."""
     drops = np.array([group.drops for group in found.groups])

@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from compress.report.plot_settings import own_settings
 from compress.report.plots import INK, ONNX, TORCH, axes_of, log_axis, svg_of
 
 __all__ = ["settings_of", "training_plots", "trial_rows"]
@@ -15,6 +16,7 @@ __all__ = ["settings_of", "training_plots", "trial_rows"]
 LOST = "#c0392b"
 
 
+@own_settings()
 def training_plots(details: Mapping[str, Any], name: str = "the training") -> list[tuple[str, str]]:
     """Titles and SVG texts.
 

@@ -10,13 +10,26 @@ import numpy as np
 
 from serve.load.figures.result import LoadResult
 from serve.load.report.page_style import STYLE
-from serve.load.report.plot_style import BLUE, GREEN, GREY, INK, ORANGE, RED, figure_of, legend_of, plain_log, svg_of
+from serve.load.report.plot_style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    RED,
+    figure_of,
+    legend_of,
+    own_settings,
+    plain_log,
+    svg_of,
+)
 from serve.plan.choose import Planned
 from serve.plan.report import advice, verdict
 
 __all__ = ["page"]
 
 
+@own_settings()
 def page(planned: Planned, runs: Sequence[LoadResult]) -> str:
     """The page, as HTML.
 

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from compress.errors import MissingExtraError
 from compress.vetting.replace import replace_file
 from serve.load.report.page_style import STYLE as PAGE_STYLE
-from serve.load.report.plot_style import INK, svg_of
+from serve.load.report.plot_style import INK, own_settings, svg_of
 from serve.tune.final import Duel, Final
 from serve.tune.run import Tuned
 from serve.tune.trial import Point, Trial
@@ -103,6 +102,7 @@ def write_report(tuned: Tuned, folder: Path) -> Path:
     return page
 
 
+@own_settings(extra="tune")
 def _page(tuned: Tuned) -> str:
     plots = [
         (f"Throughput against latency; the line is the bound of {tuned.bound_ms:g} ms", _scatter(tuned)),
@@ -173,10 +173,8 @@ def _ms(value: float | None) -> str:
 
 
 def _figure(height: float, columns: int = 1) -> tuple[Any, Any]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as err:
-        raise MissingExtraError("can't draw the report", module="matplotlib", extra="tune") from err
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.subplots(1, columns)
     for each in axes if columns > 1 else [axes]:

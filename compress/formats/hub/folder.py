@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"  # of peft
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 MOST_SHARDS = 1000
 SPECIAL = "__float__"  # {"__float__": "Infinity"} is how transformers writes what JSON has no number for

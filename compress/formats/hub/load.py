@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +21,7 @@ from compress.errors import CheckpointError, ToolkitError, first_line
 from compress.formats.exported.layers import NoLayersError, layered
 from compress.formats.hub.config import config_of, labels_of, offline
 from compress.formats.hub.fit import refuse_made_up
-from compress.formats.hub.folder import WHOLE, HubFolder, open_hub_folder
+from compress.formats.hub.folder import ADAPTER, WHOLE, HubFolder, open_hub_folder
 from compress.formats.hub.inputs import BOXES, OWN_MODULE, warn_of_left_out
 from compress.formats.hub.network import Built, build
 from compress.formats.hub.processor import processor_of
@@ -67,6 +68,7 @@ def load_hub_folder(
         MissingExtraError: transformers is not installed, or timm for its folder.
     """
     folder = open_hub_folder(path)
+    _warn_of_adapter(folder)
     with offline() as transformers:
         state = state_of(folder, trust=trust)
         timm = is_timm(folder)
@@ -101,6 +103,17 @@ def load_hub_folder(
         )
         warnings.warn(told, AssumedWarning, stacklevel=3)
     return TorchModel(module, signature, has_layers, processor=processor)
+
+
+def _warn_of_adapter(folder: HubFolder) -> None:
+    """transformers applies what peft left beside whole weights, where peft is installed."""
+    if any(os.path.lexists(each / ADAPTER) for each in {folder.path, folder.root}):
+        told = (
+            f"{folder.path}: the adapter that {ADAPTER} tells of is not applied: the network is that of the whole "
+            "weights beside it. Where the adapter is meant, too, load both with peft, and write "
+            "model.merge_and_unload().save_pretrained(folder)"
+        )
+        warnings.warn(told, AssumedWarning, stacklevel=4)
 
 
 def _warn_of_ids(processor: Processor, built: Built) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from serve.load.figures.result import MIN_BEYOND
 
 __all__ = [
     "BLUE", "CYCLE", "GREEN", "GREY", "INK", "NINES", "ORANGE", "RED", "check", "figure_of", "legend_of", "nines",
-    "plain_log", "spectrum", "svg_of",
+    "own_settings", "plain_log", "spectrum", "svg_of",
 ]  # fmt: skip
 
 INK = "#0a0b0c"  # stands for the page's text colour
@@ -22,8 +24,11 @@ CYCLE = (BLUE, ORANGE, GREEN, PURPLE, RED, "#b8860b", "#17a2a2", GREY)
 NINES = (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999)
 
 
-def check() -> None:
+def check(extra: str = "load") -> None:
     """Raise where nothing can be drawn.
+
+    Args:
+        extra: that would bring what is missing.
 
     Raises:
         MissingExtraError: there is no matplotlib.
@@ -31,7 +36,31 @@ def check() -> None:
     try:
         import matplotlib as mpl  # noqa: F401
     except ImportError as err:
-        raise MissingExtraError("can't draw the report", module="matplotlib", extra="load") from err
+        raise MissingExtraError("can't draw the report", module="matplotlib", extra=extra) from err
+
+
+@contextmanager
+def own_settings(style: dict[Any, Any] | None = None, extra: str = "load") -> Iterator[None]:
+    """Draw by matplotlib's defaults and this style, whatever was set before; what was set is put back.
+
+    matplotlib reads a file `matplotlibrc` of the current folder, else of the user, as it is imported: it may have texts
+    set by a TeX that is then started, or images too large for the machine. Artists keep some settings as they are made,
+    others count as they are drawn: both belong inside.
+
+    Args:
+        style: rcParams by name.
+        extra: see `check`.
+
+    Raises:
+        MissingExtraError: there is no matplotlib.
+    """
+    check(extra)
+    import matplotlib as mpl
+
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(style or {})
+        yield
 
 
 def figure_of(height: float, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
@@ -72,15 +101,13 @@ def spectrum(histogram: Histogram) -> tuple[Any, Any]:
 
 def svg_of(figure: Any) -> str:
     """As an SVG element in the page's own ink."""
-    import matplotlib as mpl
-
     style: dict[Any, Any] = {
         "svg.fonttype": "none",
         "font.family": "sans-serif",
         "font.size": 10,
         "svg.hashsalt": "load",
     }
-    with mpl.rc_context(style):
+    with own_settings(style):
         for axes in figure.axes:
             axes.tick_params(colors=INK, which="both")
             for text in (axes.xaxis.label, axes.yaxis.label, *axes.texts):

@@ -19,6 +19,7 @@ from serve.load.report.plot_style import (
     figure_of,
     legend_of,
     nines,
+    own_settings,
     plain_log,
     spectrum,
     svg_of,
@@ -31,6 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+@own_settings()
 def percentiles_plot(runs: Sequence[LoadResult], names: Sequence[str], objective: Objective | None) -> str:
     """Latency over percentiles, on an axis of nines: from when requests were due; dotted, from when they were sent."""
     figure, axes = figure_of(4.0)
@@ -62,6 +64,7 @@ def percentiles_plot(runs: Sequence[LoadResult], names: Sequence[str], objective
     return svg_of(figure)
 
 
+@own_settings()
 def time_plot(run: LoadResult) -> str:
     """Requests due, answers and errors, and latency, second by second."""
     figure, (upper, lower) = figure_of(4.6, rows=2)
@@ -89,6 +92,7 @@ def time_plot(run: LoadResult) -> str:
     return svg_of(figure)
 
 
+@own_settings()
 def sweep_plot(groups: Sequence[tuple[str, Sequence[LoadResult]]], objective: Objective | None) -> str:
     """Latency over throughput, point after point of each sweep, the knee ringed; and throughput over the load."""
     figure, (left, right) = figure_of(3.8, columns=2)
@@ -132,6 +136,7 @@ def sweep_plot(groups: Sequence[tuple[str, Sequence[LoadResult]]], objective: Ob
     return svg_of(figure)
 
 
+@own_settings()
 def breakdown_plot(runs: Sequence[LoadResult], names: Sequence[str]) -> str:
     """Where the mean request's time went, stacked; empty where nothing is known."""
     rows = [(name, parts) for run, name in zip(runs, names, strict=True) if (parts := parts_of(run))]
@@ -152,6 +157,7 @@ def breakdown_plot(runs: Sequence[LoadResult], names: Sequence[str]) -> str:
     return svg_of(figure)
 
 
+@own_settings()
 def batches_plot(runs: Sequence[LoadResult], names: Sequence[str]) -> str:
     """Executions by batch size of the model that batches most; empty where nothing is known."""
     rows: list[tuple[str, str, dict[int, int]]] = []
@@ -179,6 +185,7 @@ def batches_plot(runs: Sequence[LoadResult], names: Sequence[str]) -> str:
     return svg_of(figure)
 
 
+@own_settings()
 def search_plot(report: LoadReport) -> str:
     """Each rate that was tried, in order, and whether it kept the objective."""
     if report.found is None:
@@ -201,6 +208,7 @@ def search_plot(report: LoadReport) -> str:
     return svg_of(figure)
 
 
+@own_settings()
 def difference_plot(before: Sequence[LoadResult], after: Sequence[LoadResult]) -> str:
     """After over before at each percentile, with the 95% band over seconds or rounds."""
     from serve.load.figures.intervals import LEAST_BLOCKS, blocks_of, blocks_of_rounds

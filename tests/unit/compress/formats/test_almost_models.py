@@ -107,6 +107,19 @@ def test_an_adapter_is_told_to_be_merged(folder: Path) -> None:
     assert "merge_and_unload" in error.mend
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_an_adapter_beside_whole_weights_is_told_not_to_be_applied(
+    beside: bool, folder: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """transformers applies it where peft is installed, so whoever uses it there is given another network."""
+    if beside:
+        (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    load(folder)
+    told = [str(each.message) for each in recwarn if "adapter_config.json" in str(each.message)]
+    assert bool(told) == beside
+    assert all("not applied" in each and "merge_and_unload" in each for each in told)
+
+
 def test_a_configuration_that_names_no_class_says_which_key_it_lacks(folder: Path) -> None:
     with_config(folder, architectures=None)
     with pytest.warns(AssumedWarning) as said:
