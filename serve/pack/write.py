@@ -20,7 +20,6 @@ from serve.pack.around import Around, around
 from serve.pack.compared import batch_told
 from serve.pack.models import Wanted, keep_edits, runs_on_openvino, wanted_models, write_model
 from serve.pack.options import PackOptions
-from serve.pack.same_signature import refuse_other_signature
 from serve.pack.source import load_source
 from serve.repository.folders import recover, replaceable, replacing, staging
 from serve.repository.lock import locked
@@ -112,8 +111,6 @@ def pack(
     if keep < 1:
         raise RepositoryError(f"can't keep {keep} versions", why="the new one is one of them", mend="give 1 or more")
     source = load_source(artifact, signature, options.runtime or "onnxruntime")
-    if artifact.is_dir():  # a file alone told it itself
-        refuse_other_signature(source)
     if repository.exists() and not repository.is_dir():
         raise RepositoryError(f"can't write into {repository}", why="it is not a folder", mend="name a folder")
     with around(source, hooks, text=text, pair=text_pair, image=image) as found:
