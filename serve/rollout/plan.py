@@ -46,8 +46,12 @@ class Target:
     @property
     def path(self) -> str:
         """Of its infer requests."""
-        version = "" if self.version is None else f"/versions/{self.version}"
-        return f"/v2/models/{self.model}{version}/infer"
+        return f"/v2/models/{self.within_models}/infer"
+
+    @property
+    def within_models(self) -> str:
+        """Its path among the models."""
+        return self.model if self.version is None else f"{self.model}/versions/{self.version}"
 
     def __str__(self) -> str:
         return self.model if self.version is None else f"{self.model}/{self.version}"

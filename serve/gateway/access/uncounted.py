@@ -37,14 +37,18 @@ def uncounted(places: Admission, flight: Flight) -> Iterator[None]:
         over()
 
 
-def goes_on(places: Admission, task: asyncio.Task[Any], held: Share, size: int) -> None:
+def goes_on(places: Admission, path: str, task: asyncio.Task[Any], held: Share, size: int) -> None:
     """What the task at hand is about goes to another model now; this one is at work on it until that task is done.
 
     Args:
+        path: of this model, with its version.
         held: holds the request until then, of so many bytes.
     """
-    flight = ABOARD.get()
-    work = None if flight is None else places.fairness.begin_uncounted(places.model, flight.at, places.now)
+    flight, work = ABOARD.get(), None
+    if flight is not None:
+        flight.gone = path
+        if flight.at.path == path:
+            work = places.fairness.begin_uncounted(places.model, flight.at, places.now)
     held.hold(size)
 
     def over(_: object) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from contextvars import Token
+from functools import partial
 from typing import Any
 
 import grpc
@@ -69,6 +70,13 @@ class Inference:
         self._calls = calls
         self._incoming = incoming
         self._telemetry = telemetry
+        self._going_on: set[asyncio.Task[Any]] = set()  # with candidates, whose clients have the baseline's answer
+
+    async def close(self) -> None:
+        """Give up what is under way for nobody."""
+        for task in [*self._going_on]:
+            task.cancel()
+        await asyncio.gather(*self._going_on, return_exceptions=True)
 
     async def answer(self, context: Context) -> bytes:
         """An inference, counted whatever comes of it."""
@@ -186,7 +194,15 @@ class Inference:
                     self._gate.asides.check(of_model, path, identity.id, waits=waits)
                     kept = share, counted
                     answer = await self._aside(
-                        identity, request, body, deadline, kept, aside, waits=waits, lingers=bool(identity.id)
+                        identity,
+                        asked_of(request),
+                        about(request)[1],
+                        body,
+                        deadline,
+                        kept,
+                        aside,
+                        waits=waits,
+                        lingers=bool(identity.id),
                     )
             else:
                 kept = share, counted
@@ -261,7 +277,7 @@ class Inference:
         waits: bool,
     ) -> bytes:
         """Ask one of the two models under release."""
-        asked_of_candidate: list[Flight] = []
+        sequence = about(request)[1]
 
         async def ask(target: Target) -> tuple[Grade, bytes | grpc.aio.AioRpcError | OverloadedError]:
             if target != release.candidate:
@@ -286,12 +302,11 @@ class Inference:
             except OverloadedError as err:
                 return Grade.CUT, err
             try:
+                asking = partial(self._aside, identity, target, sequence, body, deadline, kept, aside, waits=waits)
                 if target.model == release.model:
-                    return Grade.GOOD, await self._aside(identity, request, body, deadline, kept, aside, waits=waits)
-                with self._gate.incidents.suspects.beside(identity.id, target.model, body, instead=True) as flight:
-                    if target == release.candidate:
-                        asked_of_candidate.append(flight)
-                    return Grade.GOOD, await self._aside(identity, request, body, deadline, kept, aside, waits=waits)
+                    return Grade.GOOD, await asking()
+                with self._gate.incidents.suspects.beside(identity.id, target.model, body, instead=True):
+                    return Grade.GOOD, await asking()
             except grpc.aio.AioRpcError as err:
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err
@@ -303,10 +318,12 @@ class Inference:
         sticky = sticky_value(release, identity, came)
 
         def on_slow(task: asyncio.Task[Any]) -> None:
-            for flight in asked_of_candidate:
-                flight.on_sent = None  # where the request goes from here on is the baseline's
-            places = self._gate.places(release.candidate.model)
-            goes_on(places, task, Share(self._gate.memory, identity.id), len(asked))
+            candidate, share = release.candidate, Share(self._gate.memory, identity.id)
+            goes_on(self._gate.places(candidate.model), candidate.within_models, task, share, len(asked))
+            if candidate.model == release.model:  # another has a flight of its own
+                self._gate.incidents.suspects.goes_on(identity.id, candidate.model, asked, task)
+            self._going_on.add(task)
+            task.add_done_callback(self._going_on.discard)
 
         answered = await release.ask(sticky, ask, movable=movable, stays=stays, goes_on=on_slow, key=identity.id)
         if isinstance(answered.answer, Exception):
@@ -317,7 +334,8 @@ class Inference:
     async def _aside(
         self,
         identity: Identity,
-        request: Any,
+        target: Target,
+        sequence: bytes | None,
         body: bytes,
         deadline: float,
         kept: tuple[Share, Share | None],
@@ -331,7 +349,7 @@ class Inference:
         There it counts for its key for longer, where it `lingers`.
         """
         until, held = time.monotonic() + self._settings.timeout_s, Share(self._gate.memory, kept[0].key)
-        with self._gate.asides.call(asked_of(request).path, identity.id, len(body), waits=waits) as keep:
+        with self._gate.asides.call(target.path, identity.id, len(body), waits=waits) as keep:
 
             def on_left(call: asyncio.Task[bytes]) -> None:
                 ended = waited_for(call, until - time.monotonic())
@@ -341,8 +359,9 @@ class Inference:
                 )
                 aside.append(call)
 
+            scope = f"/v2/models/{target.within_models}".encode()
             return await self._calls.infer(
-                body, *about(request), deadline, kept[0], on_left, kept[1], who=identity.id,
+                body, scope, sequence, deadline, kept[0], on_left, kept[1], who=identity.id,
                 lingers_s=OVERDUE_S if lingers and len(body) <= LINGERS_BYTES else 0.0,
             )  # fmt: skip
 

@@ -131,6 +131,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         await ending
         if self._watching is not None:
             self._watching.cancel()
+        await self._inference.close()
         await self._calls.close()
 
     def service(self, details: Any) -> Any:

@@ -80,6 +80,7 @@ class Flight:
         server: that has it, by its name; "" where there is one only, or it is not known.
         turn: whether it has its turn.
         at: what it goes to, as far as was told.
+        gone: path of a model that goes on with it while another is asked, or "": where that goes is nothing of its own.
         on_sent: is told of `at`, of the one before and of this one, each time that it goes to one; None for nobody.
     """
 
@@ -92,6 +93,7 @@ class Flight:
     needs = NO_NEEDS
     at = NOWHERE
     on_sent: Callable[[At, At], None] | None = None
+    gone = ""
     _owner = ""
 
     def __init__(self, key: str, model: str, body: bytes | GrowingBody) -> None:
@@ -104,7 +106,7 @@ class Flight:
 
     def goes_to(self, at: At) -> None:
         """It goes to this server, for this model."""
-        if self.on_sent is not None:
+        if self.on_sent is not None and at.path != self.gone:
             was, self.at = self.at, at
             self.on_sent(was, at)
 

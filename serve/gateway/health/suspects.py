@@ -19,7 +19,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -215,6 +215,19 @@ class Suspects(Collector):
         finally:
             ABOARD.reset(above)
             self.land(flight, answered=answered)
+
+    def goes_on(self, key: str, model: str, body: bytes, task: asyncio.Task[Any]) -> None:
+        """What the task at hand is about is answered by another, and is with this model until that task is done."""
+        flight = Flight(key, model, body)
+        if (whole := ABOARD.get()) is not None:
+            flight.server = whole.server
+        self.take_off(flight)
+
+        def over(done: asyncio.Task[Any]) -> None:
+            lost = done.cancelled() or done.exception() is not None or isinstance(done.result().answer, Exception)
+            self.land(flight, answered=not lost)
+
+        task.add_done_callback(over)
 
     def land(self, flight: Flight, *, answered: bool, sent: bool = True) -> None:
         """The request is over.

@@ -12,13 +12,14 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["Patience"]
+__all__ = ["Patience", "ended"]
 
 T = TypeVar("T")
 LEAST_S, FACTOR = 1.0, 2.0
 FADES = 63 / 64  # the longest answer, with each one
 STALLED = 0.1  # of the time: where the loop looks so late, it stood still, and an answer may be there
 MOST = 16  # that a candidate has which answers none: some 12 failures prove that it is worse
+MOST_GOING_ON = 64  # whose clients have the baseline's answer
 
 
 class Patience:
@@ -28,7 +29,7 @@ class Patience:
         self._longest_s = 0.0
         self._answers = self._awaited = 0
         self._in_vain = False  # whether the last one of which anything is known was
-        self._there: set[asyncio.Task[Any]] = set()
+        self._going_on: set[asyncio.Task[Any]] = set()
 
     @property
     def seconds(self) -> float:
@@ -37,8 +38,9 @@ class Patience:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the candidate has enough, as it answers none."""
-        return self._in_vain and (self._awaited > 0 or len(self._there) >= MOST)
+        """Whether the candidate has enough, as it answers none, or many late."""
+        going_on = len(self._going_on)
+        return going_on >= MOST_GOING_ON or (self._in_vain and (self._awaited > 0 or going_on >= MOST))
 
     def saw(self, seconds: float) -> None:
         """One of the two has answered, after so long."""
@@ -54,8 +56,6 @@ class Patience:
         loop = asyncio.get_running_loop()
         answers, began = self._answers, loop.time()
         task = asyncio.create_task(answer)
-        self._there.add(task)
-        task.add_done_callback(self._there.discard)
         self._awaited += 1
         try:
             due = began + self.seconds
@@ -66,12 +66,19 @@ class Patience:
                     break
                 due = max(began + wait_s, now + STALLED * wait_s)
         except asyncio.CancelledError:  # its client has left
-            task.cancel()
-            await asyncio.wait((task,))
+            await ended(task)
             raise
         finally:
             self._awaited -= 1
         if task.done():
             return task.result()
         self._in_vain = self._answers == answers
+        self._going_on.add(task)
+        task.add_done_callback(self._going_on.discard)
         return task
+
+
+async def ended(task: asyncio.Task[Any]) -> None:
+    """Cancel it, and wait until it has cleared up."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

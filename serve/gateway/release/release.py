@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, TypeVar
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.agreement import Agreement
 from serve.gateway.release.beside import Beside, Met
-from serve.gateway.release.patience import Patience
+from serve.gateway.release.patience import Patience, ended
 from serve.rollout.analysis import Outcome
 from serve.rollout.course import Course, Event
 from serve.rollout.plan import Plan, Target
@@ -260,11 +260,11 @@ class Release:
             self._note("candidate", first, key)
             return first
         met, fallback = Met(), self.plan.fallback and movable
-        asked = self._meeting(ask, met)
+        asked, began = self._meeting(ask, met), time.monotonic()
         with self._left("candidate", met):
             found = await (self._patience.bear(asked) if fallback else asked)
         if isinstance(found, asyncio.Task):
-            return await self._ask_instead(ask, found, goes_on, key)
+            return await self._ask_instead(ask, found, goes_on, began, met, key)
         self._hear(found)
         if not (fallback and found.grade in BLAMED):
             self._note("candidate", found, key)
@@ -282,24 +282,40 @@ class Release:
         return replace(first, met=met) if met.any else first
 
     async def _ask_instead(
-        self, ask: Ask[T], first: asyncio.Task[Answered[T]], goes_on: Callable[[asyncio.Task[Any]], None], key: str
+        self,
+        ask: Ask[T],
+        first: asyncio.Task[Answered[T]],
+        goes_on: Callable[[asyncio.Task[Any]], None],
+        began: float,
+        met: Met,
+        key: str,
     ) -> Answered[T]:
-        """Ask the baseline what the candidate takes long for; what that answers is evidence, when it does."""
+        """Ask the baseline what the candidate takes long for; what that answers is evidence, when it does.
+
+        Where the baseline fails, the candidate is waited for after all. A client that leaves has left the candidate.
+        """
         goes_on(first)
         self.fallbacks += 1
-        second: Answered[T] | None = None
         try:
             second = await self._ask_kept(ask, self.baseline)
-        finally:
             first.add_done_callback(partial(self._note_later, second, key))
+            if second.grade in BLAMED:
+                await asyncio.wait((first,))
+        except asyncio.CancelledError:
+            if not first.done():
+                self._note_left("candidate", time.monotonic() - began, met)
+            await ended(first)
+            raise
+        if second.grade in BLAMED and not first.cancelled() and first.result().grade is Grade.GOOD:
+            return first.result()
         return replace(second, first=False)
 
-    def _note_later(self, second: Answered[T] | None, key: str, task: asyncio.Task[Answered[T]]) -> None:
+    def _note_later(self, second: Answered[T], key: str, task: asyncio.Task[Answered[T]]) -> None:
         if task.cancelled() or task.exception() is not None:
             return
         first = task.result()
         self._hear(first)
-        if first.grade in BLAMED and second is not None:
+        if first.grade in BLAMED:
             self._note_first("candidate", first, second, key)
         else:
             self._note("candidate", first, key)

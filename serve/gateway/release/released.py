@@ -23,7 +23,6 @@ from serve.gateway.errors import (
     UpstreamDownError,
     UpstreamTimeoutError,
 )
-from serve.gateway.health.flights import Flight
 from serve.gateway.health.outages import ModelDownError, Outages
 from serve.gateway.oip.encoding import unpacked
 from serve.gateway.oip.protocol import BINARY_HEADER, InferResponse, parse_response
@@ -133,7 +132,6 @@ class Released:
             with exchange(self._gate.asides, asked, who.id, len(body), waits=waits, lingers=True):
                 return await ask_it(sequence=sequence)
         deadline = time.monotonic() + timeout_s
-        asked_of_candidate: list[Flight] = []
 
         async def ask(target: Target) -> tuple[Grade, Response | GatewayError]:
             asked = partial(
@@ -147,17 +145,15 @@ class Released:
             if target.model == release.model:
                 return await asked()
             with suspects.beside(who.id, target.model, body, instead=True) as flight:
-                if target == release.candidate:
-                    asked_of_candidate.append(flight)
                 found = await asked()
                 flight.lost = isinstance(found[1], GatewayError)
             return found
 
         def on_slow(task: asyncio.Task[Any]) -> None:
-            for flight in asked_of_candidate:
-                flight.on_sent = None  # where the request goes from here on is the baseline's
-            places = self._gate.places(release.candidate.model)
-            goes_on(places, task, Share(self._gate.memory, who.id), len(body))
+            candidate, share = release.candidate, Share(self._gate.memory, who.id)
+            goes_on(self._gate.places(candidate.model), candidate.within_models, task, share, len(body))
+            if candidate.model == release.model:  # another has a flight of its own
+                suspects.goes_on(who.id, candidate.model, body, task)
             self._copies.add(task)
             task.add_done_callback(self._copies.discard)
 

@@ -112,6 +112,44 @@ async def test_without_fallback_clients_wait() -> None:
 
 
 @in_loop
+async def test_where_the_baseline_fails_the_candidate_is_waited_for() -> None:
+    world = World(candidate_s=lambda _: 0.25)
+    world.grades[BASELINE] = Grade.FAILED
+    assert (await world.release._ask_candidate(world.ask, "k", world.going_on.append, movable=True)).answer == "n"
+    assert len(world.going_on) == 1
+
+
+@pytest.mark.parametrize("grade", [Grade.FAILED, Grade.LATE])
+@in_loop
+async def test_what_a_client_leaves_that_takes_both_long_is_no_failure(grade: Grade) -> None:
+    world = World(candidate_s=lambda _: 0.4, baseline_s=0.4)
+    world.grades = {BASELINE: grade, CANDIDATE: grade}
+    for _ in range(15):
+        asked = [asyncio.create_task(world.answer(number)) for number in range(6)]
+        await asyncio.wait(asked, timeout=0.2)
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    assert world.going_on
+    assert all(task.cancelled() for task in world.going_on)
+    assert world.release.asked["candidate", Grade.CUT] > 8
+    assert not world.release.asked["candidate", grade]
+    assert world.release.running
+
+
+@in_loop
+async def test_many_that_go_on_are_enough_though_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "MOST_GOING_ON", 5)
+    world = World(candidate_s=lambda number: 60.0 if number % 2 else 0.0)
+    for _ in range(10):
+        await world.answers()
+    going_on = len(world.going_on)
+    assert 5 <= going_on < 30
+    assert await world.answers() == {"m": 20}
+    await world.ends()
+
+
+@in_loop
 async def test_an_answer_that_came_while_the_event_loop_stood_still_counts() -> None:
     async def answer() -> str:
         await asyncio.sleep(0.05)
