@@ -15,7 +15,7 @@ from compress.model.infer import proven
 from compress.model.inputs import Arrays, sample_inputs
 from compress.signature import Signature
 
-__all__ = ["batches_of", "sized_by", "sizes_in", "typical_inputs"]
+__all__ = ["batches_of", "call_size", "samples_of", "sized_by", "sizes_in", "typical_inputs"]
 
 
 def sizes_in(data: Dataset, signature: Signature) -> dict[str, int]:
@@ -54,6 +54,11 @@ def call_size(signature: Signature) -> int:
     """The samples of one call as it is timed: 1, or what a model whose number of samples is fixed takes."""
     (size,) = batches_of(signature, (1,))
     return size
+
+
+def samples_of(signature: Signature, batch: int) -> int:
+    """The samples of the call that stands for so many: as many, or what a model whose number is fixed takes."""
+    return batch if signature.batches else call_size(signature)
 
 
 _Model = TypeVar("_Model", bound=TorchModel | OnnxModel)

@@ -262,7 +262,7 @@ def _of_numbers(data: Dataset, output: str) -> Metric | None:
         per_sample=r2_of(spread),
         accumulated=lambda: Determination(spread, output),
         output=output,
-        code=told,
+        code=f"influence;{told}",
     )
 
 

@@ -188,7 +188,7 @@ def _fits_of(name: str, state: State, wanted: State) -> list[_Fit]:
 
 def unwrapped(state: State) -> dict[str, torch.Tensor]:
     """Without the names of PyTorch's wrappers, as long as no two names become one."""
-    found = {WRAPPERS.sub("", key): value for key, value in state.items()}
+    found = {WRAPPERS.sub("", key) if isinstance(key, str) else key: value for key, value in state.items()}
     return found if len(found) == len(state) else dict(state)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from compress.artifact import Runtime
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
-from compress.data.sizes import call_size
+from compress.data.sizes import call_size, samples_of
 from compress.evaluate.candidates import Candidate
 from compress.evaluate.judge import Budget, Drop, Judge
 from compress.evaluate.runtime_choice import Choice, RuntimeFigures, choose
@@ -148,7 +148,7 @@ def _filled(trial: Trial, choice: Choice, opened: Opened, timed: Timed, bench: B
     return dataclasses.replace(
         trial,
         latency_p50_ms=timed.one.p50_ms,
-        throughput=1000 * THROUGHPUT_BATCH / timed.more.p50_ms,
+        throughput=1000 * samples_of(opened.model.signature, THROUGHPUT_BATCH) / timed.more.p50_ms,
         rounds_ms=timed.one.rounds_ms,
         batched_rounds_ms=timed.more.rounds_ms,
     )

@@ -30,7 +30,8 @@ def few_bits_told(
     if len(both) < 2:
         return ()
     found = {call_size(rows["fold_onnx"].signature): ratio(*(each.rounds_ms for each in both.values()))}
-    found[BATCHED] = at_batch({name: rows[name] for name in both}, both, threads, data)
+    if rows["fold_onnx"].signature.batches:
+        found[BATCHED] = at_batch({name: rows[name] for name in both}, both, threads, data)
     told = [f"{_longer(each)} at batch {batch}" for batch, each in found.items() if each is not None]
     if not told:
         return ()

@@ -16,6 +16,7 @@ from compress.errors import ResourceError, StageError
 from compress.formats.files import size_of
 from compress.model import OnnxModel
 from compress.model.watched import without_end
+from compress.runtime.backends import openvino_kernels
 from compress.runtime.backends.onnxrt import is_emulated, is_half
 from compress.vetting.loops import loop_seconds, may_not_end
 
@@ -23,7 +24,7 @@ __all__ = ["EndedError", "Footprint", "footprint"]
 
 # Imports first, so that what is added is the model's; the high-water mark is the kernel's own.
 _PROGRAM = """
-import json, sys, time
+import json, runpy, sys, time
 import numpy as np
 from pathlib import Path
 
@@ -65,7 +66,7 @@ import openvino
 before = status("VmRSS")
 start = time.perf_counter()
 core = openvino.Core()
-graph = core.read_model(path, config={"ENABLE_MMAP": False})
+graph = runpy.run_path(sys.argv[6])["with_sound_kernels"](core.read_model(path, config={"ENABLE_MMAP": False}))
 session = core.compile_model(graph, "CPU", json.loads(sys.argv[5])).create_infer_request()
 run = lambda inputs: session.infer(inputs, share_inputs=True)
 """,
@@ -105,7 +106,7 @@ def footprint(model: OnnxModel, threads: int, others: Sequence[Mapping[str, int]
     specs = [[(spec.name, spec.dtype, spec.at(sizes)) for spec in model.signature.inputs] for sizes in every]
     program = _PROGRAM.replace("OPENING", _OPENING[model.runtime])
     command = [sys.executable, "-P", "-c", program, str(model.path), str(threads), json.dumps(specs)]
-    command += [str(int(is_half(model.path))), json.dumps(_properties(model, threads))]
+    command += [str(int(is_half(model.path))), json.dumps(_properties(model, threads)), openvino_kernels.__file__]
     seconds = loop_seconds() if may_not_end(model.path) else None
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)

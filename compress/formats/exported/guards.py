@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,8 @@ _BEYOND = np.concatenate(
 _PARTS = np.array([NEAR + 1, *(octave + WINDOW for octave in _OCTAVES)])
 """Where sizes are parted: a guard that gets too large at some is known at those before."""
 
-MOST_NUMBERS = 256
+MOST_NUMBERS, MOST_FACTORS = 256, 64
+MOST_HELD = 1 << 24  # numbers that the parts of a guard come to, all together
 
 MOST, LONGEST, DEEPEST = 2048, 100_000, 80  # of guards; letters of one; nodes above a leaf
 MOST_LETTERS = 1 << 21  # of all
@@ -63,6 +65,10 @@ _FUNCTIONS: Mapping[str, Callable[[Value], Value]] = {
     "torch._sym_sqrt": np.sqrt, "torch.sym_float": np.float64, "round": np.round, "math.log2": np.log2,
     "math.log": np.log, "torch._sym_log2": np.log2,
 }  # fmt: skip
+_DEFINED: Mapping[str, Callable[[Value], Value]] = {
+    **dict.fromkeys(("math.sqrt", "torch._sym_sqrt"), lambda value: value >= 0),
+    **dict.fromkeys(("math.log2", "math.log", "torch._sym_log2"), lambda value: value > 0),
+}
 _UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, OverflowError)
 
 
@@ -93,7 +99,7 @@ class Guard:
         return ast.unparse(Named().visit(copy.deepcopy(self.tree)))
 
     def fails(self, sizes: Sizes) -> np.ndarray[Any, Any]:
-        """Where it does not hold: bool, of the shape of the sizes; where it divides by 0, it says nothing, and holds.
+        """Where it does not hold: bool, of the shape of the sizes; where it is undefined, it says nothing, and holds.
 
         Raises:
             ValueError: it gets too large there.
@@ -105,7 +111,7 @@ class Guard:
             undefined = undefined | zero
 
         with np.errstate(all="ignore"):
-            return np.asarray(~np.asarray(_value(self.tree, sizes, 0, seen, {}), bool) & ~undefined)
+            return np.asarray(~np.asarray(_value(self.tree, sizes, 0, seen, _Parts()), bool) & ~undefined)
 
     def failing(self, places: Collection[Place], sizes: Sizes, among: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """At which sizes of some places, all alike, it does not hold: bool, one for each.
@@ -125,15 +131,19 @@ class Guard:
             at += len(part)
         return found
 
-    @property
+    @cached_property
     def numbers(self) -> set[int]:
-        """Its own, and the products of any two, once as well for what is rounded down: `T // 160 <= 1000`."""
+        """Its own, and the products of any two, once as well for what is rounded down: `T // 160 <= 1000`.
+
+        Where there are very many, of the smallest.
+        """
         found = {
             abs(int(node.value))
             for node in ast.walk(self.tree)
             if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and abs(node.value) < FARTHEST
         }
-        return found | {each * (other + more) for each in found for other in found for more in (0, 1)}
+        some = sorted(found)[:MOST_FACTORS]
+        return found | {each * (other + more) for each in some for other in some for more in (0, 1)}
 
 
 def looked_at(guards: Sequence[Guard], ends: Collection[int]) -> np.ndarray[Any, Any]:
@@ -251,8 +261,27 @@ def _largest(value: Value) -> float:
     return max(abs(array.max().item()), abs(array.min().item())) if array.size else 0
 
 
+class _Parts:
+    """What the parts of a guard come to.
+
+    Attributes:
+        values: by the id of the node.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[int, Value] = {}
+        self._held = 0
+
+    def keep(self, node: ast.AST, value: Value) -> None:
+        """One of them; raises ValueError where all together are too many numbers."""
+        self._held += np.size(value)
+        if self._held > MOST_HELD:
+            raise ValueError("it is too large")
+        self.values[id(node)] = value
+
+
 def _value(
-    node: ast.AST, sizes: Sizes, depth: int, zero: Callable[[Value], None], made: dict[int, Value]
+    node: ast.AST, sizes: Sizes, depth: int, undefined: Callable[[Value], None], made: _Parts
 ) -> Value:  # fmt: skip
     """Of an expression of sizes.
 
@@ -260,17 +289,17 @@ def _value(
         node: the expression.
         sizes: one for each place, or several.
         depth: of the node.
-        zero: is told where a divisor is 0.
-        made: what nodes are that have been evaluated, by their id.
+        undefined: is told where it is, as where a divisor is 0.
+        made: the parts that have been evaluated.
 
     Raises:
         ValueError: it is something else, or too large.
     """
 
     def inner(each: ast.AST) -> Value:
-        if id(each) not in made:
-            made[id(each)] = _value(each, sizes, depth + 1, zero, made)
-        return made[id(each)]
+        if id(each) not in made.values:
+            made.keep(each, _value(each, sizes, depth + 1, undefined, made))
+        return made.values[id(each)]
 
     found: Value
     if depth > DEEPEST:
@@ -287,7 +316,7 @@ def _value(
                 raise ValueError("it is too large")
             if isinstance(op, ast.Div | ast.FloorDiv | ast.Mod):
                 none = np.asarray(right) == 0
-                zero(none)
+                undefined(none)
                 right = np.where(none, 1, right)
             found = _BINARY[type(op)](left, right)
         case ast.UnaryOp(op=ast.USub()):
@@ -303,8 +332,13 @@ def _value(
             found = _folded(np.logical_and, [np.asarray(_COMPARISONS[type(op)](a, b)) for op, a, b in pairs])
         case ast.Call(keywords=[]) if node.args and _called(node.func) in _FOLDS:
             found = _folded(_FOLDS[_called(node.func)], [inner(each) for each in node.args])
-        case ast.Call(args=[only], keywords=[]) if _called(node.func) in _FUNCTIONS:
-            found = _FUNCTIONS[_called(node.func)](inner(only))
+        case ast.Call(args=[only], keywords=[]) if (name := _called(node.func)) in _FUNCTIONS:
+            given = inner(only)
+            if name in _DEFINED:
+                none = ~np.asarray(_DEFINED[name](given))
+                undefined(none)
+                given = np.where(none, 1, given)
+            found = _FUNCTIONS[name](given)
         case _:
             raise ValueError("it is no comparison of sizes")
     if not _largest(found) <= LARGEST:  # NaN is none

@@ -123,7 +123,7 @@ def _together(paths: Sequence[Path], parts: list[dict[str, torch.Tensor]]) -> di
 def _without_prefix(found: Mapping[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
     """Without what PyTorch's wrappers add to names: compile and FSDP anywhere, DistributedDataParallel before all."""
     plain = unwrapped(found)
-    if not all(name.startswith(DATA_PARALLEL) for name in plain):
+    if not all(isinstance(name, str) and name.startswith(DATA_PARALLEL) for name in plain):
         return plain
     told = f"All weights of {folder} are behind {DATA_PARALLEL!r}, as DistributedDataParallel names them: taken off."
     warnings.warn(told, AssumedWarning, stacklevel=2)

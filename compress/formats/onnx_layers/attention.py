@@ -11,9 +11,13 @@ from compress.formats.onnx_layers.values import Graph, NotTakenBackError, sample
 
 __all__ = ["attention"]
 
+WINDOWS = ("left_window_size", "right_window_size")  # of opset 25 on
+
 
 def attention(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     """Of queries, keys and values [batch, heads, length, size] or [batch, length, heads · size], and a mask."""
+    if any(a.get(side, -1) >= 0 for side in WINDOWS):
+        raise NotTakenBackError("it looks at a window alone")
     query, key, value, mask = (each if each is None else g.tensor(each) for each in [*x, None][:4])
     if any(each is not None for each in x[4:]) or a.get("softcap", 0.0):
         raise NotTakenBackError("it keeps keys and values, or its scores are capped")

@@ -54,6 +54,7 @@ class Grade(Enum):
 
 
 BLAMED = (Grade.CLIENT, Grade.FAILED, Grade.GONE, Grade.DOWN)  # the other model is asked who is to blame
+AWAIT_THE_OTHER = (Grade.FAILED, Grade.GONE, Grade.DOWN)  # the other model, which is slow, may yet answer
 
 
 @dataclass(frozen=True)
@@ -296,26 +297,30 @@ class Release:
         """
         goes_on(first)
         self.fallbacks += 1
+        second: Answered[T] | None = None
         try:
             second = await self._ask_kept(ask, self.baseline)
-            first.add_done_callback(partial(self._note_later, second, key))
-            if second.grade in BLAMED:
+            if second.grade in AWAIT_THE_OTHER:
                 await asyncio.wait((first,))
         except asyncio.CancelledError:
             if not first.done():
                 self._note_left("candidate", time.monotonic() - began, met)
             await ended(first)
             raise
-        if second.grade in BLAMED and not first.cancelled() and first.result().grade is Grade.GOOD:
-            return first.result()
+        finally:
+            first.add_done_callback(partial(self._note_later, second, key))
+        if second.grade is not Grade.GOOD and (answered := _answered(first)) and answered.grade is Grade.GOOD:
+            return answered
         return replace(second, first=False)
 
-    def _note_later(self, second: Answered[T], key: str, task: asyncio.Task[Answered[T]]) -> None:
-        if task.cancelled() or task.exception() is not None:
+    def _note_later(self, second: Answered[T] | None, key: str, task: asyncio.Task[Answered[T]]) -> None:
+        first = _answered(task)
+        if first is None:
             return
-        first = task.result()
         self._hear(first)
-        if first.grade in BLAMED:
+        if first.grade in BLAMED and second is None:  # its client has left before the other could say
+            self.asked["candidate", first.grade] += 1
+        elif first.grade in BLAMED and second is not None:
             self._note_first("candidate", first, second, key)
         else:
             self._note("candidate", first, key)
@@ -519,6 +524,11 @@ def _judged(grade: Grade, other: Grade) -> Grade:
     bad input is better than to say 500.
     """
     return Grade.FAILED if grade is Grade.CLIENT and other is Grade.GOOD else grade
+
+
+def _answered(task: asyncio.Task[Answered[T]]) -> Answered[T] | None:
+    """What has come of it; None for nothing, as yet."""
+    return task.result() if task.done() and not task.cancelled() and task.exception() is None else None
 
 
 async def _timed(ask: Ask[T], target: Target) -> Answered[T]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 import warnings
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ SIZE = "L['x'].size()[1]"
         (f"math.trunc(0.5*torch.sym_float({SIZE})) != 25", 51, False),
         (f"math.ceil({SIZE} / 4) == math.floor({SIZE} / 4)", 51, False),
         (f"64 // ({SIZE} - 51) > 3", 51, True),  # which is not defined
+        (f"math.log2({SIZE} // 52) > 3", 51, True),
+        (f"math.sqrt({SIZE} - 52) > 3", 51, True),
         ("L['y'].size()[1] <= 50", 51, True),  # of another input
         ("__import__('os').system('false')", 51, True),
         (f"{SIZE}.__class__ == 0", 51, True),
@@ -50,6 +53,34 @@ SIZE = "L['x'].size()[1]"
 )
 def test_a_guard_holds_by_its_comparison_and_what_is_none_is_not_read(guard: str, size: int, holds: bool) -> None:
     assert (fails(read_guards([guard], [("x", 1)])[0], {("x", 1): size}) is None) is holds
+
+
+@pytest.mark.parametrize(
+    ("guard", "fails_from"),
+    [
+        (f"math.log2({SIZE} // 2) <= 8", 514), (f"math.log({SIZE} - 1) <= 5.0", 150),
+        (f"torch._sym_sqrt({SIZE} - 2) <= 20", 403),
+    ],
+)  # fmt: skip
+def test_where_a_function_is_undefined_at_one_size_the_others_are_looked_at(guard: str, fails_from: int) -> None:
+    (read,), unread = read_guards([guard], [("x", 1)])
+    assert not unread
+    failing = LOOKED_AT[read.failing([("x", 1)], {}, LOOKED_AT)]
+    assert failing[0] == fails_from
+
+
+def test_a_guard_with_very_many_numbers_takes_little() -> None:
+    numbers = ",".join(str(each) for each in range(1000, 19000))
+    chains = ",".join(f"{SIZE}*{factor}" + "+1" * 60 for factor in range(2, 300))
+    found, _ = read_guards([f"max({SIZE},{numbers}) > 0", f"max({chains}) > 0"], [("x", 1)])
+    tracemalloc.start()
+    try:
+        for each in found:
+            assert len(each.numbers) < 30_000
+            each.failing([("x", 1)], {}, looked_at([each], []))
+        assert tracemalloc.get_traced_memory()[1] < 500e6
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.integers(1, 5000), st.integers(1, 600))

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.artifact import Signature, TensorSpec
+from compress.errors import StageError
 from compress.model import OnnxModel
-from compress.runtime.backends import open_model
+from compress.runtime.backends import open_model, openvino_kernels
 from compress.runtime.backends.openvino_cpu import library
 from compress.runtime.backends.openvino_kernels import with_sound_kernels
+from compress.runtime.footprint import footprint
 
 KINDS = ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
 SIZES = st.sampled_from([1, 2, 3, 6, 8, 16, 17, 32, 64])
@@ -248,3 +250,14 @@ def test_normalizations_of_the_last_axis_stay_one_operator(
     run = [node.get_rt_info()["layerType"].astype(str) for node in graph.get_ordered_ops()]
     assert run.count(made) == 1
     assert "Reduce" not in run
+
+
+@pytest.mark.usefixtures("openvino")
+def test_what_is_weighed_is_what_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "kernels.py"
+    other.write_text("def with_sound_kernels(graph):\n    raise SystemExit('it was asked')\n")
+    model = padded(tmp_path / "m.onnx", 1, 3, 0.0, "Identity")
+    assert footprint(model, threads=1).load_ms > 0
+    monkeypatch.setattr(openvino_kernels, "__file__", str(other))
+    with pytest.raises(StageError, match="it was asked"):
+        footprint(model, threads=1)

@@ -119,6 +119,25 @@ async def test_where_the_baseline_fails_the_candidate_is_waited_for() -> None:
     assert len(world.going_on) == 1
 
 
+@pytest.mark.parametrize("grade", [Grade.LATE, Grade.CUT, Grade.CLIENT])
+@in_loop
+async def test_an_answer_of_the_candidate_that_is_there_goes_before_what_the_baseline_has_none_for(
+    grade: Grade,
+) -> None:
+    world = World(candidate_s=lambda _: 0.2, baseline_s=0.3)
+    world.grades[BASELINE] = grade
+    assert (await world.release._ask_candidate(world.ask, "k", world.going_on.append, movable=True)).answer == "n"
+
+
+@in_loop
+async def test_who_is_blamed_by_the_baseline_does_not_wait_for_a_candidate_that_hangs() -> None:
+    world = World(candidate_s=lambda _: 60.0)
+    world.grades[BASELINE] = Grade.CLIENT
+    async with asyncio.timeout(10):
+        assert (await world.release._ask_candidate(world.ask, "k", world.going_on.append, movable=True)).answer == "m"
+    await world.ends()
+
+
 @pytest.mark.parametrize("grade", [Grade.FAILED, Grade.LATE])
 @in_loop
 async def test_what_a_client_leaves_that_takes_both_long_is_no_failure(grade: Grade) -> None:
