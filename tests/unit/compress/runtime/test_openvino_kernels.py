@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,7 @@ def test_normalizations_of_the_last_axis_stay_one_operator(
 def test_what_is_weighed_is_what_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "kernels.py"
     other.write_text("def with_sound_kernels(graph):\n    raise SystemExit('it was asked')\n")
-    model = padded(tmp_path / "m.onnx", 1, 3, 0.0, "Identity")
+    model = replace(padded(tmp_path / "m.onnx", 1, 3, 0.0, "Identity"), runtime="openvino")
     assert footprint(model, threads=1).load_ms > 0
     monkeypatch.setattr(openvino_kernels, "__file__", str(other))
     with pytest.raises(StageError, match="it was asked"):
