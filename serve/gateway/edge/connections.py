@@ -192,7 +192,7 @@ def connection_class(
                 self._running.disconnected = True
                 self._running.message_event.set()
             for waiting, _ in self.pipeline:
-                _part(waiting)
+                _part(waiting.scope)
             self.pipeline.clear()
             for share in (self._queued, self._heading):
                 if share is not None:
@@ -714,9 +714,9 @@ def _held_by(cycle: RequestResponseCycle) -> int:
     return max(PIPELINED_BYTES, FIELD_BYTES * len(headers)) + len(cycle.body)
 
 
-def _part(cycle: RequestResponseCycle) -> None:
-    """From what it is answered by, which has it, too: where that waited, no collector sees it for long."""
-    cycle.scope.get("extensions", {}).clear()
+def _part(scope: Any) -> None:
+    """A request from what it is answered by, which has it, too: where that waited, no collector sees it for long."""
+    scope.get("extensions", {}).clear()
 
 
 async def _parted(app: Any, scope: Any, receive: Any, send: Any) -> None:
@@ -724,7 +724,7 @@ async def _parted(app: Any, scope: Any, receive: Any, send: Any) -> None:
     try:
         await app(scope, receive, send)
     finally:
-        scope["extensions"].clear()
+        _part(scope)
 
 
 def _key_of(cycle: RequestResponseCycle | None) -> str:

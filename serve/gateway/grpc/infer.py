@@ -18,7 +18,6 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.access.left_behind import OVERDUE_S, hold_until_through, waited_for
 from serve.gateway.access.memory import Share
 from serve.gateway.access.slots import NoSlotError
-from serve.gateway.access.uncounted import goes_on
 from serve.gateway.errors import GatewayError, OverloadedError, bare
 from serve.gateway.grpc.channels import UNREACHED, GrpcChannels, chosen_wait
 from serve.gateway.grpc.message import Incoming, about, asked_of, parsed
@@ -33,7 +32,7 @@ from serve.gateway.oip.sequence import Named
 from serve.gateway.on_demand.lease import Lease
 from serve.gateway.release.beside import Besides
 from serve.gateway.release.release import Grade, Release
-from serve.gateway.release.released import grade_status, graded_down, is_gone, sticky_value
+from serve.gateway.release.released import grade_status, graded_down, is_gone, keep_on, sticky_value
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import tells
@@ -318,10 +317,7 @@ class Inference:
         sticky = sticky_value(release, identity, came)
 
         def on_slow(task: asyncio.Task[Any]) -> None:
-            candidate, share = release.candidate, Share(self._gate.memory, identity.id)
-            goes_on(self._gate.places(candidate.model), candidate.within_models, task, share, len(asked))
-            if candidate.model == release.model:  # another has a flight of its own
-                self._gate.incidents.suspects.goes_on(identity.id, candidate.model, asked, task)
+            keep_on(self._gate, release, identity.id, asked, task)
             self._going_on.add(task)
             task.add_done_callback(self._going_on.discard)
 

@@ -369,8 +369,7 @@ def asked_of(request: Any) -> Target:
 
 def path_of(request: Any) -> str:
     """The model that an infer request asks for, by its name, with its version where that is asked for."""
-    version = f"/versions/{request.model_version}" if request.model_version else ""
-    return f"{request.model_name}{version}"
+    return asked_of(request).within_models
 
 
 def about(request: Any) -> tuple[bytes, bytes | None]:

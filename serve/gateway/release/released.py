@@ -40,7 +40,7 @@ from serve.http.client import Response
 from serve.rollout.agree import Agree
 from serve.rollout.plan import Target
 
-__all__ = ["SERVED_BY", "Released", "grade_status", "graded_down", "is_gone", "sticky_value"]
+__all__ = ["SERVED_BY", "Released", "grade_status", "graded_down", "is_gone", "keep_on", "sticky_value"]
 
 SERVED_BY = b"served-by"
 LARGE_BYTES = 64 * 1024
@@ -150,10 +150,7 @@ class Released:
             return found
 
         def on_slow(task: asyncio.Task[Any]) -> None:
-            candidate, share = release.candidate, Share(self._gate.memory, who.id)
-            goes_on(self._gate.places(candidate.model), candidate.within_models, task, share, len(body))
-            if candidate.model == release.model:  # another has a flight of its own
-                suspects.goes_on(who.id, candidate.model, body, task)
+            keep_on(self._gate, release, who.id, body, task)
             self._copies.add(task)
             task.add_done_callback(self._copies.discard)
 
@@ -403,6 +400,15 @@ def grade_status(status: int, told: bytes, chosen: Callable[[], bool]) -> Grade:
     if status == 503 and was_hurried(told, chosen):
         return Grade.CUT
     return Grade.CLIENT if 400 <= status < 500 and status not in (404, 408, 429) else Grade.FAILED
+
+
+def keep_on(gate: Gate, release: Release, key: str, body: bytes, task: asyncio.Task[Any]) -> None:
+    """What the task at hand is about is answered by the baseline, and goes on with the candidate until that task is
+    done."""
+    candidate, held = release.candidate, Share(gate.memory, key)
+    goes_on(gate.places(candidate.model), candidate.within_models, task, held, len(body))
+    if candidate.model == release.model:  # another has a flight of its own
+        gate.incidents.suspects.goes_on(key, candidate.model, body, task)
 
 
 def graded_down(outages: Outages, target: Target) -> tuple[Grade, ModelDownError] | None:
