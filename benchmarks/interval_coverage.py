@@ -7,7 +7,9 @@ beside it, a given share of the samples is gained and as much is lost. For each 
 that hold the true drop (coverage), the share whose upper end is below it (a budget would be kept by mistake: 2.5%
 is allowed), and the mean width. Beside them, what the percentile bootstrap of the mean gives. Below, single shares, and
 BCa intervals of scores that are skewed, as losses of cosine similarity are, and of R² and its drop, for labels that are
-normal and lognormal. The last line of stdout is one JSON object.
+normal and lognormal; and macro F1, Matthews' correlation and the F1 of tags, with rare classes, many small ones, and
+ones of usual sizes, where the same intervals of their influences alone stand beside them. The last line of stdout is
+one JSON object.
 """
 
 from __future__ import annotations
@@ -22,10 +24,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from compress.evaluate.class_metrics import f1_macro_scores, mcc_scores
 from compress.evaluate.determination import Determination
 from compress.evaluate.intervals import Interval, difference_interval, mean_interval, paired_interval, share_interval
+from compress.evaluate.label_moments import moments_of
+from compress.evaluate.tag_metrics import f1_scores
 from compress.runtime.machine import environment
 
+Array = np.ndarray[Any, Any]
 SAMPLES = (50, 200, 2000)
 ACCURACIES = (0.9, 0.99)
 DROPS = (0.0, 0.005, 0.05)
@@ -33,6 +39,14 @@ CHANGES = (0.0, 0.01)  # of the samples, gained; as many are lost besides the dr
 RESAMPLES = 1000
 VALUED_TRIALS = 400
 R2 = (0.5, 0.95)
+# Samples, shares of two classes (or how many there are, of one size), and the shares that two models have right of the
+# rare one (or of all).
+CLASSES: tuple[tuple[int, float | int, float, float], ...] = (
+    (1000, 0.01, 1.0, 0.9), (1000, 0.02, 1.0, 0.9), (2000, 0.01, 1.0, 0.9), (1000, 0.01, 0.9, 0.8),
+    (1000, 0.5, 1.0, 0.9), (1000, 10, 0.95, 0.9), (500, 100, 0.95, 0.9), (1000, 200, 0.95, 0.9), (1000, 200, 1.0, 0.99),
+)  # fmt: skip
+TAGGED = ((1000, 0.01, 1.0, 0.9), (500, 0.03, 1.0, 0.9), (300, 0.3, 1.0, 0.9), (300, 0.9, 0.95, 0.9))
+POPULATION = 1_000_000
 
 
 def main() -> None:
@@ -41,6 +55,7 @@ def main() -> None:
     trials = parser.parse_args().trials
     rng = np.random.default_rng(0)
     rows = [*paired(rng, trials), *single(rng, trials), *valued(rng, VALUED_TRIALS), *determined(rng, VALUED_TRIALS)]
+    rows += [*classified(rng, VALUED_TRIALS), *tagged(rng, VALUED_TRIALS)]
     table = Table(title=f"intervals at 95%, {trials} simulated evaluations each", title_justify="left")
     for column in ("method", "samples", "accuracy", "drop", "gained", "coverage", "below the truth", "mean width"):
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
@@ -137,9 +152,66 @@ def determined(rng: np.random.Generator, trials: int) -> list[dict[str, Any]]:
 
 
 def _r2_scores(values: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    running = Determination(labels.var(keepdims=True))
+    running = Determination(labels.var(keepdims=True), moments_of([labels]))
     running.update({"y": values}, labels)
     return running.compute()
+
+
+def classified(rng: np.random.Generator, trials: int) -> list[dict[str, Any]]:
+    """Macro F1 and Matthews' correlation, and the drop of both."""
+    figures = {"F1 macro": (f1_macro_scores, (0.0, 1.0)), "MCC": (mcc_scores, (-1.0, 1.0))}
+    rows = []
+    for name, (scores, bounds) in figures.items():
+        for samples, of, first, second in CLASSES:
+
+            def draw(count: int, of: float = of, first: float = first, second: float = second) -> list[Array]:
+                labels, sure = rng.integers(0, int(of), count) if of >= 1 else rng.random(count) < of, rng.random(count)
+                labels = labels.astype(np.int64)
+                others = (labels + rng.integers(1, max(int(of), 2), count)) % max(int(of), 2)
+                missed = [(sure >= right) & ((of >= 1) | (labels == 1)) for right in (first, second)]
+                return [labels, *(np.where(each, others, labels) for each in missed)]
+
+            def scored(count: int, of: float = of, draw: Any = draw, scores: Any = scores) -> list[Array]:
+                labels, *given = draw(count)
+                return [scores(each, labels, max(int(of), 2)) for each in given]
+
+            told = f"{name}, {of} classes" if of >= 1 else f"{name}, 2 classes, {of:.0%} of one"
+            rows += _of_influences(told, samples, scored, bounds, trials)
+    return rows
+
+
+def tagged(rng: np.random.Generator, trials: int) -> list[dict[str, Any]]:
+    """The F1 of entities, of which a given share of the sentences holds one."""
+    rows = []
+    for samples, share, first, second in TAGGED:
+
+        def scored(count: int, share: float = share, rights: tuple[float, float] = (first, second)) -> list[Array]:
+            there, sure = rng.random(count) < share, rng.random(count)
+            found = [there & (sure < right) for right in rights]
+            return [f1_scores(np.stack([each, each, there], axis=1).astype(np.float64)) for each in found]
+
+        rows += _of_influences(f"F1 of entities, {share:.0%} hold one", samples, scored, (0.0, 1.0), trials)
+    return rows
+
+
+def _of_influences(
+    name: str, samples: int, scored: Callable[[int], list[Array]], bounds: tuple[float, float], trials: int
+) -> list[dict[str, Any]]:
+    """Of the second of two models' scores, and of its drop; and the drop's by the influences alone."""
+    before, after = (float(each.mean()) for each in scored(POPULATION))
+    own, drop, alone = [], [], []
+    for _ in range(trials):
+        first, second = scored(samples)
+        own.append(mean_interval(second, bounds=bounds))
+        drop.append(difference_interval(second, first, bounds=bounds))
+        alone.append(difference_interval(np.asarray(second), np.asarray(first), bounds=bounds))
+    loss = before - after
+    ends = [np.array([(each.low, each.high) for each in found]) for found in (own, drop, alone)]
+    return [
+        _row(name, samples, after, None, None, ends[0], after),
+        _row(f"{name}, drop", samples, after, loss, None, ends[1], -loss),
+        _row(f"{name}, drop, influences alone", samples, after, loss, None, ends[2], -loss),
+    ]
 
 
 def _all(method: Callable[..., Interval], drawn: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -79,6 +79,7 @@ class Measured:
         accuracy: share of evaluation samples whose label is predicted, 0 to 1; where the judged output is class scores.
         agreement: share of evaluation samples with the original's top-1 answer, 0 to 1; likewise.
         metric: name of what the run judges by.
+        metric_scale: what a difference of it is multiplied by to be a drop: 100 for shares, whose drops are in points.
         value: of the metric; `value_low` and `value_high` bound its 95% confidence interval.
         drop: loss of the metric against the original, in points for shares, paired by sample; `drop_low` and
             `drop_high` bound its 95% confidence interval.
@@ -104,6 +105,7 @@ class Measured:
     accuracy: float | None = None
     agreement: float | None = None
     metric: str | None = None
+    metric_scale: float | None = None
     value: float | None = None
     value_low: float | None = None
     value_high: float | None = None

@@ -82,13 +82,13 @@ def triton_with_models(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def served_models(folder: Path) -> Iterator[TritonServer]:
-    """A Triton that serves "tiny", "hooked" (text in, label out) and "files" (any bytes in)."""
+def served_models(folder: Path, files: str = FILES_MODEL) -> Iterator[TritonServer]:
+    """A Triton that serves "tiny", "hooked" (text in, label out) and "files" (any bytes in), by this code."""
     repository = folder / "repository"
     artifact = tiny_artifact(folder / "artifact")
     pack(artifact, repository=repository, name="tiny")
     pack(artifact, repository=repository, name="hooked", hooks=hook_file(folder))
-    write_files_model(repository)
+    write_files_model(repository, files)
     with TritonServer(repository, ports=Ports(0, 0, 0)) as server:
         yield server
         server.stop(within_s=5)  # what tests have left with it is of no use

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from serve.triton.launch import Ports, TritonServer
@@ -80,3 +82,23 @@ def remembering(folder: Path) -> Iterator[TritonServer]:
     with TritonServer(folder, ports=Ports(0, 0, 0)) as server:
         yield server
         server.stop(within_s=5)  # what tests have left with it is of no use
+
+
+def all_free(triton: TritonServer, *models: str) -> bool:
+    """Whether four sequences can begin, of each model ("m", or "m/versions/1"): its slots. They end again."""
+    with closing(http.client.HTTPConnection(triton.http_address, timeout=2)) as connection:
+        try:
+            return all(
+                _passes(connection, model, {"sequence_id": number, step: True})
+                for model in models for step in ("sequence_start", "sequence_end") for number in range(9001, 9005)
+            )  # fmt: skip
+        except OSError:  # one waits for a slot
+            return False
+
+
+def _passes(connection: http.client.HTTPConnection, model: str, parameters: dict[str, object]) -> bool:
+    item = {"name": "x", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+    connection.request("POST", f"/v2/models/{model}/infer", json.dumps({"inputs": [item], "parameters": parameters}))
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status == 200

@@ -38,8 +38,8 @@ ELSEWHERE = {
     ("measure", "--eval"): "--data",
     ("measure", "--calibration"): "--data",
     ("explain", "--eval"): "--data",
-    ("export", "--data"): "--eval, --calibration or --train",
-    ("optimize", "--data"): "--eval, --calibration or --train",
+    ("export", "--data"): "--eval, --calibration or --finetune",
+    ("optimize", "--data"): "--eval, --calibration or --finetune",
     ("sensitivity", "--data"): "--eval",
 }
 """What a flag of other commands is called here."""
@@ -194,7 +194,7 @@ def optimize(
 
 @app.command
 def sensitivity(checkpoint: Path, *, options: SensitivityOptions) -> None:
-    """Prune one layer at a time, and tell what each costs: a table, a heat map, and input for --sensitivity.
+    """Prune one layer at a time; tell what each costs, to `compress export --sensitivity`, too: a table, a heat map.
 
     Parameters
     ----------
@@ -259,7 +259,7 @@ def run_recipe(recipe: Path, *flags: Annotated[str, Parameter(allow_leading_hyph
     Parameters
     ----------
     recipe
-        Written by --save-config, or by hand.
+        Written by `compress export --save-config`, or by hand.
     flags
         Any flag of the recipe's command; it overrides the recipe's key.
     """

@@ -6,21 +6,19 @@ import functools
 import hashlib
 import json
 import math
-import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 
 from compress.artifact import Signature, TensorSpec
 from compress.console.wording import AssumedWarning, counted
 from compress.data.images import INDEX, Images
 from compress.data.made import fitting, refuse_not_finite, refuse_unfit
+from compress.data.seeds import seeded
 from compress.data.sources import Converted, Fetched, Fetcher, Rows, open_shards
 from compress.data.spread import spread_over
 from compress.errors import DatasetError, SignatureError
@@ -34,7 +32,7 @@ from compress.vetting.heard import listener
 from compress.vetting.scratch import is_held
 from compress.vetting.texts import read_text
 
-__all__ = ["MADE_OF", "PAIRS", "SCRATCH", "Dataset", "seeded"]
+__all__ = ["MADE_OF", "PAIRS", "SCRATCH", "Dataset"]
 
 SCRATCH = "compress-"  # begins the names of folders that are made of data
 LOOKED_AT = "samples looked at"
@@ -164,8 +162,15 @@ class Dataset:
         firsts = together * spread_over(len(self) // together, max(1, count // together))
         return np.asarray((firsts[:, None] + np.arange(together)).reshape(-1))
 
-    def take(self, index: slice | np.ndarray[Any, Any]) -> tuple[Arrays, np.ndarray[Any, Any] | None]:
+    def take(
+        self, index: slice | np.ndarray[Any, Any], seed: int | None = None
+    ) -> tuple[Arrays, np.ndarray[Any, Any] | None]:
         """The samples at an index, and their labels.
+
+        Args:
+            index: where they are.
+            seed: what is random in samples that a user's code makes follows from it, as a training wants; by default
+                from each sample's number, so that they are the same whenever they are read.
 
         Raises:
             DatasetError: samples that a user's code makes can't be had, or hold what arrays are refused for.
@@ -174,7 +179,7 @@ class Dataset:
             chosen = {name: np.ascontiguousarray(array[index]) for name, array in self.inputs.items()}
             return chosen, None if self.labels is None else np.asarray(self.labels[index])
         places = np.arange(len(self))[index] if isinstance(index, slice) else index
-        rows, numbers = self.fetcher.rows(places), self.fetcher.numbers(places)
+        rows, numbers = self.fetcher.rows(places, seed), self.fetcher.numbers(places)
         chosen = {}
         for name, array in self.inputs.items():
             refuse_not_finite(rows[array.name], name, numbers, self.source)
@@ -370,12 +375,7 @@ def _call(source: str, signature: Signature) -> _Found:
     if not len(given):
         raise DatasetError(f"{source} is empty", why="it holds no samples", mend=mend)
     views, fetcher = _fetched(given, signature, source)
-
-    def rows(index: np.ndarray[Any, Any]) -> Mapping[str, np.ndarray[Any, Any]]:
-        with seeded(int(index[0])):  # they may be random
-            return fetcher.made(index)
-
-    return views, lambda: digest_of_samples(given, rows), (), fetcher
+    return views, lambda: digest_of_samples(given, fetcher.made), (), fetcher
 
 
 def _fetched(given: Any, signature: Signature, source: str) -> tuple[dict[str, Any], Fetcher]:
@@ -386,18 +386,3 @@ def _fetched(given: Any, signature: Signature, source: str) -> tuple[dict[str, A
         name: Fetched(shape, dtype, name, fetcher.rows) for name, (shape, dtype) in fetcher.specs.items()
     }
     return dict(views), fetcher
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """What a user's code draws from the global generators of Python, numpy and torch follows from the seed."""
-    python, legacy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(legacy)
-        torch.set_rng_state(own)

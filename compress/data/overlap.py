@@ -75,8 +75,14 @@ def overlaps(data: Dataset, others: Mapping[str, Dataset]) -> dict[str, Overlap]
 
 
 def copies(data: Dataset) -> tuple[int, int]:
-    """How many samples of a set hold what another of it holds, beyond the first of each, and of how many looked at."""
+    """How many samples of a set hold what another of it holds, beyond the first of each, and of how many looked at.
+
+    Of pairs these are the samples: one text may stand in many of them.
+    """
     looked = _hashes(data, _starts(data))
+    if data.pairs:
+        pairs = np.sort(looked.reshape(-1, 2), axis=1)
+        return len(pairs) - len(np.unique(pairs, axis=0)), len(pairs)
     return len(looked) - len(np.unique(looked)), len(looked)
 
 

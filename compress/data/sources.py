@@ -15,6 +15,7 @@ import numpy as np
 
 from compress.console.wording import counted
 from compress.data.made import Taught, fitting
+from compress.data.seeds import seed_all, seeded
 from compress.errors import DatasetError
 from compress.storage.file_names import file_name
 from compress.vetting.arrays import Member, check_stored, members_of, read_member
@@ -214,6 +215,15 @@ class Fetcher:
             samples, index = samples.samples, np.asarray(samples.index)[index]
         return index
 
+    def unsteady(self, index: Array) -> list[int]:
+        """What the user's dataset calls those that are made otherwise each time, as by a generator of its own."""
+        first, again = self.made(index), self.made(index)
+        unlike = np.zeros(len(index), np.bool_)
+        for name, values in first.items():
+            same = np.equal(values, again[name]) | ((values != values) & (again[name] != again[name]))
+            unlike |= ~same.reshape(len(index), -1).all(axis=1)
+        return [int(number) for number in self.numbers(index)[unlike]]
+
     def keep_in(self, folder: Path) -> None:
         """Write each sample to a folder when it is first made, and read it from there later."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -221,20 +231,31 @@ class Fetcher:
             self._cached[name] = _kept(folder / f"{file_name(name)}.rows.npy", dtype, shape)
         self._seen = _kept(folder / "seen.npy", np.dtype(np.bool_), (len(self),))
 
-    def rows(self, index: Array) -> dict[str, Array]:
-        """Samples at an index, by the names of inputs and `label`."""
+    def rows(self, index: Array, seed: int | None = None) -> dict[str, Array]:
+        """Samples at an index, by the names of inputs and `label`; of the seed, see `made`."""
         if self._seen is None:
-            return self.made(index)
+            return self.made(index, seed)
         missing = np.unique(index[~self._seen[index]])
         if len(missing):
-            for name, value in self.made(missing).items():
+            for name, value in self.made(missing, seed).items():
                 self._cached[name][missing] = fitting(value, self._cached[name].dtype, name, self._source)
             self._seen[missing] = True
         return {name: cached[index] for name, cached in self._cached.items()}
 
-    def made(self, index: Array) -> dict[str, Array]:
-        """Samples at an index, made anew."""
-        samples = [self._sample(int(place)) for place in index]
+    def made(self, index: Array, seed: int | None = None) -> dict[str, Array]:
+        """Samples at an index, made anew.
+
+        Args:
+            index: where they are.
+            seed: what is random in them follows from it; None: in each from its number, whenever and beside whatever
+                it is made.
+        """
+        numbers, samples = self.numbers(index).tolist(), []
+        with seeded(0 if seed is None else seed):
+            for place, number in zip(index.tolist(), numbers, strict=True):
+                if seed is None:
+                    seed_all(number)
+                samples.append(self._sample(place))
         try:
             return {name: np.stack([sample[name] for sample in samples]) for name in self.specs}
         except (KeyError, ValueError) as err:

@@ -10,11 +10,16 @@ import numpy as np
 from compress.evaluate.label_metrics import constant_f1
 from compress.model import Arrays
 
-__all__ = ["Chance", "OfNumbers", "OfPlaces", "OfSets", "OfShuffled", "OfSimilarities"]
+__all__ = [
+    "GUESSES", "Chance", "OfNumbers", "OfPlaces", "OfSets", "OfShuffled", "OfSimilarities", "no_better",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 SHUFFLES = 20  # of which none may do as well as the labels themselves: one in 21 by chance
 KEPT, KEPT_BYTES = 512, 64 << 20
+ALWAYS = "whoever always gives the most frequent labels"
+GUESSES = "whoever guesses labels by how frequent they are"
+"""The best that looks at nothing, of a mean over classes."""
 
 
 class Chance(Protocol):
@@ -32,7 +37,7 @@ class Chance(Protocol):
         """
 
     def rate(self) -> float | None:
-        """The metric of the best answer that is always the same; None where nobody knows one."""
+        """The metric of the best answer that is always the same, or of the best guess; None where nobody knows one."""
 
 
 class OfSets:
@@ -55,7 +60,7 @@ class OfSets:
 
     def doubt(self, low: float | None, told: str) -> str | None:
         """See `Chance`."""
-        return _doubt(low, told, self.rate())
+        return no_better(low, self.rate(), told, f"{ALWAYS} has {self.rate():.1%}")
 
     def rate(self) -> float:
         """See `Chance`."""
@@ -63,22 +68,29 @@ class OfSets:
 
 
 class OfNumbers:
-    """Numbers, judged by r2: the mean label has 0."""
+    """Numbers, judged by r2: the mean label has 0; but of a number that never changes it is right, and has all.
+
+    Args:
+        constant: the share of the numbers that count and never change among the samples that are judged.
+    """
 
     whoever = "whoever always gives the mean label has 0"
+
+    def __init__(self, constant: float = 0.0) -> None:
+        self._constant = constant
+        if constant:
+            self.whoever = f"whoever always gives the mean label has {constant:.1%}, by numbers that never change in it"
 
     def add(self, outputs: Arrays, labels: Array | None) -> None:
         """Take a batch."""
 
     def doubt(self, low: float | None, told: str) -> str | None:
         """See `Chance`."""
-        if low is None or low > 0:
-            return None
-        return f"The original is no better than chance on the evaluation data: {told}, and {self.whoever}."
+        return no_better(low, self._constant, told, self.whoever)
 
     def rate(self) -> float:
         """See `Chance`."""
-        return 0.0
+        return self._constant
 
 
 class OfSimilarities(OfNumbers):
@@ -88,12 +100,12 @@ class OfSimilarities(OfNumbers):
 
 
 class OfPlaces:
-    """A class for each place: the one that most places have.
+    """A class for each place: the one that most places have, or of a mean over classes the best guess of all.
 
     Args:
         axis: of the classes, in the output.
         unsure: why the classes may be elsewhere, a sentence, or "".
-        of_classes: whether the metric is a mean over the classes that there are, of which one answer hits one.
+        of_classes: whether the metric is a mean over the classes that there are.
     """
 
     def __init__(self, axis: int, unsure: str = "", *, of_classes: bool = False) -> None:
@@ -122,24 +134,47 @@ class OfPlaces:
         """See `Chance`."""
         if not self._places.any():
             return f"No place's label is a class of the model: its classes go from 0 to {len(self._places) - 1}."
-        return self._unsure or _doubt(low, told, self.rate())
+        whoever = GUESSES if self._of_classes else ALWAYS
+        return self._unsure or no_better(low, self.rate(), told, f"{whoever} has {self.rate():.1%}")
 
     def rate(self) -> float:
         """See `Chance`."""
         if not self._places.any():
             return 0.0
-        if self._of_classes:  # of the one class, right over right and wrong, too
-            return float(self._places.max() / self._places.sum() / np.count_nonzero(self._places))
+        if self._of_classes:
+            return _iou_of_guesses(self._places)
         return float(self._shares.max() / self._samples)
 
 
-def _doubt(low: float | None, told: str, rate: float) -> str | None:
+def no_better(low: float | None, rate: float, told: str, whoever: str) -> str | None:
+    """What to say of an original whose metric is not above what chance has; None where it is, or nobody knows.
+
+    Args:
+        low: lower end of its interval.
+        rate: what chance has.
+        told: the metric's value and interval, in words.
+        whoever: has that rate, in words.
+    """
     if low is None or low > rate:
         return None
-    return (
-        f"The original is no better than chance on the evaluation data: {told}, and whoever always gives the most "
-        f"frequent labels has {rate:.1%}."
-    )
+    return f"The original is no better than chance on the evaluation data: {told}, and {whoever}."
+
+
+def _iou_of_guesses(counts: Array) -> float:
+    """The most that the mean of the classes' intersections over unions is for whoever looks at nothing.
+
+    Of classes with the shares p that are given with the shares q, it is the mean of pq/(p + q - pq), which is greatest
+    for q that go with p/(1 - p).
+
+    Args:
+        counts: places [classes].
+    """
+    there = counts[counts > 0] / counts.sum()
+    if len(there) == 1:
+        return 1.0
+    given = there / (1 - there)
+    given /= given.sum()
+    return float(np.mean(there * given / (there + given - there * given)))
 
 
 class OfShuffled:
@@ -177,6 +212,10 @@ class OfShuffled:
         labels = np.concatenate(self._labels)
         random = np.random.default_rng(0)
         orders = [np.arange(len(labels)), *(random.permutation(len(labels)) for _ in range(SHUFFLES))]
+        # One that leaves all labels as they are, as with few samples or few labels that differ, tells nothing.
+        orders = [orders[0], *(order for order in orders[1:] if (labels[order] != labels).any())]
+        if len(orders) == 1:
+            return None
         try:
             value, *shuffled = (self._sign * self._judge(outputs, labels[order]) for order in orders)
         except Exception:  # the user's function, on other batches than it was made for; where it counts, it is told

@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 
 from compress.console.wording import counted
+from compress.evaluate.chance import GUESSES, no_better
+from compress.evaluate.class_outcomes import F1Outcomes, MccOutcomes
 from compress.evaluate.constant import prefers
+from compress.evaluate.influences import Influences
 from compress.model import Arrays
 
 __all__ = ["FIGURES", "ClassFigure", "f1_macro_scores", "mcc_scores"]
@@ -37,7 +40,8 @@ def f1_macro_scores(given: Array, there: Array, classes: int) -> Array:
     f1 = 2 * np.bincount(there[given == there], minlength=classes) * each
     share = np.append(f1 * each, 0.0)  # of a class that is none, nothing
     influence = 2 * (given == there) * each[there] - share[given] - share[there]
-    return np.asarray(f1[found].mean() + len(given) / found.sum() * influence)
+    scores = f1[found].mean() + len(given) / found.sum() * influence
+    return Influences.of(scores, F1Outcomes(given, there, classes))
 
 
 def mcc_scores(given: Array, there: Array, classes: int) -> Array:
@@ -54,17 +58,21 @@ def mcc_scores(given: Array, there: Array, classes: int) -> Array:
     value = both / np.sqrt(first * second)
     moved = right - right.mean() - (t[given] + p[there] - 2 * p @ t)
     spread = (p[given] - p @ p) / first + (t[there] - t @ t) / second
-    return np.asarray(value + moved / np.sqrt(first * second) + value * spread)
+    scores = value + moved / np.sqrt(first * second) + value * spread
+    return Influences.of(scores, MccOutcomes(given, there, classes))
 
 
-def _f1_of_one(there: Array, classes: int) -> float:
-    """The macro F1 of whoever always gives the most frequent class."""
-    counts = np.bincount(there, minlength=classes)
-    return float(2 * counts.max() / (len(there) + counts.max()) / np.count_nonzero(counts))
+def _f1_of_guesses(there: Array, classes: int) -> float:
+    """The most that the macro F1 is for whoever looks at nothing.
+
+    Of classes with the shares p that are given with the shares q, it is the mean of 2pq/(p + q), which is greatest for
+    q = p: more than for whoever always gives the most frequent one.
+    """
+    return float(1 / np.count_nonzero(np.bincount(there, minlength=classes)))
 
 
 Figure = tuple[Callable[[Array, Array, int], Array], Callable[[Array, int], float]]
-FIGURES: Mapping[str, Figure] = {"f1_macro": (f1_macro_scores, _f1_of_one), "mcc": (mcc_scores, lambda *_: 0.0)}
+FIGURES: Mapping[str, Figure] = {"f1_macro": (f1_macro_scores, _f1_of_guesses), "mcc": (mcc_scores, lambda *_: 0.0)}
 
 
 class ClassFigure:
@@ -107,12 +115,9 @@ class ClassFigure:
         if self._outside:
             of = counted(sum(map(len, self._there)), "labels")
             return f"{self._outside:,} of {of} are no class of the model: its classes go from 0 to {self._classes - 1}."
-        if low is None or low > self.rate():
-            return None
-        whoever = f"whoever always gives the most frequent label has {self.rate():.1%}"
-        return f"The original is no better than chance on the evaluation data: {told}, and {whoever}."
+        return no_better(low, self.rate(), told, f"{GUESSES} has {self.rate():.1%}")
 
     def rate(self) -> float:
         """See `compress.evaluate.chance.Chance`."""
-        _, of_one = FIGURES[self._name]
-        return of_one(np.concatenate(self._there), self._classes) if self._there else 0.0
+        _, of_guesses = FIGURES[self._name]
+        return of_guesses(np.concatenate(self._there), self._classes) if self._there else 0.0

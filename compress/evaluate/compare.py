@@ -142,6 +142,7 @@ def compare(
     Raises:
         RecipeError: the user's metric fails.
     """
+    metric = metric.on(data)
     for_each = ForEach(models[reference], data)
     done, size = 0, batch or for_each.batch
     tallies: dict[str, _Tally] = {}

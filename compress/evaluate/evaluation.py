@@ -11,6 +11,7 @@ from compress.data.class_labels import read_labels, with_class_ids
 from compress.data.dataset import Dataset
 from compress.data.overlap import Overlap, overlaps
 from compress.data.sources import Fetched
+from compress.data.steady_samples import refuse_unsteady
 from compress.errors import RecipeError
 from compress.evaluate.halves import halves, has_ids
 from compress.evaluate.intervals import SUREST, least_samples, paired_interval, percent
@@ -18,7 +19,7 @@ from compress.evaluate.judge import Budget, Judge
 from compress.evaluate.kinder import copies_told, made_with, overlap_told
 from compress.evaluate.labels_told import known_alone, labels_told, squeezed
 from compress.evaluate.metric_choice import by_shape, find_metric
-from compress.evaluate.metrics import BY_LABELS, CLASSES, METRICS, Metric
+from compress.evaluate.metrics import BY_LABELS, CLASSES, METRICS, TAGS, Metric
 from compress.evaluate.output_kind import by_labels
 from compress.evaluate.probe import probe
 from compress.evaluate.samples_elsewhere import samples_elsewhere
@@ -86,6 +87,8 @@ class Evaluation:
                     why="it gives one figure for all samples, which has no interval",
                     mend="add --budget-by point, or let it give a score for each sample",
                 )
+            if budget.confidence is not None and self.metric.name in (*CLASSES, *TAGS):
+                self._refuse_rare(judge.unseen, budget, len(data))
 
     def _refuse_too_few(self, data: Dataset, budget: Budget) -> None:
         if budget.confidence is None or not self.metric.counted:
@@ -104,6 +107,20 @@ class Evaluation:
             f"{percent(budget.confidence)} "
             f"confidence; {takes}",
             mend="give more evaluation data, allow a larger drop, or take the estimate itself: --budget-by point",
+        )
+
+    def _refuse_rare(self, unseen: float | None, budget: Budget, samples: int) -> None:
+        """Refuse where what is there has so few samples that errors in it may go unseen."""
+        if unseen is None or unseen <= budget.points:
+            return
+        what = "samples that hold anything" if self.metric.name in TAGS else "samples of the rarest class"
+        raise RecipeError(
+            f"can't be sure of {counted(budget.points, 'points')} of {self.metric.name} with "
+            f"{counted(samples, 'samples')}",
+            why=f"where none of them shows a change, {unseen:.2g} points may still be lost at "
+            f"{percent(budget.confidence or 0.0)} confidence: {what} are too few",
+            mend=f"give more evaluation data, above all {what}, allow a larger drop, or take the estimate itself: "
+            "--budget-by point",
         )
 
 
@@ -151,6 +168,7 @@ def evaluation_of(
         notes += copies_told(data)
     if options.selection is not None:
         chosen = Dataset.open(opened["selection"], model.signature)
+        refuse_unsteady("--selection", chosen)
         if chosen.sha256 == data.sha256:
             raise RecipeError(
                 "can't choose and prove on the same samples",
@@ -191,7 +209,9 @@ def judged(
 
     Raises:
         RecipeError: labels or a metric that can't serve, or several outputs that can be meant.
+        DatasetError: samples that are others each time they are read.
     """
+    refuse_unsteady("--eval", data)
     notes: tuple[str, ...] = ()
     if name is None or name in METRICS:
         if isinstance(data.labels, Fetched) and (name is None or METRICS[name].needs_labels):

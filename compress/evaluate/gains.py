@@ -9,33 +9,45 @@ from typing import Literal
 from compress.artifact import Measured, StageReport
 from compress.runtime.latency import Ratio, ratio
 
-__all__ = ["Gain", "apart", "drop_told", "gains_of", "signed", "speed", "times", "within"]
+__all__ = ["Gain", "apart", "drop_told", "gains_of", "in_points", "signed", "speed", "times", "within"]
 
 MOST_DECIMALS = 6
 LARGE = 1e6  # points that nobody reads to two decimals
 
 
-def signed(points: float, metric: str | None = None) -> str:
+def in_points(metric: str | None, scale: float | None = None) -> bool:
+    """Whether a metric's drops are in points, of which two decimals tell enough; others may be small or large.
+
+    Args:
+        metric: its name. Of a user's (`package.module:name`) only the scale tells.
+        scale: see `compress.artifact.Measured.metric_scale`; None where nobody knows it.
+    """
+    return metric is None or (metric != "mse" and ":" not in metric) if scale is None else scale == 100
+
+
+def signed(points: float, metric: str | None, scale: float | None = None) -> str:
     """A change of a metric, or what it has dropped by; 0 has a + whatever it was rounded from.
 
     Args:
-        points: to two decimals; a squared error is in the outputs' own unit, of which any may be small or large.
-        metric: whose.
+        points: to two decimals; what is in no points is told to four digits.
+        metric, scale: whose, see `in_points`.
     """
-    exactly = metric == "mse" or abs(points) >= LARGE
+    exactly = not in_points(metric, scale) or abs(points) >= LARGE
     return f"{points + 0.0:+.4g}" if exactly else f"{round(points, 2) + 0.0:+.2f}"
 
 
-def within(low: float | None, high: float | None, metric: str | None = None) -> str:
+def within(low: float | None, high: float | None, metric: str | None, scale: float | None = None) -> str:
     """The ends of an interval of such figures; empty where there is none."""
-    return "" if low is None or high is None else f"{signed(low, metric)} to {signed(high, metric)}"
+    return "" if low is None or high is None else f"{signed(low, metric, scale)} to {signed(high, metric, scale)}"
 
 
-def drop_told(drop: float, low: float | None = None, high: float | None = None, metric: str | None = None) -> str:
+def drop_told(
+    drop: float, low: float | None = None, high: float | None = None, *, metric: str | None, scale: float | None = None
+) -> str:
     """What a metric has dropped by, above 0 for a loss, wherever it stands in words: its sign says nothing alone."""
-    between = within(low, high, metric)
-    points = "" if metric == "mse" else " points"
-    return f"drop {signed(drop, metric)}{points}" + (f" ({between})" if between else "")
+    between = within(low, high, metric, scale)
+    points = " points" if in_points(metric, scale) else ""
+    return f"drop {signed(drop, metric, scale)}{points}" + (f" ({between})" if between else "")
 
 
 def times(value: float) -> str:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr, ndtri, stdtrit
 
+from compress.evaluate.influences import SEEN, Outcomes, outcomes_of
+
 __all__ = [
     "CONFIDENCE",
     "SHARE",
@@ -36,7 +38,7 @@ BEYOND = 10  # resamplings that an end has to have beyond it; where the most hav
 FEW = 50
 # Scores so near to the usual one are alike: rounding in single precision, as a share of what a score may be. A real
 # loss, however small, is none of it: it says how losses look. Fewer others than this are hardly seen.
-_ALIKE, _SEEN = 1e-6, 5
+_ALIKE = 1e-6
 CHUNK = 4_000_000  # indices in memory at a time
 
 Array = np.ndarray[Any, Any]
@@ -123,6 +125,8 @@ def mean_interval(
         seed: of the resampling.
     """
     values = np.asarray(scores, np.float64)
+    if (told := outcomes_of(scores)) is not None:
+        return _of_influences(values, confidence, bounds, seed, told)
     if _counts(bounds, values):
         return share_interval(int(values.sum()), len(values), confidence)
     return _of_values(values, confidence, bounds, seed, 0.0 if bounds is None else bounds[1] - bounds[0])
@@ -137,6 +141,10 @@ def difference_interval(
     is beyond what a score can lose or gain from those that the first model has: nothing gains on what is at its best.
     """
     second, first = np.asarray(after, np.float64), np.asarray(before, np.float64)
+    told, known = outcomes_of(after), outcomes_of(before)
+    if told is not None and known is not None:
+        span = math.inf if bounds is None else bounds[1] - bounds[0]
+        return _of_influences(second - first, confidence, (-span, span), seed, told, known)
     if _counts(bounds, second, first):
         return paired_interval(int((second > first).sum()), int((second < first).sum()), len(second), confidence)
     # A score in single precision may be a little beyond its bounds.
@@ -145,6 +153,27 @@ def difference_interval(
         difference = second - first
     span = 0.0 if bounds is None else bounds[1] - bounds[0]
     return _of_values(difference, confidence, apart, seed, span)
+
+
+def _of_influences(
+    values: Array, confidence: float, bounds: Bounds | None, seed: int, told: Outcomes, before: Outcomes | None = None
+) -> Interval:
+    """Of a figure that is no mean, or of how far two are apart: what was seen to vary, and what was not, as variances.
+
+    Zou & Donner, Construction of confidence limits about effect measures, Statistics in Medicine 27, 2008.
+    """
+    mean = float(values.mean())
+    if len(values) < 2 or not np.isfinite(values).all():
+        return Interval(mean, -math.inf, math.inf)
+    alike = bool((values == values[0]).all())
+    seen = Interval(mean, mean, mean) if alike else _of_values(values, confidence, None, seed, 0.0)
+    rise = told.rise(confidence) if before is None else before.fall(confidence, told)
+    # A bias that is itself estimated moves the end that it tells is too near, and not the other.
+    bias = told.bias - (0.0 if before is None else before.bias)
+    low = mean - max(bias, 0.0) - math.hypot(mean - seen.low, told.fall(confidence, before))
+    high = mean - min(bias, 0.0) + math.hypot(seen.high - mean, rise)
+    least, most = (-math.inf, math.inf) if bounds is None else bounds
+    return Interval(mean, max(low, min(least, mean)), min(high, max(most, mean)))
 
 
 def _counts(bounds: Bounds | None, *scores: Array) -> bool:
@@ -178,7 +207,7 @@ def _of_values(values: Array, confidence: float, bounds: Bounds | None, seed: in
     # Where nearly all scores are alike, a resampling sees next to nothing of the few that are not.
     usual = float(np.median(values))
     apart_of = int((np.abs(values - usual) > _ALIKE * span).sum())
-    if apart_of < min(_SEEN, len(values) - 1):
+    if apart_of < min(SEEN, len(values) - 1):
         unseen = share_interval(apart_of, len(values), confidence).high - apart_of / len(values)
         low, high = low - unseen * (usual - bounds[0]), high + unseen * (bounds[1] - usual)
     return Interval(mean, max(low, min(bounds[0], mean)), min(high, max(bounds[1], mean)))

@@ -75,7 +75,7 @@ class Budget:
         elif self.confidence is not None:
             words += f", and may be {self._held(drop, high):.4g} at {percent(self.confidence)} confidence"
         if self.lost_all(drop):
-            words += f", where an answer that is always the same loses {self.constant:.4g}"
+            words += f", where an answer that looks at nothing loses {self.constant:.4g}"
         return words
 
 
@@ -124,6 +124,7 @@ class Judge:
     def __init__(
         self, original: Backend, data: Dataset, metric: Metric, *, confidence: float | None = CONFIDENCE
     ) -> None:
+        metric = metric.on(data)
         self._data, self._metric, self._confidence = data, metric, confidence
         self._for_each = ForEach(original, data)
         self._size = self._for_each.batch
@@ -149,6 +150,11 @@ class Judge:
         return len(self._data)
 
     @property
+    def metric(self) -> Metric:
+        """What is judged by."""
+        return self._metric
+
+    @property
     def original(self) -> float:
         """The metric of the original."""
         return float(self._original.mean())
@@ -157,6 +163,11 @@ class Judge:
     def gives_intervals(self) -> bool:
         """Whether the metric is a mean of scores."""
         return bool(self._original.shape == (len(self._data) // self._metric.together,))
+
+    @property
+    def unseen(self) -> float | None:
+        """Points that may be lost where no sample shows a change; None where nobody knows."""
+        return self._between(self._original, self._original)[1]
 
     def drop(self, model: Backend) -> Drop:
         """What the model loses against the original; with doubts in the evaluation, no budget counts as kept."""

@@ -45,8 +45,9 @@ def copies_told(data: Dataset) -> tuple[str, ...]:
     count, looked_at = copies(data)
     if count <= max(1, DUPLICATES * looked_at):
         return ()
-    found = f"Of {counted(looked_at, 'evaluation samples')} {count:,} have the inputs of another one"
-    return (f"{found}: intervals take each for a sample of its own, and are narrower than they should be.",)
+    what = "pairs" if data.pairs else "samples"
+    found = f"Of {counted(looked_at, f'evaluation {what}')} {count:,} have the inputs of another one"
+    return (f"{found}: intervals take each for one of its own, and are narrower than they should be.",)
 
 
 def _place(source: str) -> str:

@@ -15,11 +15,11 @@ __all__ = [
     "f1_of",
     "pixel_accuracy_of",
     "r2_of",
-    "spread_of",
 ]
 
 Array = np.ndarray[Any, Any]
 COUNTS = 256  # of most frequent labels that are tried, where there are more
+ROUNDS = 4  # in which labels go and come
 Scorer = Callable[[dict[str, Array], dict[str, Array], Array | None], Array]
 
 
@@ -55,18 +55,35 @@ def _f1(given: Array, there: Array) -> Array:
 
 
 def constant_f1(there: Array) -> float:
-    """What the best of the most frequent labels, 0, 1 or more of them, get when they are given for every sample.
+    """What a good choice of labels gets that is given for every sample: the best known one.
+
+    The most frequent labels are taken, 0, 1 or more of them, by the samples that have them and by the share of those of
+    which it is known; then labels go and come one by one, as long as that helps.
 
     Args:
         there: 1 for each label [n, k] that a sample has, 0 for each that it has not; others are not known.
     """
     known, there = _known(there), there == 1
-    order = np.argsort(-there.sum(0), kind="stable")
-    best = 0.0
-    for count in np.unique(np.linspace(0, there.shape[1], min(there.shape[1], COUNTS) + 1).astype(np.int64)):
-        given = np.zeros(there.shape[1], bool)
-        given[order[:count]] = True
-        best = max(best, float(_f1(given & known, there).mean()))
+    best, chosen = 0.0, np.zeros(there.shape[1], bool)
+    for often in (there.sum(0), there.sum(0) / np.maximum(known.sum(0), 1)):
+        order = np.argsort(-often, kind="stable")
+        for count in np.unique(np.linspace(0, there.shape[1], min(there.shape[1], COUNTS) + 1).astype(np.int64)):
+            given = np.zeros(there.shape[1], bool)
+            given[order[:count]] = True
+            if (found := float(_f1(given & known, there).mean())) > best:
+                best, chosen = found, given
+    both, sizes = (chosen & there).sum(1), (chosen & known).sum(1) + there.sum(1)
+    for _ in range(ROUNDS):
+        before = best
+        for label in range(min(there.shape[1], COUNTS)):
+            sign = -1 if chosen[label] else 1
+            more, larger = both + sign * there[:, label], sizes + sign * known[:, label]
+            found = float(np.where(larger == 0, 1.0, 2 * more / np.maximum(larger, 1)).mean())
+            if found > best:
+                best, both, sizes = found, more, larger
+                chosen[label] = not chosen[label]
+        if best == before:
+            break
     return best
 
 
@@ -98,11 +115,14 @@ def _right(right: Array, known: Array) -> Array:
 def constant_accuracy(there: Array) -> float:
     """The share of labels that is right where each is always given that most samples have, and else never.
 
+    A sample counts for a label by the share that it is of those which are known of the sample, as in the metric.
+
     Args:
         there: see `constant_f1`.
     """
     known, there = _known(there), there == 1
-    given = 2 * there.sum(axis=0) > known.sum(axis=0)
+    weights = known / np.maximum(known.sum(axis=1, keepdims=True), 1)
+    given = 2 * (weights * there).sum(axis=0) > weights.sum(axis=0)
     return float(_right(given == there, known).mean())
 
 
@@ -137,26 +157,13 @@ def _prefers(logits: Array) -> Array:
     return np.asarray(~np.isnan(logits).any(-1) & (logits != logits[..., :1]).any(-1))
 
 
-def spread_of(labels: Array) -> Array | None:
-    """The variance of numbers [n, …] over the samples; None where they are all the same.
-
-    Returns:
-        float64 [k] for k numbers to a sample, NaN for one that never changes; of a map or a sequence, [1] over all of
-        its places.
-    """
-    values = np.asarray(labels, np.float64)
-    values = values.reshape(len(values), -1) if values.ndim <= 2 else values.reshape(-1, 1)
-    found = np.where(np.ptp(values, axis=0) > 0, values.var(axis=0), np.nan)
-    return found if np.isfinite(found).any() else None
-
-
 def r2_of(spread: Array) -> Scorer:
     """Each sample's part [n] of the coefficient of determination, which is their mean: 1 - squared error / variance.
 
     Of several numbers it is the mean over them, as scikit-learn's `r2_score` gives it, without those that never change.
 
     Args:
-        spread: of the labels, see `spread_of`.
+        spread: of the labels, see `compress.evaluate.label_moments.Moments.spread`.
     """
     told = np.isfinite(spread)
 

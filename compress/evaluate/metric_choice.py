@@ -11,23 +11,20 @@ from typing import Any
 import numpy as np
 
 from compress.artifact import Signature, TensorSpec
-from compress.data.class_labels import read_labels
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError
 from compress.evaluate.chance import OfPlaces, OfShuffled
 from compress.evaluate.class_metrics import ClassFigure
-from compress.evaluate.determination import Determination
 from compress.evaluate.endings import Ending
 from compress.evaluate.label_metrics import (
     IntersectionOverUnion,
     binary_accuracy_of,
     f1_of,
     pixel_accuracy_of,
-    r2_of,
-    spread_of,
 )
 from compress.evaluate.layout import lies_otherwise
 from compress.evaluate.metrics import BATCH, BY_LABELS, CLASSES, METRICS, PLACES, SETS, TAGS, Metric
+from compress.evaluate.number_metric import of_numbers
 from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds, the_output
 from compress.evaluate.output_kind import SHARES, OutputForm, OutputKind, by_labels, no_classes
 from compress.evaluate.rank_correlation import similarity_scores
@@ -181,7 +178,7 @@ def _of_labels(
         if form.kind is OutputKind.DENSE:
             return _of_places(name or "pixel_accuracy", form, spec.name)
         if form.kind is OutputKind.REGRESSION:
-            numbers = None if name is None and form.ending == "normalize" else _of_numbers(data, spec.name)
+            numbers = None if name is None and form.ending == "normalize" else of_numbers(data, spec.name)
             if numbers is not None or name is None:
                 return numbers
         else:
@@ -249,21 +246,6 @@ def _of_sets(name: str | None, data: Dataset, spec: TensorSpec, form: OutputForm
     threshold = 0.5 if form.ending == "sigmoid" else 0.0
     scorer = (binary_accuracy_of if name == "binary_accuracy" else f1_of)(threshold)
     return dataclasses.replace(METRICS[name], per_sample=scorer, output=spec.name, labels=labels, threshold=threshold)
-
-
-def _of_numbers(data: Dataset, output: str) -> Metric | None:
-    labels = read_labels(data)
-    spread = spread_of(labels) if np.isfinite(labels).all() else None
-    if spread is None:
-        return None
-    told = ",".join(f"{value:.9g}" for value in spread[:8])  # other labels give other scores
-    return dataclasses.replace(
-        METRICS["r2"],
-        per_sample=r2_of(spread),
-        accumulated=lambda: Determination(spread, output),
-        output=output,
-        code=f"influence;{told}",
-    )
 
 
 def _of_classes(name: str, output: str) -> Metric:

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from compress.data.dataset import Dataset
 from compress.errors import StageError
 from compress.evaluate.chance import Chance, OfNumbers, OfPlaces, OfSets, OfSimilarities
 from compress.evaluate.constant import Constant, OfAnswers, OfDirections, OfMeans, prefers
-from compress.evaluate.determination import Determination
 from compress.evaluate.intervals import Bounds
 from compress.evaluate.label_metrics import (
     IntersectionOverUnion,
@@ -53,7 +53,7 @@ BY_LABELS = (*SETS, *PLACES, *TAGS, "r2")
 
 @dataclass(frozen=True)
 class Metric:
-    """A task metric; one of `per_sample`, `over_all` and `accumulated` is given; both first and last of r2.
+    """A task metric; one of `per_sample`, `over_all` and `accumulated` is given; both first and last of r2, see `on`.
 
     Attributes:
         name: "top1", "top5", "f1_macro", "mcc", "binary_accuracy", "f1_samples", "pixel_accuracy", "miou",
@@ -75,6 +75,7 @@ class Metric:
         labels: of a sample, for those that are each there or not.
         threshold: of an output, above which such a label is given.
         together: samples, one after another, that have one score; 2 of pairs.
+        fitted: gives the metric for some samples, where it has to know all of their labels before it sees the first.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Metric:
     labels: int = 1
     threshold: float | None = None
     together: int = 1
+    fitted: Callable[[Metric, Dataset], Metric] | None = None
 
     @property
     def identity(self) -> Mapping[str, str | None]:
@@ -135,6 +137,10 @@ class Metric:
     def of(self, output: str | None) -> Self:
         """The metric of this output alone."""
         return self if output is None else dataclasses.replace(self, output=output)
+
+    def on(self, data: Dataset) -> Metric:
+        """The metric for all of these samples and no others."""
+        return self if self.fitted is None else self.fitted(self, data)
 
     def judged(self, outputs: Arrays) -> Arrays:
         """The outputs that it looks at."""
@@ -248,7 +254,6 @@ METRICS = {
         Metric(
             "r2",
             r2_of(np.ones(1)),
-            accumulated=lambda: Determination(np.ones(1)),
             needs_labels=True,
             chance=OfNumbers,
         ),

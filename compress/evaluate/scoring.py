@@ -94,7 +94,7 @@ class Scores:
     """A metric's scores of one model.
 
     Args:
-        metric: one that is a function of all outputs has these kept in memory.
+        metric: one that is a function of all outputs has these kept in memory; see `Metric.on`.
     """
 
     def __init__(self, metric: Metric) -> None:
@@ -155,7 +155,7 @@ class Scores:
             return np.concatenate(self._scores)
         try:
             if self._running is not None:
-                found = np.asarray(self._running.compute(), np.float64)
+                found = np.asanyarray(self._running.compute(), np.float64)  # influences stay
             else:
                 assert self._metric.over_all is not None  # noqa: S101  a metric has one of the three
                 together = {name: np.concatenate(parts) for name, parts in self._outputs.items()}
@@ -170,7 +170,8 @@ class Scores:
 
     def _bounded(self, scores: Array) -> Array:
         """The worst score for what is no number; intervals and points rest on the bounds that the metric states."""
-        scores = np.where(np.isnan(scores), self._metric.worst, scores)
+        nan = np.isnan(scores)
+        scores = np.where(nan, self._metric.worst, scores) if nan.any() else scores
         if self._metric.bounds is None or self._metric.name in METRICS:
             return scores
         low, high = self._metric.bounds

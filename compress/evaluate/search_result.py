@@ -36,11 +36,12 @@ class Trial:
         drop: against the original, in points; `drop_low` and `drop_high` bound its confidence interval.
         size_bytes: of the ONNX file.
         runtime: that it was judged and timed on: of several, the one that serves it.
-        latency_p50_ms: at batch 1; of one that was trained after all were timed, what its layers took there before.
-        throughput: samples a second at batch 8, likewise.
+        latency_p50_ms: at `SearchResult.batch("latency")`; of one that was trained after all were timed, what its
+            layers took there before.
+        throughput: samples a second at `SearchResult.batch("throughput")`, likewise.
         path: the ONNX file, in the work folder.
-        rounds_ms: the p50 of each round that all trials took together, at batch 1.
-        batched_rounds_ms: the same at batch 8.
+        rounds_ms: the p50 of each round that all trials took together, by which the latency is.
+        batched_rounds_ms: the same for the throughput.
     """
 
     candidate: Candidate
@@ -107,6 +108,7 @@ class SearchResult:
         constant: points that the best answer that is always the same loses: what loses as many is not inside.
         allowance: points more that a candidate may have lost to be trained for the rest; None where none was to wait.
         trained: those that were then trained, in the order in which they were.
+        call: samples that each call takes, no more and no fewer; None where their number varies.
     """
 
     goal: Goal
@@ -121,6 +123,11 @@ class SearchResult:
     constant: float | None = None
     allowance: float | None = None
     trained: tuple[Candidate, ...] = ()
+    call: int | None = None
+
+    def batch(self, goal: Goal) -> int:
+        """Samples in a call, as it is timed for a goal."""
+        return self.call or (THROUGHPUT_BATCH if goal == "throughput" else 1)
 
     @property
     def budget(self) -> Budget:
@@ -226,7 +233,8 @@ class SearchResult:
         proof, best = self.proof, self.best
         if proof is None or best is None or proof.runtime is None:
             return ""
-        took = "" if proof.latency_p50_ms is None else f", {proof.latency_p50_ms:.3f} ms at batch 1 in its own report"
+        at = f"at batch {self.batch('latency')} in its own report"
+        took = "" if proof.latency_p50_ms is None else f", {proof.latency_p50_ms:.3f} ms {at}"
         told = f"The winner's artifact is served by {RUNTIME_NAMES[proof.runtime]}{took}"
         if best.runtime not in (None, proof.runtime):
             told += f"; the search had taken {RUNTIME_NAMES[best.runtime]}, by samples and turns of its own"
@@ -236,7 +244,7 @@ class SearchResult:
     def unpaid(self) -> tuple[str, ...]:
         """A sentence for each pruned candidate in fewer bits that is not faster beyond doubt than the same unpruned."""
         goal: Goal = "throughput" if self.goal == "throughput" else "latency"
-        batch = THROUGHPUT_BATCH if goal == "throughput" else 1
+        batch = self.batch(goal)
         whole = {t.candidate: t for t in self.measured if not t.candidate.prune}
         told: dict[Candidate, str] = {}  # those with and without training have the same layers
         for trial in self.measured:
@@ -291,7 +299,7 @@ class SearchResult:
             f"{count:,} {words}"
             for count, words in (
                 (len(beyond), f"lost more than {limit} of {self.metric}"),
-                (len(nothing), "no better than an answer that is always the same"),
+                (len(nothing), "no better than an answer that looks at nothing"),
                 (len(unsure), f"may have lost more than {limit} of {self.metric}, by the interval"),
                 (len(failed), "failed"),
                 (untried, "not tried"),
@@ -346,6 +354,7 @@ class SearchResult:
             "samples": self.samples,
             "confidence": self.confidence,
             "runtimes": list(self.runtimes),
+            "batches": {"latency": self.batch("latency"), "throughput": self.batch("throughput")},
             "constant": self.constant,
             "allowance": self.allowance,
             "training": self.training,

@@ -116,16 +116,14 @@ def _choice(
     groups = compared_inputs(bench.data, here.model.signature, here.backend, there.backend)
     half = is_half(here.model.path)
     difference, quantized = apart({"last": here.backend, "other": there.backend} | made_of, groups, half=half)
-    one, other = timed["onnxruntime"].one, timed["openvino"].one
+    judge, one, other = bench.judge, timed["onnxruntime"].one, timed["openvino"].one
     return choose(
         (_figures("onnxruntime", here.drop, one, 0.0), _figures("openvino", there.drop, other, difference)),
         None if one is None or other is None else ratio(one.rounds_ms, other.rounds_ms),
         quantized,
         at=f"at batch {call_size(here.model.signature)} with {counted(bench.options.threads, 'threads')}",
         keeps=(bench.keeps(candidate, here.drop), bench.keeps(candidate, there.drop)),
-        worse=is_worse(
-            bench.judge.loss_between(there.drop, here.drop), bench.metric, bench.judge.original, bench.judge.constant
-        ),
+        worse=is_worse(judge.loss_between(there.drop, here.drop), judge.metric, judge.original, judge.constant),
         half=half,
     )
 

@@ -146,7 +146,7 @@ def _metric(last: Measured, original: Measured, report: Mapping[str, Any]) -> st
     told = f"{last.metric} {last.value:.4f}"
     told += "" if original.value is None else f", of the original {original.value:.4f}"
     if last.drop is not None:
-        told += f"; {drop_told(last.drop, last.drop_low, last.drop_high, last.metric)}"
+        told += f"; {drop_told(last.drop, last.drop_low, last.drop_high, metric=last.metric, scale=last.metric_scale)}"
     judged = _part(report, "evaluation")
     if isinstance(judged.get("samples"), int) and isinstance(judged.get("confidence"), float):
         told += f", {counted(judged['samples'], 'samples')}, {percent(judged['confidence'])} confidence"

@@ -262,7 +262,11 @@ def judged_fields(name: str, before: str, found: Found, judged: Evaluation) -> d
         if here.scores is not None and first.scores is not None:
             drop = _drop(name, here.scores, first.scores, judged)
             fields |= {"drop_low": drop.low, "drop_high": drop.high}
-    return {"metric": metric.name, **{key: _finite(value) for key, value in fields.items()}}
+    return {
+        "metric": metric.name,
+        "metric_scale": metric.scale,
+        **{key: _finite(value) for key, value in fields.items()},
+    }
 
 
 def _finite(value: float | None) -> float | None:

@@ -6,11 +6,12 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from cyclopts import CycloptsError
 from rich.markup import escape
@@ -169,11 +170,18 @@ def _run(command: Callable[[], Any]) -> None:
     except ToolkitError as err:
         if interrupted():
             raise
-        print(f"error: {err}", file=sys.stderr)
-        sys.exit(_code_of(err))
+        _end(err)
     except ModuleNotFoundError as err:
         if err.name not in OPTIONAL:
             raise
-        missing = MissingExtraError("can't compress", module=err.name, extra="compress")
-        print(f"error: {missing}", file=sys.stderr)
-        sys.exit(2)
+        _end(MissingExtraError("can't compress", module=err.name, extra="compress"))
+    except UnicodeDecodeError as err:  # matplotlib reads its settings as it is imported, of the current folder first
+        if not any(frame.f_code.co_name == "_rc_params_in_file" for frame, _ in traceback.walk_tb(err.__traceback__)):
+            raise
+        why = f"`matplotlibrc`, here or of your home, is no text in UTF-8: {err}"
+        _end(ToolkitError("can't draw plots", why=why, mend="save it as UTF-8, or remove it"))
+
+
+def _end(err: ToolkitError) -> NoReturn:
+    print(f"error: {err}", file=sys.stderr)
+    sys.exit(_code_of(err))

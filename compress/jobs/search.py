@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compress.console.wording import counted
+from compress.data.sizes import call_size
 from compress.errors import RecipeError
 from compress.evaluate.candidates import Candidate, candidates
 from compress.evaluate.evaluation import Evaluation, budget_of
@@ -74,6 +75,7 @@ def search(
         confidence=bench.budget.confidence,
         runtimes=runtimes_of(options),
         allowance=bench.allowance if trains_last(options) else None,
+        call=None if model.signature.batches else call_size(model.signature),
     )
     return with_training(found, clocks, setting, bench, watcher, cluster) if trains_last(options) else found
 

@@ -12,6 +12,7 @@ from compress.data.dataset import Dataset
 from compress.data.sizes import batches_of, typical_inputs
 from compress.errors import MissingExtraError, ResourceError, StageError, ToolkitError
 from compress.evaluate.judge import Budget
+from compress.evaluate.metrics import Metric
 from compress.evaluate.runtime_choice import BATCHED, Choice, RuntimeFigures, choose, distances, most_apart
 from compress.formats.files import size_of
 from compress.formats.onnx.outline import outline
@@ -296,19 +297,19 @@ def _worse(found: Found, last: str, other: str) -> bool:
     if found.judged is None:
         return False
     first = found.compared["original"]
-    return is_worse(loss_between(found, other, last), found.judged.metric.name, first.value, first.constant)
+    return is_worse(loss_between(found, other, last), found.judged.metric, first.value, first.constant)
 
 
-def is_worse(loss: float | None, metric: str, original: float, constant: float | None) -> bool:
+def is_worse(loss: float | None, metric: Metric, original: float, constant: float | None) -> bool:
     """Whether a file loses more on OpenVINO, beyond doubt and by what is worth a word.
 
     Args:
         loss: against ONNX Runtime for sure, in points; None where that is not known.
-        metric: its name.
+        metric: that is judged by.
         original: its value of the original.
         constant: points that the best answer that is always the same loses.
     """
-    lost = Measured(metric=metric, drop=loss, drop_constant=constant)
+    lost = Measured(metric=metric.name, metric_scale=metric.scale, drop=loss, drop_constant=constant)
     return telling(lost, Measured(value=original))
 
 

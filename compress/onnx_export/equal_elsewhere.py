@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,7 +77,7 @@ def equal_elsewhere(
         module: the first model, which tells by running what sizes and indices it takes.
         first, second: the models, ready to run.
         signature: of both.
-        progress: is told of each dimension.
+        progress: is told of each size that is tried, and of each dimension.
         words: for a difference.
         done: of the steps of the stage, and how many there are.
         tolerance, logistic: see `differences`.
@@ -91,7 +91,13 @@ def equal_elsewhere(
     decided = decided or Decisions({})
     usual = signature.at(BATCH)
     found = Elsewhere()
-    compare = _Comparisons(module, first, second, signature, words, tolerance, logistic, smaller, found.equal, decided)
+
+    def trying(dim: str, size: int) -> None:
+        progress(*done, f"trying {dim} = {size}")
+
+    compare = _Comparisons(
+        module, first, second, signature, words, tolerance, logistic, smaller, found.equal, decided, trying
+    )
     compare.known = {dim: list(decided.of(dim, usual, 1)) for dim in usual}
     for dim in usual:
         step = _odd_ones(compare, dim, told=decided.places is not None)
@@ -119,8 +125,9 @@ class _Comparisons:
     def __init__(
         self, module: nn.Module, first: Backend, second: Backend, signature: Signature, words: Wording,
         tolerance: float, logistic: Collection[str], smaller: bool, equal: dict[str, list[int]], decided: Decisions,
+        trying: Callable[[str, int], None],
     ) -> None:  # fmt: skip
-        self.inside = decided.inside
+        self.inside, self._trying = decided.inside, trying
         self.first, self.second, self.signature, self.words = first, second, signature, words
         self.tolerance, self.logistic, self.smaller, self.equal = tolerance, logistic, smaller, equal
         self.usual, self.runs = signature.at(BATCH), runs_at(module, signature.inputs)
@@ -147,6 +154,7 @@ class _Comparisons:
 
     def takes(self, dim: str, size: int) -> bool:
         """Whether the first model runs there."""
+        self._trying(dim, size)
         return self.runs(self.usual | {dim: size})
 
     def at(self, dim: str, size: int) -> bool:
@@ -160,6 +168,7 @@ class _Comparisons:
         return self._tried[dim, size]
 
     def _at(self, dim: str, size: int) -> bool:
+        self._trying(dim, size)
         # What a small input does not run at, torch's own answers tell; of a large one, want of memory is no error.
         if not ((isinstance(self.first, TorchBackend) and self.elements(dim, size) <= SMALL) or self.takes(dim, size)):
             return False

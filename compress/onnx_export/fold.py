@@ -18,6 +18,7 @@ from compress.model import Arrays, Model, OnnxModel, sample_inputs
 from compress.model.inputs import telling
 from compress.onnx_export.file import checked, save
 from compress.onnx_export.folding import folded
+from compress.onnx_export.shown import without_choices
 from compress.onnx_export.tied import share
 from compress.runtime.backends import OnnxBackend
 from compress.runtime.memory import give_back
@@ -55,6 +56,7 @@ class FoldOnnx:
         before = len(outline(model.path).graph.node)
         progress(0, 2, "folding")
         made = folded(model.path)
+        without_choices(made.graph)
         kept_apart = _unfuse(made.graph) if self.unfuse else 0
         fill_gaps(made.graph)
         name_nodes(made)

@@ -15,8 +15,8 @@ from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.evaluate.parity import TOLERANCE
-from compress.formats.onnx.counted import written_out
 from compress.formats.onnx.dense import written_dense
+from compress.formats.onnx.functions import written_out
 from compress.formats.onnx.outline import outline, take_in
 from compress.formats.onnx.read import read_onnx
 from compress.formats.onnx.scope import fill_gaps, inner_bodies, inner_nodes, name_nodes, opset_of
@@ -153,9 +153,9 @@ def whole(path: Path) -> ModelProto:
 def plain(model: ModelProto, signature: Signature, path: Path) -> tuple[list[str], bool]:
     """Write a model as the stages take it, in place; tells what was done, and whether it was in FP16."""
     did: list[str] = []
-    if model.functions:
-        did.append(f"{counted(len(model.functions), 'functions')} written out")
-        model.CopyFrom(written_out(model))
+    if functions := len(model.functions):
+        did.append(f"{counted(functions, 'functions')} written out")
+    model.CopyFrom(written_out(model))
     if sparse := written_dense(model):
         did.append(f"{counted(sparse, 'sparse tensors')} written out")
     graph = model.graph

@@ -17,6 +17,7 @@ _STATIC = re.compile(r"inferred a static shape of (\d+) for dimension inputs\['(
 _UNTRANSLATED = re.compile(r"Error when translating node .*?target=(?:torch\.ops\.)?(?:\w+\.)?(\w+)")
 _LONGEST = 300
 PACKING = pack_padded_sequence.__code__.co_filename
+RECURRENT = nn.RNNBase.__init__.__code__.co_filename
 _OTHERS = {
     "scaled_dot_product_attention": "give it queries, keys and values as [batch, heads, length, size], with the same "
     "batches and, of fewer keys than queries, these repeated",
@@ -68,9 +69,13 @@ def refused(err: Exception, module: nn.Module, signature: Signature) -> StageErr
 
 
 def _packs(err: BaseException) -> bool:
-    """Whether it was raised where a forward packs sequences, or below what takes these."""
+    """Whether it was raised where sequences are packed, or by a layer of torch that was given packed ones."""
     return any(
-        frame.f_code.co_filename == PACKING or any(isinstance(each, PackedSequence) for each in frame.f_locals.values())
+        ("pack" in frame.f_code.co_qualname.lower() if frame.f_code.co_filename == PACKING else False)
+        or (
+            frame.f_code.co_filename == RECURRENT
+            and any(isinstance(each, PackedSequence) for each in frame.f_locals.values())
+        )
         for frame, _ in traceback.walk_tb(err.__traceback__)
     )
 

@@ -175,7 +175,7 @@ class EngineOptions:
 
     dims: Annotated[tuple[str, ...], Parameter(consume_multiple=True, group=_ENGINE)] = ()
     """For each other dimension that varies, its smallest, best and largest size: 'sequence=1:64:128'; the best one is
-    its --size, too."""
+    taken for the usual one, too."""
 
     optimization_level: Annotated[Literal[0, 1, 2, 3, 4, 5] | None, Parameter(group=_ENGINE)] = None
     """From 0, the fastest build, to 5, the fastest engine; by default TensorRT's own choice."""
@@ -225,7 +225,8 @@ class ExportOptions(CompressOptions, EngineOptions):
     its shapes take here, measured on --runtime; needs --importance obs."""
 
     target_latency_ms: Annotated[float | None, Parameter(group=_PRUNE)] = None
-    """Instead of --prune: remove what it takes until the result needs no longer than this, at batch 1."""
+    """Instead of --prune: remove what it takes until the result needs no longer than this, at batch 1 (where it is
+    fixed, at that)."""
 
     target_size_mb: Annotated[float | None, Parameter(group=_PRUNE)] = None
     """Instead of --prune: remove what it takes until the result's file is no larger, in MB (1,000,000 bytes)."""
@@ -270,7 +271,8 @@ class OptimizeOptions(ClusterOptions, CompressOptions):
     """Largest loss in points of the metric that a candidate may have."""
 
     goal: Annotated[Literal["latency", "size", "throughput"], Parameter(group=_SEARCH)] = "latency"
-    """What the winner is best at: p50 at batch 1, bytes of the file, or samples a second at batch 8."""
+    """What the winner is best at: p50 at batch 1, bytes of the file, or samples a second at batch 8; where the batch is
+    fixed, both at that."""
 
     prune: Annotated[tuple[float, ...], Parameter(consume_multiple=True, group=_SEARCH)] = (0.0, 0.3, 0.5, 0.7, 0.85)
     """Fractions of the multiply-accumulates to try; --finetune or --calibration (the repair) bring accuracy back."""

@@ -22,10 +22,10 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from compress.errors import StageError, first_line
+from compress.model.unfused import unfused
 from compress.prune.cut_layers import Layers, Place
 from compress.prune.follow_channels import ChannelGroup
 from compress.prune.layer_kinds import PRUNABLE, RECURRENT, THROUGH, depthwise, hidden_parts, sliced_hidden
-from compress.prune.unfused import unfused
 from compress.storage.shortages import raise_shortage
 
 __all__ = ["hidden_groups", "one_step"]

@@ -30,8 +30,8 @@ from compress.model import Arrays, sample_inputs
 from compress.model.apart import share_of_own_size
 from compress.model.drawn import drawn_taken, indices_of
 from compress.model.inputs import telling
+from compress.model.unfused import unfused
 from compress.prune.cut_layers import Cut, Layers
-from compress.prune.unfused import unfused
 from compress.runtime.measure import torch_macs
 from compress.storage.shortages import raise_shortage
 

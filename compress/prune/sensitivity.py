@@ -231,7 +231,8 @@ class Thinning:
                 gone.append(1 - self._channels.macs({group.root: weakest}) / self._macs)
                 drop = self._metric.drop(self._whole.value, compared["thinned"].value)
                 drops.append(drop if math.isfinite(drop) else WORST)
-            told(f"{group.root} −{count / group.units:.0%}: {drop_told(drops[-1])}")
+            lost = drop_told(drops[-1], metric=self._metric.name, scale=self._metric.scale)
+            told(f"{group.root} −{count / group.units:.0%}: {lost}")
         taken = tuple(count / group.units for count in counts)
         return GroupSensitivity(group.layers, group.width, taken, tuple(drops), tuple(gone))
 

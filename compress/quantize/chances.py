@@ -8,6 +8,8 @@ from pathlib import Path
 import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
+from compress.formats.onnx.domains import STANDARD
+
 __all__ = ["chances_of"]
 
 BOUNDED = {"Sigmoid", "HardSigmoid", "Softmax"}
@@ -17,7 +19,6 @@ MOVING = {
 }  # fmt: skip
 NUMBERS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 MOST = 2.0**128  # that float32 holds
-ONNX = ("", "ai.onnx")  # names of its own domain
 
 
 def chances_of(path: Path) -> dict[str, float]:
@@ -30,7 +31,7 @@ def chances_of(path: Path) -> dict[str, float]:
     numbers = {tensor.name: _number(tensor) for tensor in graph.initializer if _is_number(tensor)}
     scales: dict[str, float] = {}
     for node in graph.node:
-        if node.domain not in ONNX:
+        if node.domain not in STANDARD:
             continue
         if node.op_type == "Constant":
             given = node.attribute[0]

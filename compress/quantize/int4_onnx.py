@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from compress.formats.onnx.domains import STANDARD
 from compress.formats.onnx.scope import drop_unused, fresh, names_in
 from compress.onnx_export.tied import digest
 from compress.quantize.blocks import SIZE, Blocks, packed
@@ -128,7 +129,7 @@ def weights_of(graph: GraphProto) -> dict[str, TensorProto]:
 def _read(node: NodeProto, weights: Mapping[str, TensorProto]) -> tuple[str, bool, Place] | None:
     """The matrix that a node reads, whether it is stored turned, and the place; None where it is none."""
     at = 0 if node.op_type == "Gather" else 1
-    tensor = weights.get(node.input[at]) if node.domain in ("", "ai.onnx") and len(node.input) > at else None
+    tensor = weights.get(node.input[at]) if node.domain in STANDARD and len(node.input) > at else None
     if tensor is None or len(tensor.dims) != 2 or not worth(tensor):
         return None
     told = {a.name: helper.get_attribute_value(a) for a in node.attribute}

@@ -186,7 +186,7 @@ class QuantizeWithin:
             budget = Budget(self.max_drop, self.confidence).beside(judge.constant)
             nothing = any(budget.lost_all(found.points) for found in known.values())
             nearest, before = (budget.words(each.points, each.high) for each in (best, floats))
-            same = f"; an answer that is always the same loses {budget.constant:.4g}" if nothing else ""
+            same = f"; an answer that looks at nothing loses {budget.constant:.4g}" if nothing else ""
             raise BudgetError(
                 f"{what} can't stay inside {counted(self.max_drop, 'points')}",
                 why=f"the drop of the nearest is {nearest}; that of the float model before it is {before} "

@@ -16,7 +16,7 @@ from compress.artifact import RUNTIME_NAMES, Measured, Signature, StageReport
 from compress.console.durations import bytes_text, ms_text
 from compress.console.wording import Note, counted
 from compress.data.sizes import call_size
-from compress.evaluate.gains import Gain, gains_of, signed, speed, within
+from compress.evaluate.gains import Gain, gains_of, in_points, signed, speed, within
 from compress.evaluate.intervals import CONFIDENCE, percent
 from compress.evaluate.runtime_choice import Choice
 from compress.report.explain_plots import explained_plots
@@ -280,29 +280,33 @@ def _drop(m: Measured) -> str:
     if m.drop is None:
         return "–"
     if m.drop_low is None or m.drop == m.drop_low == m.drop_high:
-        return signed(m.drop, m.metric)
-    return f"{signed(m.drop, m.metric)} ({within(m.drop_low, m.drop_high, m.metric)})"
+        return signed(m.drop, m.metric, m.metric_scale)
+    between = within(m.drop_low, m.drop_high, m.metric, m.metric_scale)
+    return f"{signed(m.drop, m.metric, m.metric_scale)} ({between})"
 
 
 def _change(original: Measured, last: Measured, sure: str) -> Gain | None:
     """What became of the metric, and whether that is more than chance."""
     if last.drop is None:
         return None
-    points = "" if last.metric == "mse" else "points of "
+    points = "points of " if in_points(last.metric, last.metric_scale) else ""
     interval = ""
     falls = (last.value or 0.0) < (original.value or 0.0)
     sign = -1 if falls == (last.drop > 0) else 1  # of a metric that is better when it is lower, a drop is a rise
     if last.drop_low is not None and last.drop_high is not None:
         low, high = sorted((sign * last.drop_low, sign * last.drop_high))
-        interval = f"({within(low, high, last.metric)} at {sure})"
-    if float(signed(last.drop, last.metric)) == 0:
+        interval = f"({within(low, high, last.metric, last.metric_scale)} at {sure})"
+    if float(signed(last.drop, last.metric, last.metric_scale)) == 0:
         return Gain("±0", f"no change in {last.metric}", interval, "neither")
     lost = last.drop_low is not None and last.drop_low > 0 and telling(last, original)
     won = last.drop_high is not None and last.drop_high < 0
     chance = "" if lost or won or not interval or not last.drop_low or last.drop_low > 0 else ": may be chance"
     words = f"{points}change in {last.metric}{chance}"
     return Gain(
-        signed(sign * last.drop, last.metric), words, interval, "loss" if lost else "gain" if won else "neither"
+        signed(sign * last.drop, last.metric, last.metric_scale),
+        words,
+        interval,
+        "loss" if lost else "gain" if won else "neither",
     )
 
 

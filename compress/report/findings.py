@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from compress.artifact import Measured, StageReport
 from compress.console.wording import Note
-from compress.evaluate.gains import apart, speed, within
+from compress.evaluate.gains import apart, in_points, speed, within
 from compress.evaluate.intervals import CONFIDENCE, percent
 from compress.runtime.latency import ALIKE
 
@@ -27,7 +27,7 @@ def telling(now: Measured, original: Measured) -> bool:
         return now.drop >= LEAST_POINTS
     if now.metric == "mse" and now.drop_constant:  # the outputs' variance: the unit that they have
         return now.drop >= LEAST_SHARE * now.drop_constant
-    scale = 1 if now.metric == "mse" else 100
+    scale = now.metric_scale or (1 if now.metric == "mse" else 100)
     return now.drop >= scale * (LEAST_SHARE * abs(original.value or 0.0) or LEAST)
 
 
@@ -87,9 +87,10 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE, batch:
         found.append(f"{grown}{scales if quantized and not engine else ''}.")
     if last.drop is not None and original.value is not None and last.value is not None and telling(last, original):
         went = "rose" if last.value > original.value else "fell"
-        unit = "" if last.metric == "mse" else " points"
+        points = in_points(last.metric, last.metric_scale)
+        unit = " points" if points else ""
         before, after = apart(original.value, last.value, 4)
-        if last.metric == "mse":
+        if not points:
             before, after = f"{original.value:.4g}", f"{last.value:.4g}"
         loss = f"{last.drop:.2f}" if last.metric in IN_POINTS else f"{last.drop:.3g}"
         fell = f"{last.metric} {went} by {loss}{unit}, from {before} to {after}"
@@ -97,17 +98,17 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE, batch:
             found.append(f"{fell}, without an interval that would say how sure this is: the stage table shows where.")
         elif last.drop_low > 0:
             found.append(f"{fell}: the stage table shows where.")
-        elif last.drop_high is not None and (last.drop_high > 1 or last.metric == "mse"):
+        elif last.drop_high is not None and (last.drop_high > 1 or not points):
+            ends = within(last.drop_low, last.drop_high, last.metric, last.metric_scale).replace(" to ", " and ")
             found.append(
-                f"{fell}, which may be chance: at {percent(confidence)} confidence the drop is between "
-                f"{within(last.drop_low, last.drop_high, last.metric).replace(' to ', ' and ')}{unit}. "
+                f"{fell}, which may be chance: at {percent(confidence)} confidence the drop is between {ends}{unit}. "
                 "More evaluation samples would tell."
             )
     if last.drop is not None and last.drop_constant is not None and last.drop >= last.drop_constant > 0:
-        unit = "" if last.metric == "mse" else " points"
+        unit = " points" if in_points(last.metric, last.metric_scale) else ""
         found.append(
-            f"The result keeps nothing of {last.metric}: its drop is {last.drop:.4g}{unit}, and the best answer that "
-            f"is always the same loses {last.drop_constant:.4g}. No budget counts as kept."
+            f"The result keeps nothing of {last.metric}: its drop is {last.drop:.4g}{unit}, and an answer that looks "
+            f"at nothing loses {last.drop_constant:.4g}. No budget counts as kept."
         )
     if last.batch_difference is not None and last.batch_difference > BATCH_DIFFERENCE:
         found.append(_of_its_batch(original, last, dynamic="dynamic" in str(rows[-1].options.get("mode"))))

@@ -88,7 +88,8 @@ class Terminal:
                 since, first, part = now, done, total
             if task in self._bar.task_ids:  # else something that was begun within it has its place
                 self._bar.update(task, completed=done, total=total, note=note, since=since, first=first)
-            if not self._console.is_terminal and now - told >= LINE_SECONDS and first < done < total:
+            goes_on = first < done or now - since >= LINE_SECONDS
+            if not self._console.is_terminal and now - told >= LINE_SECONDS and goes_on and done < total:
                 told = now
                 rest = left(now - since, done - first, total - first)
                 line = f"  … {stage:<26} {done / total:.0%}, {note}{f', {rest} left' if rest else ''}"

@@ -124,8 +124,9 @@ def pareto_plot(result: SearchResult) -> str:
     axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, frameon=False, fontsize=9)
     log_axis(axes)
     axes.invert_yaxis()
-    units = {"latency": "milliseconds at batch 1", "size": "MB", "throughput": "samples a second at batch 8"}
-    axes.set_xlabel(f"{units[result.goal]}, logarithmic")
+    units = {"latency": "milliseconds", "size": "MB", "throughput": "samples a second"}
+    called = "" if result.goal == "size" else f" at batch {result.batch(result.goal)}"
+    axes.set_xlabel(f"{units[result.goal]}{called}, logarithmic")
     axes.set_ylabel("drop in points (less is higher)")
     if best is not None:
         others = [(_cost(trial, result), trial.drop or 0.0) for trial in result.measured if trial is not best]

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from compress.console.wording import counted
-from compress.evaluate.gains import signed
+from compress.evaluate.gains import in_points, signed
 from compress.prune.sensitivity import WORST, GroupSensitivity, Sensitivity
 from compress.report.pages import page
 from compress.report.plot_settings import own_settings
@@ -26,9 +26,9 @@ DARK = 0.4  # relative luminance below which figures are white
 def sensitivity_table(found: Sensitivity, max_drop: float) -> Table:
     """Drops in points by layer and ratio, and the share of channels that each layer bears."""
     limits = found.limits(max_drop)
-    in_points = "" if found.metric == "mse" else " in points"
+    points = " in points" if in_points(found.metric) else ""
     table = Table(
-        title=f"drop of {found.metric}{in_points} when one layer alone is pruned (of {found.original:.4f}, "
+        title=f"drop of {found.metric}{points} when one layer alone is pruned (of {found.original:.4f}, "
         f"{counted(found.samples, 'samples')})",
         title_justify="left",
     )

@@ -23,8 +23,8 @@ def training_table(metric: str, rows: Sequence[Any]) -> Table:
         table.add_column(column, justify="left" if column == "model" else "right")
     for row in rows:
         interval = "" if row.low is None else f"{row.low:.4f} to {row.high:.4f}"
-        drop = "" if row.drop is None else signed(row.drop)
-        spread = "" if row.drop is None else within(row.drop_low, row.drop_high)
+        drop = "" if row.drop is None else signed(row.drop, metric)
+        spread = "" if row.drop is None else within(row.drop_low, row.drop_high, metric)
         table.add_row(row.name, f"{row.value:.4f}", interval, drop, spread)
     return table
 

@@ -21,6 +21,7 @@ from compress.formats.onnx.counted import counted_graph
 from compress.formats.onnx.scope import bodies, inner_bodies, inner_nodes
 from compress.host.cores import cores_here
 from compress.model import Arrays, call, sample_inputs
+from compress.model.unfused import unfused
 from compress.runtime.branches import with_branches_taken
 from compress.runtime.latency import Latency, latency
 from compress.runtime.onnx_shapes import shapes_for
@@ -88,17 +89,14 @@ def _part_work(part: OnnxPart, given: Sequence[torch.Tensor]) -> Work:
 
 def _torch_macs(module: nn.Module, signature: Signature) -> int:
     inputs = sample_inputs(signature, 1)
-    fused = torch.backends.mha.get_fastpath_enabled()
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    torch.backends.mha.set_fastpath_enabled(False)  # its one operator for a whole encoder layer is not counted
     for parameter in trained:  # torch follows whose gradients flow where, and fails on a view of one
         parameter.requires_grad_(False)
     try:
         counting = FlopCounterMode(display=False, custom_mapping=_UNCOUNTED)
-        with counting as counter, torch.no_grad():
+        with unfused(), counting as counter, torch.no_grad():  # one operator for a whole encoder layer is not counted
             call(module, signature.inputs, inputs)
     finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
         for parameter in trained:
             parameter.requires_grad_(True)
     return int(counter.get_total_flops()) // 2

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 from onnx import shape_inference
 
-from compress.formats.onnx.counted import written_out
+from compress.formats.onnx.functions import written_out
 from compress.formats.onnx.outline import outline, read_whole
 from compress.formats.onnx.scope import inner_bodies
 from compress.model.inputs import Arrays

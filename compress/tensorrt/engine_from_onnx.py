@@ -13,6 +13,7 @@ import numpy as np
 
 from compress.artifact import Signature
 from compress.console.wording import counted
+from compress.data.sizes import call_size
 from compress.errors import MissingExtraError, RecipeError, StageError
 from compress.model import Arrays, EngineModel, Model, OnnxModel, example_inputs
 from compress.options import EngineOptions
@@ -89,7 +90,7 @@ class EngineFromOnnx:
             given,
             did=f"TensorRT {told['tensorrt']}: {counted(len(told['layers']), 'layers')} ("
             + ", ".join(f"{count} {kind}" for kind, count in precisions.items())
-            + f"), {median:.3f} ms on the GPU at batch 1",
+            + f"), {median:.3f} ms on the GPU at batch {call_size(model.signature)}",
             details={
                 "tensorrt": told["tensorrt"],
                 "profiles": told["profiles"],

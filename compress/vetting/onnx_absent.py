@@ -9,22 +9,23 @@ Source: found by opening a model of each operator of ONNX Runtime 1.31 with each
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-__all__ = ["Function", "Gaps", "absent_in", "needs"]
+from compress.vetting.onnx_functions import Called, Function
 
-Called = tuple[str, str]  # an operator's domain and name
+__all__ = ["Gaps", "absent_in", "needs"]
+
 _ALL = range(1 << 31)
-_INPUTS: Mapping[Called, Sequence[int]] = {
+_INPUTS: Mapping[tuple[str, ...], Sequence[int]] = {
     **{("", name): _ALL for name in ("Einsum", "LayerNormalization", "Max", "Mean", "Min", "Sum")},
     ("", "DFT"): (2,),
 }
-_OUTPUTS: Mapping[Called, Sequence[int]] = {("", "Split"): _ALL, ("", "If"): _ALL}
+_OUTPUTS: Mapping[tuple[str, ...], Sequence[int]] = {("", "Split"): _ALL, ("", "If"): _ALL}
 
 
 def needs(called: Called, at: int, *, output: bool = False) -> bool:
     """Whether ONNX Runtime ends where that operator's input (or output) at that place is left out."""
-    return at in (_OUTPUTS if output else _INPUTS).get(called, ())
+    return at in (_OUTPUTS if output else _INPUTS).get(called[:2], ())
 
 
 @dataclass
@@ -45,41 +46,18 @@ class Gaps:
         self.empty.update(empty)
 
 
-@dataclass
-class Function:
-    """A function of a file.
-
-    Attributes:
-        inputs: their names.
-        nodes: of it and of the bodies in it: what each calls, with the names of what it reads.
-    """
-
-    inputs: Sequence[str] = ()
-    nodes: list[tuple[Called, Sequence[str]]] = field(default_factory=list)
-
-    def readers(self) -> Mapping[str, list[tuple[Called, int]]]:
-        """By name of a tensor, what reads it, and as which of its inputs."""
-        found: dict[str, list[tuple[Called, int]]] = {}
-        for called, inputs in self.nodes:
-            for at, name in enumerate(inputs):
-                found.setdefault(name, []).append((called, at))
-        return found
-
-
-def absent_in(
-    calls: Mapping[Called, Gaps], functions: Mapping[Called, Sequence[Function]]
-) -> Iterator[tuple[str, str]]:
+def absent_in(calls: Mapping[Called, Gaps], functions: Mapping[Called, Function]) -> Iterator[tuple[str, str]]:
     """Operators in functions that lack an input which they need, since a call leaves out an input of the function.
 
     Args:
         calls: of the graph and the bodies in it.
-        functions: by what calls them; several under one name are overloads, of which each may be meant.
+        functions: by what calls them.
 
     Yields:
         The operator's name, and that of the function's input.
     """
     reached: dict[Called, Gaps] = {}
-    readers: dict[Called, list[tuple[Sequence[str], Mapping[str, list[tuple[Called, int]]]]]] = {}
+    readers: dict[Called, Mapping[str, list[tuple[Called, int]]]] = {}
     seen: set[tuple[Called, int]] = set()
     waiting: list[tuple[Called, int]] = []
     within: list[tuple[Called, Sequence[str]]] = []
@@ -87,14 +65,14 @@ def absent_in(
     def call(called: Called, count: int, empty: Iterable[int]) -> None:
         """Each place of each function is looked at once, however often the function is called."""
         known = reached.get(called)
-        last = max(len(each.inputs) for each in functions[called]) if known is None else known.count
+        last = len(functions[called].inputs) if known is None else known.count
         waiting.extend((called, at) for at in (*range(count, last), *empty))
         if known is not None:
             known.count = min(known.count, count)
             return
         reached[called] = Gaps(count, set())
-        readers[called] = [(each.inputs, each.readers()) for each in functions[called]]
-        within.extend(node for each in functions[called] for node in each.nodes)
+        readers[called] = functions[called].readers()
+        within.extend(functions[called].nodes)
 
     for called, gaps in calls.items():
         if called in functions:
@@ -108,9 +86,9 @@ def absent_in(
         if place in seen:
             continue
         seen.add(place)
-        for names, read_by in readers[called]:
-            for reader, where in read_by.get(names[at], ()) if at < len(names) else ():
-                if needs(reader, where):
-                    yield reader[1], names[at]
-                if reader in functions:
-                    waiting.append((reader, where))
+        names = functions[called].inputs
+        for reader, where in readers[called].get(names[at], ()) if at < len(names) else ():
+            if needs(reader, where):
+                yield reader[1], names[at]
+            if reader in functions:
+                waiting.append((reader, where))

@@ -5,7 +5,7 @@ Source: onnx.proto (IR version 14).
 
 from __future__ import annotations
 
-__all__ = ["BITS", "BYTES", "DIMENSIONS", "MESSAGES", "NAMES", "STRING"]
+__all__ = ["BITS", "BYTES", "DIMENSIONS", "DTYPES", "MESSAGES", "NAMES", "STRING"]
 
 BITS = {
     1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64, 15: 128, 16: 16, 17: 8,
@@ -13,6 +13,11 @@ BITS = {
 }  # fmt: skip
 """Of an element, by TensorProto.DataType; strings (8) have no size."""
 STRING = 8
+DTYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", STRING: "string", 9: "bool",
+    10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
+}  # fmt: skip
+"""numpy's name of an element, and two that numpy has not, by TensorProto.DataType."""
 # Kinds of fields: a message by its name, "text" (also bytes), "int", "f4", "f8"; with "*" where there may be several.
 MESSAGES: dict[str, dict[int, str]] = {
     "Model": {

@@ -21,24 +21,30 @@ from typing import Any
 import numpy as np
 
 from compress.vetting.files import HollowError, open_file
-from compress.vetting.onnx_absent import Function, Gaps, absent_in, needs
+from compress.vetting.onnx_calls import SIZE, Calling
+from compress.vetting.onnx_declared import Declared, Ends
+from compress.vetting.onnx_errors import ForeignOperatorError, OnnxFileError
 from compress.vetting.onnx_fields import BITS, BYTES, DIMENSIONS, MESSAGES, NAMES, STRING
 from compress.vetting.wire import FIXED, VARINT, runs
 
-__all__ = ["BITS", "ForeignOperatorError", "OnnxFileError", "check_size", "vet_onnx", "vet_onnx_bytes"]
+__all__ = [
+    "BITS",
+    "ForeignOperatorError",
+    "OnnxFileError",
+    "check_size",
+    "vet_onnx",
+    "vet_onnx_bytes",
+]
 
 MAX_BYTES = (1 << 31) - 1
 """Of a file without its weights outside: Protobuf's own bound."""
 MAX_PARTS = 2_000_000
 MAX_DEPTH = 64
 MAX_SUBGRAPHS = 16
-MAX_INLINED = 1_000_000
 MAX_DIMENSIONS = 64
 MAX_DENSE = 1 << 26
-_STANDARD = {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "com.microsoft"}
-_STANDARD |= {"com.microsoft.nchwc", "com.ms.internal.nhwc"}
-# It names a file with what another runtime has compiled.
-_LOADING = {"EPContext"}
+# Messages whose fields are looked at where they stand: all in some, and some in all.
+_LOOKED_INTO = ({"Tensor", "Sparse", "Value", "Type", "TensorType", "Shape"}, {"Attribute", "Opset"})
 
 # Those that steer a terminal, and those that turn the direction of what is read.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -53,18 +59,13 @@ class Calls(frozenset[tuple[str, str]]):
         ir: the version of ONNX's format that the file tells.
         outside: where tensors lie that are not in the file: paths in its folder, as the file writes them. All tensors
             count, wherever they are: in bodies, functions, attributes and sparse tensors.
+        inputs, outputs: as the file declares them; inputs without those that are weights of it, too.
     """
 
     ir: int = 0
     outside: frozenset[str] = frozenset()
-
-
-class OnnxFileError(ValueError):
-    """An ONNX file that is damaged, or reaches beyond itself; says what."""
-
-
-class ForeignOperatorError(OnnxFileError):
-    """It calls an operator that a library would have to bring."""
+    inputs: tuple[Declared, ...] = ()
+    outputs: tuple[Declared, ...] = ()
 
 
 def vet_onnx(path: Path, *, runs: bool = True) -> Calls:
@@ -116,9 +117,12 @@ def vet_onnx_bytes(data: bytes | memoryview, folder: Path, *, runs: bool = True)
         found = scan.message("Model", 0, len(scan.data), 0, 0)
         if 7 not in found:
             raise OnnxFileError("it holds no graph")
-        called = scan.operators(runs=runs)
+        size = len(scan.data) + sum(scan.outside.values())
+        called = Calls(scan.calling.check(scan.calling.domains(found, 8), size, runs=runs))
         called.ir = next(iter(found.get(1, ())), 0)
         called.outside = frozenset(scan.outside)
+        called.inputs = tuple(each for each in scan.ends.taken if each.name not in scan.ends.held)
+        called.outputs = tuple(scan.ends.given)
         return called
     finally:
         scan.data.release()
@@ -129,17 +133,15 @@ class _Scan:
     data: memoryview
     folder: Path
     parts: int = 0
-    calls: list[tuple[str, str]] = field(default_factory=list)  # of the part that is read: operators' domains and names
-    functions: dict[tuple[str, str], list[tuple[str, str]]] = field(default_factory=dict)
-    gaps: dict[tuple[str, str], Gaps] = field(default_factory=dict)  # of all that is called outside of functions
-    function: Function | None = None  # that is read
-    read: dict[tuple[str, str], list[Function]] = field(default_factory=dict)
     dense: int = 0  # elements of all sparse tensors, unpacked
-    outside: set[str] = field(default_factory=set)  # places of tensors
+    beside: int = 0  # bytes of all tensors that lie outside, and of sparse ones, unpacked
+    outside: dict[str, int] = field(default_factory=dict)  # places of tensors, and their bytes
 
     def __post_init__(self) -> None:
+        self.ends = Ends(self._text)
+        self.calling = Calling(self._text, self._names)
         self.checks: dict[str, Callable[[Fields], None]] = {
-            "Node": self._node, "Dim": self._dim, "Tensor": self._tensor, "TensorType": self._type,
+            "Node": self.calling.node, "Dim": self._dim, "Tensor": self._tensor, "TensorType": self._type,
             "Sparse": self._sparse,
         }  # fmt: skip
 
@@ -148,12 +150,11 @@ class _Scan:
         graphs += kind == "Graph"
         if depth > MAX_DEPTH or graphs > MAX_SUBGRAPHS:
             raise OnnxFileError("it is nested too deeply")
-        outer = None
         if kind == "Function":
-            outer, self.calls, self.function = self.calls, [], Function()
+            self.calling.begin()
         known = MESSAGES[kind]
         found: Fields = {}
-        at = start
+        at, begin, beside = start, start, self.beside
         while at < end:
             start = at
             key, at = self._varint(at, end)
@@ -175,7 +176,9 @@ class _Scan:
                 self._part()
                 if name in MESSAGES:
                     inner = self.message(name, at, at + length, depth + 1, graphs)
-                    values.append(inner if kind in ("Tensor", "Value", "Type", "TensorType", "Shape") else None)
+                    if kind == "Graph" and depth == 1 and name in ("Tensor", "Sparse", "Value"):
+                        self.ends.add(number, inner)
+                    values.append(inner if kind in _LOOKED_INTO[0] or name in _LOOKED_INTO[1] else None)
                 elif name == "text":
                     if (kind, number) not in BYTES:
                         text = self._decoded(at, at + length)
@@ -211,52 +214,11 @@ class _Scan:
                     raise OnnxFileError("its Protobuf is damaged: it is truncated")
         if kind in self.checks:
             self.checks[kind](found)
-        if outer is not None:
-            called = self._domain(found, 10), self._text(found, 1)
-            if called in self.functions and 13 not in found:  # an overload has a name of its own
-                raise OnnxFileError(f"it holds two functions named {called[1]!r}")
-            self.functions.setdefault(called, []).extend(self.calls)
-            assert self.function is not None  # noqa: S101  a function holds no other
-            self.function.inputs = self._names(found, 4)
-            self.read.setdefault(called, []).append(self.function)
-            self.calls, self.function = outer, None
+        if kind in ("Attribute", "Function"):
+            found[SIZE] = [end - begin + self.beside - beside]
+        if kind == "Function":
+            self.calling.end(found)
         return found
-
-    def operators(self, *, runs: bool) -> Calls:
-        """Check that all that is called is known, and that calls of functions end; gives what is called."""
-        sizes: dict[tuple[str, str], int] = {}
-        for function in self.functions:
-            self._inlined(function, sizes, ())
-        total = 0
-        for call in self.calls:
-            total += sizes.get(call, 1)
-            if total > MAX_INLINED:
-                raise OnnxFileError(f"its functions make more than {MAX_INLINED:,} nodes")
-        for operator, name in absent_in(self.gaps, self.read):
-            raise OnnxFileError(
-                f"a function of it is called without its input {name[:80]!r}, and gives that to {operator}, which ends "
-                "ONNX Runtime"
-            )
-        called = Calls((*self.calls, *(call for calls in self.functions.values() for call in calls)))
-        for domain, name in called:
-            if name in _LOADING:
-                raise OnnxFileError(f"it calls {name}, which loads what another program has compiled")
-            if runs and domain not in _STANDARD and (domain, name) not in self.functions:
-                raise ForeignOperatorError(f"it calls {name!r} of {domain!r}, which a library would have to bring")
-        return called
-
-    def _inlined(self, name: tuple[str, str], sizes: dict[tuple[str, str], int], within: tuple[Any, ...]) -> int:
-        if name in within or len(within) > MAX_DEPTH:
-            raise OnnxFileError(f"its function {name[1]!r} calls itself, or calls are nested too deeply")
-        if name not in sizes:
-            calls = self.functions[name]
-            made = 1 + sum(
-                self._inlined(call, sizes, (*within, name)) if call in self.functions else 1 for call in calls
-            )
-            if made > MAX_INLINED:
-                raise OnnxFileError(f"its functions make more than {MAX_INLINED:,} nodes")
-            sizes[name] = made
-        return sizes[name]
 
     def _varint(self, at: int, end: int) -> tuple[int, int]:
         value = shift = 0
@@ -317,28 +279,8 @@ class _Scan:
         except UnicodeDecodeError as err:
             raise OnnxFileError("its Protobuf is damaged: it holds a name that is no text") from err
 
-    def _node(self, found: Fields) -> None:
-        called = self._domain(found, 7), self._text(found, 4)
-        self.calls.append(called)
-        inputs = found.get(1, ())
-        empty = _empty(inputs)
-        for places, what in ((empty, "an input"), (_empty(found.get(2, ())), "an output")):
-            if any(needs(called, at, output=what == "an output") for at in places):
-                raise OnnxFileError(f"a {called[1]} of it leaves {what} without a name, which ends ONNX Runtime")
-        if self.function is not None:
-            self.function.nodes.append((called, self._names(found, 1)))
-        elif called in self.gaps:
-            self.gaps[called].add(len(inputs), empty)
-        else:
-            self.gaps[called] = Gaps(len(inputs), set(empty))
-
     def _names(self, found: Fields, number: int) -> list[str]:
         return [self._decoded(start, end) for start, end in found.get(number, ())]
-
-    def _domain(self, found: Fields, number: int) -> str:
-        """ONNX's own has two names, which readers take for one."""
-        name = self._text(found, number)
-        return "" if name == "ai.onnx" else name
 
     def _type(self, found: Fields) -> None:
         kind = found.get(1, [0])[0]
@@ -353,6 +295,8 @@ class _Scan:
             raise OnnxFileError(
                 f"it holds a sparse tensor of the shape {list(dims)}, which is unpacked when it is read"
             )
+        kind = next((number for values in found.get(1, ()) for number in values.get(2, ())), 0)
+        self.beside += math.prod(dims) * max(1, BITS.get(kind, 0) // 8)
 
     def _dim(self, found: Fields) -> None:
         if found.get(1, [0])[0] < -1:  # by which Paddle's exporter says that it varies
@@ -378,6 +322,7 @@ class _Scan:
             there = self._outside(dict(told_of))
             if -(-count * BITS[kind] // 8) > there:
                 raise OnnxFileError(f"{told}, where the other file holds {there:,} bytes")
+            self.beside += there
             return
         if kind == STRING:
             held = len(found.get(6, [])) if 9 not in found else -1
@@ -426,7 +371,7 @@ class _Scan:
         length = int(numbers[1]) if numbers[1] else size - offset
         if length < 0 or offset + length > size:
             raise OnnxFileError(f"it holds a tensor that reaches over the {size:,} bytes of {location!r}")
-        self.outside.add(location)
+        self.outside[location] = size
         return length
 
 
@@ -443,11 +388,6 @@ def _add(values: list[Any], more: Sequence[int] | _Many, *, keep: bool) -> None:
         return
     count = int(more) if isinstance(more, _Many) else len(more)
     values[:] = [_Many(sum(values) + count)]
-
-
-def _empty(names: Sequence[tuple[int, int]]) -> list[int]:
-    """Places of empty names."""
-    return [at for at, (start, end) in enumerate(names) if start == end]
 
 
 def _ends(data: memoryview) -> int:

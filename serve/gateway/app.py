@@ -155,7 +155,7 @@ def create_app(
     answers = Answers(0 if nobody else settings.feedback_answers, settings.feedback_s, memory)
     feedback = Feedback(answers, releases)
     apart = partial(contracts.apart.call, None, None)  # comparisons are nobody's: they take turns with the keys
-    released = Released(gate, upstream, apart, reader_bytes(settings.memory_bytes), answers, rules)
+    released = Released(gate, upstream, apart, reader_bytes(settings.memory_bytes), answers, rules, settings.timeout_s)
     history = History(telemetry, gate)
     upstream.follow(gate.incidents)
 
@@ -212,6 +212,7 @@ def create_app(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        releases.rest()
         await released.close()
         await gate.slots.close()
         contracts.close()

@@ -92,6 +92,8 @@ class GatewayError(Exception):
     """
 
     status = 500
+    sent = True
+    """Whether a model server may have got the request."""
     closes = False
     """Whether the connection ends with the answer, because the request was not read to its end."""
 
@@ -185,12 +187,11 @@ class RateLimitedError(_LaterError):
     """The client has used up what it may ask."""
 
     status = 429
+    sent = False
 
 
 class HasItsConnectionsError(RateLimitedError):
     """The client has its share of the connections to a model server; this request was not sent."""
-
-    sent = False
 
     def __init__(self, why: str) -> None:
         super().__init__(
@@ -204,6 +205,7 @@ class OverloadedError(_LaterError):
     """More requests than can be answered in time: this one is turned away at once."""
 
     status = 503
+    sent = False
 
 
 class EndsError(_LaterError):

@@ -178,6 +178,8 @@ async def serve_gateway(
         stopping.set()
         if settings.drain_delay_s and not running.done():
             await first(running, force or asyncio.Event(), timeout_s=settings.drain_delay_s)
+        if not running.done():
+            await server.stop_listening()
         ending = Ending(app.state.parts.gate, settings.drain_timeout_s)
         if proxy is None or (force and force.is_set()):
             server.should_exit = True

@@ -66,12 +66,19 @@ feed = {n.name: feed[n.name].astype(object) if n.type == "tensor(string)" else f
 def run():
     return session.run(names, feed)
 """,
-    # Its import would send an event, and write to the home folder.
+    # Its import would send an event, and write to the home folder. What serves a file mends what OpenVINO would compute
+    # wrong in it, and is asked how it opens one; the module that it talks to Triton by is Triton's alone.
     "openvino": """
 sys.modules["openvino_telemetry"] = None
 import openvino
+import runpy, types
+from pathlib import Path
+sys.modules["triton_python_backend_utils"] = types.ModuleType("triton_python_backend_utils")
+backend = runpy.run_path(sys.argv[6])
 try:
-    network = openvino.Core().compile_model(sys.argv[1], "CPU", {"INFERENCE_PRECISION_HINT": sys.argv[5]})
+    core = openvino.Core()
+    settings = backend["properties"]({}, 1, core) | {"INFERENCE_PRECISION_HINT": sys.argv[5]}
+    network = core.compile_model(backend["opened"](core, Path(sys.argv[1]), {}), "CPU", settings)
 except Exception as err:
     ended(3, err)
 def run():
@@ -80,6 +87,7 @@ def run():
 """,
 }
 
+_BACKEND = Path(__file__).parents[1] / "triton" / "backends" / "openvino" / "model.py"
 NOT_OPENED, REFUSED = 3, 4  # how the program above ends
 MOST_TOLD = 300  # letters of ONNX Runtime's, from the end, where it says what did not fit
 
@@ -224,7 +232,7 @@ def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
             json.dumps([[spec.name for spec in source.signature.inputs], names]),
         ]
         # As the server will: by itself OpenVINO takes what is fast here.
-        command.append("bf16" if in_bfloat16(source) else "f32")
+        command += ["bf16" if in_bfloat16(source) else "f32", str(_BACKEND)]
         seconds = loop_seconds()
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)

@@ -10,6 +10,7 @@ from compress.vetting.archive import Archive, ArchiveError
 from compress.vetting.magic import EXPORTED, kind_in_words
 from compress.vetting.onnx_wire import OnnxFileError, vet_onnx
 from serve.pack.onnx_model import artifact_of_onnx
+from serve.pack.same_signature import refuse_other_signature
 
 __all__ = ["load_source"]
 
@@ -28,7 +29,7 @@ def load_source(path: Path, signature: Signature | None = None, runtime: Runtime
 
     Raises:
         ArtifactError: no artifact, or a damaged one.
-        RepositoryError: the file is none that Triton serves, or its signature is missing.
+        RepositoryError: the file is none that Triton serves, or its signature is missing, or not the file's.
         MissingExtraError: there is no such runtime to read an ONNX file with.
     """
     if path.suffix in (*PLANS, *TORCH):
@@ -44,10 +45,11 @@ def load_source(path: Path, signature: Signature | None = None, runtime: Runtime
     artifact = Artifact.load(path)
     if artifact.format == "onnx":
         try:
-            vet_onnx(artifact.model_path)
+            found = vet_onnx(artifact.model_path)
         except OnnxFileError as err:
             mend = "export it again with compress, from a model that you know"
             raise RepositoryError(f"won't serve {artifact.model_path}", why=str(err), mend=mend) from err
+        refuse_other_signature(artifact, found)
     return artifact
 
 

@@ -15,9 +15,10 @@ from functools import partial
 from typing import Any, Literal
 
 from serve.rollout.evidence import Measure
+from serve.rollout.pairs import Place
 from serve.rollout.plan import Plan
 from serve.rollout.speakers import Speakers
-from serve.rollout.waits import AGAINST, ALONE, beside, near, uncopied
+from serve.rollout.waits import AGAINST, ALONE, beside, near, unanswered, uncopied, withheld
 
 __all__ = ["Analysis", "Outcome", "Question"]
 
@@ -26,6 +27,7 @@ KEPT = 500
 TAIL = 0.95
 TAIL_MARGIN = 0.05
 LOOK_AGAIN = 25
+MOST_UNANSWERED = 1000
 UNRULED = "single numbers are judged with --tolerance or --agree alone"
 
 Question = Literal["errors", "latency", "slowest", "feedback", "disagreement"]
@@ -56,6 +58,7 @@ class Analysis:
         judged: the questions that can end it.
         required: those that have to be answered for the step to be passed.
         speakers: who gives feedback.
+        going_on: requests of which the candidate's answer does not count yet, and for which the baseline was asked.
     """
 
     # Where several keys ask, none alone ends a step by other answers or feedback, nor passes one by these or by errors.
@@ -94,24 +97,44 @@ class Analysis:
         self._met: tuple[int, str] = (0, "")
         self._dropped: tuple[int, str] = (0, "")
         self._compared = [0, 0, 0.0]  # requests, those of which nothing was judged, the sum of their disagreeing shares
+        self.going_on = 0
+        self._unanswered = 0  # of gateways before this one
+        self._withheld = 0
         self._numbers = [0, 0.0, 0.0]  # items, the sum of their differences, the largest one
 
-    def candidate(self, outcome: Outcome, *, key: str = "") -> None:
-        """The candidate has answered a client, whose key has this id."""
-        self._take(0, outcome, key)
+    def asked(self, who: Literal["candidate", "baseline"], *, key: str = "") -> Place:
+        """A client, whose key has this id, asks one of the two: what comes of it is weighed by when it was asked.
 
-    def baseline(self, outcome: Outcome, *, paired: bool = False, key: str = "") -> None:
+        Whoever asked says what came of it to `candidate` or `baseline`, or to the place, that nothing is known of it.
+        """
+        return self._heard["errors"].ask(key, 0 if who == "candidate" else 1)
+
+    def go_on(self, before: Analysis) -> None:
+        """What was asked in the step before, and has no answer yet, is evidence of this one."""
+        self._heard["errors"].go_on(before._heard["errors"])
+        self.going_on = before.going_on
+
+    def candidate(self, outcome: Outcome, *, key: str = "", place: Place | None = None) -> None:
+        """The candidate has answered a client, whose key has this id.
+
+        Args:
+            place: from when it was asked; None for now.
+        """
+        self._take(0, outcome, key, place)
+
+    def baseline(self, outcome: Outcome, *, paired: bool = False, key: str = "", place: Place | None = None) -> None:
         """The baseline has answered a client.
 
         Args:
             key: the id of the client's key.
+            place: from when it was asked; None for now.
             paired: whether `copied` tells of this answer, too: a failure is evidence once, or the second time a gambler
                 would know beforehand what he bets on.
         """
         if paired:
             self._judge_time(1, outcome)
         else:
-            self._take(1, outcome, key)
+            self._take(1, outcome, key, place)
 
     def left(self, who: Literal["candidate", "baseline"], seconds: float) -> None:
         """A client waited for so long, and then for no answer any more.
@@ -135,6 +158,14 @@ class Analysis:
             key: the id of the key of one of these.
         """
         self._met = self._met[0] + 1, key
+
+    def withheld(self) -> None:
+        """A request was kept from the candidate, as that answers none, and the baseline has answered it.
+
+        Were it left out, a candidate that hangs now and then would be judged by the time between.
+        """
+        self._withheld += 1
+        self.measures["errors"].miss()
 
     def dropped(self, key: str) -> None:
         """A copy was not made, because the candidate or the gateway had enough to do.
@@ -194,7 +225,10 @@ class Analysis:
         return None
 
     def proven(self) -> bool:
-        """Whether it is proven for each required question that the candidate is not."""
+        """Whether it is proven for each required question that the candidate is not.
+
+        What it has not answered yet, so that the baseline was asked, may have failed, and counts as such.
+        """
         return all(self._proof_of(name) >= self._proof for name in self.required)
 
     def told(self, questions: Iterable[Question]) -> str:
@@ -206,9 +240,9 @@ class Analysis:
         extra = {*self.measures.keys() - set(self.judged), "feedback"} - set(self.required)
         return self.told([*self.required, *(name for name in self.measures if name in extra and self._known(name))])
 
-    def _take(self, who: Literal[0, 1], outcome: Outcome, key: str) -> None:
+    def _take(self, who: Literal[0, 1], outcome: Outcome, key: str, place: Place | None) -> None:
         self._count(who, outcome)
-        self._heard["errors"].say(key, who, bad=outcome.failed)
+        (place or self._heard["errors"].ask(key, who)).say(outcome.failed)
         self._judge_time(who, outcome)
 
     def _judge_time(self, who: Literal[0, 1], outcome: Outcome) -> None:
@@ -283,7 +317,7 @@ class Analysis:
                 key: str | None = self._met[1] if self._waits(name) else None
             else:
                 key = self._heard[name].without() if self._alone(name) else self._hiding(name)
-                if not key and self._waits(name):
+                if not key and self._uncopied(name):
                     key = self._dropped[1]
             if key:
                 found[name] = key
@@ -302,6 +336,8 @@ class Analysis:
             "tail": None if math.isinf(self._tail) else self._tail,
             "late": self._late,
             "decisive": self.decisive(),
+            "unanswered": self._unknown,
+            "doubted": [self._unanswered, *self.measures["errors"].fine.stake()],
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -314,6 +350,13 @@ class Analysis:
             if (measure := self.measures.get(name)) is not None:
                 measure.resume(_finite(worse), _finite(fine), int(count), *map(_finite, total[:1]))
         self._counts = _both(snapshot.get("counts", self._counts))
+        before, seen, *sums = snapshot.get("doubted", (0, 0, 0.0, 0.0))
+        left = max(0, int(snapshot.get("unanswered", 0)))
+        self._unanswered = min(MOST_UNANSWERED, max(0, int(before)) + left)
+        if left:
+            self.measures["errors"].doubt(self._unanswered)
+        elif self._unanswered:  # proof was thrown away for these at an earlier restart: what was gained since stays
+            self.measures["errors"].fine.resume_stake(max(0, int(seen)), *map(_finite, sums))
         self._reported = _both(snapshot.get("reported", self._reported))
         for kept, seconds in zip(self._seconds, snapshot.get("seconds", ()), strict=False):
             kept.extend(map(_finite, seconds))
@@ -340,7 +383,9 @@ class Analysis:
         if name == "feedback":
             complaints = any(count == wrong for count, wrong in self._reported)
             return 0.0 if complaints else self.speakers.least("fine")
-        return 0.0 if self._hiding(name) is not None else self.measures[name].fine.log_wealth
+        if self._hiding(name) is not None:
+            return 0.0
+        return self.measures[name].fine.lowest(self._unknown if name == "errors" else 0)
 
     def _hiding(self, name: Question) -> str | None:
         """The id of a key without which the others' requests speak against the candidate."""
@@ -366,17 +411,39 @@ class Analysis:
         if measure.fine.log_wealth >= self._proof and self._hiding(name) is not None:
             return AGAINST
         unproven = self._proof_of(name) < self._proof
-        told = uncopied(self._dropped[0], measure.count, direct=bool(self._dropped[1]))
-        if told and unproven and name in ("errors", "disagreement"):
+        if told := self._uncopied(name):
             return told
-        if name in ("latency", "slowest") and self._proof_of(name) < self._proof:
+        if name == "errors" and self._awaits:
+            return unanswered(self.going_on)
+        if name == "errors" and unproven and self._withheld > self._plan.max_error_increase * self._counts[0][0]:
+            return withheld(self._withheld)
+        if name in ("latency", "slowest") and unproven:
             return beside(self._met[0], self.measures["latency"].count)
         share, _ = self._seen(name)
-        if name != "disagreement" or share is None or self._proof_of(name) >= self._proof:
+        if name != "disagreement" or share is None or not unproven:
             return ""
         bound = self._plan.max_disagreement
         lacks = self._alarm - self._alarm_of(name) if share > bound else self._proof - self._proof_of(name)
         return near(share, bound, measure.count, lacks)
+
+    def _uncopied(self, name: Question) -> str:
+        """What to say where it waits for copies that are not made; "" where it does not."""
+        if name not in ("errors", "disagreement") or self._proof_of(name) >= self._proof:
+            return ""
+        return uncopied(self._dropped[0], self.measures[name].count, direct=bool(self._dropped[1]))
+
+    @property
+    def _unknown(self) -> int:
+        """Requests that the candidate may have failed, or has, and that are not weighed yet."""
+        return self.going_on + self._heard["errors"].unweighed
+
+    @property
+    def _awaits(self) -> bool:
+        """Whether it is what has no answer that keeps it from being proven, or would."""
+        if not self.going_on or self._proof_of("errors") >= self._proof:
+            return False
+        few = self._plan.max_error_increase * (self._counts[0][0] + self.going_on)
+        return self.going_on > few or self.measures["errors"].fine.log_wealth >= self._proof
 
     @property
     def _uncompared(self) -> bool:

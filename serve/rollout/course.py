@@ -85,7 +85,9 @@ class Course:
         if self.step + 1 == len(self.plan.weights):
             return self.end("promoted", why)
         self.step += 1
+        before = self.analysis
         self._enter(now)
+        self.analysis.go_on(before)
         return Event("step", why)
 
     def end(self, state: Literal["promoted", "aborted"], why: str) -> Event:

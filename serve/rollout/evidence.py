@@ -81,11 +81,28 @@ class Bet:
                 self._sum -= gone
                 self._squares -= gone * gone
                 seen -= 1
+        self._bet(seen)
+
+    def _bet(self, seen: int) -> None:
         # One synthetic observation at the bound keeps the first stakes small.
         mean = (self._sum + self._bound) / (seen + 1)
         variance = (max(0.0, self._squares - self._sum * self._sum / seen) + PRIOR_VARIANCE) / (seen + 1)
         excess = mean - self._bound
         self._stake = min(MOST / self._bound, max(0.0, excess / (variance + excess * excess)))
+
+    def lowest(self, count: int) -> float:
+        """What `log_wealth` would be, at least, after so many values more, whatever is staked on these."""
+        return self.log_wealth + count * math.log1p(-MOST)
+
+    def stake(self) -> list[float]:
+        """What the next stake follows, where that is all observations: for `resume_stake`."""
+        return [self._seen, self._sum, self._squares]
+
+    def resume_stake(self, seen: int, total: float, squares: float) -> None:
+        """Go on with the stakes of an earlier gambler, too."""
+        self._seen, self._sum, self._squares = seen, total, squares
+        if seen > 0:
+            self._bet(seen)
 
     def resume(self, log_wealth: float, count: int) -> None:
         """Go on with the wealth of an earlier gambler; stakes begin small again."""
@@ -100,6 +117,7 @@ class Measure:
         self.worse = Bet(bound, low=low, high=high, window=WINDOW)
         self.fine = Bet(-bound, low=-high, high=-low)
         self._limit = bound
+        self._high = high
         self._sum = 0.0
 
     def add(self, value: float) -> None:
@@ -107,6 +125,17 @@ class Measure:
         self.worse.add(value)
         self.fine.add(-value)
         self._sum += value
+
+    def doubt(self, unknown: int) -> None:
+        """So many more may have been as much worse as can be, and nobody will know: it is to be proven beside them."""
+        if unknown:
+            self.fine.log_wealth = min(0.0, self.fine.log_wealth)
+        for _ in range(unknown):
+            self.miss()
+
+    def miss(self) -> None:
+        """One may have been as much worse as can be, or not: it is no evidence that it is, and none that it is fine."""
+        self.fine.add(-self._high)
 
     @property
     def count(self) -> int:

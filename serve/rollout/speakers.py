@@ -7,38 +7,17 @@ so that its error rate holds for the least of them, too.
 
 from __future__ import annotations
 
-import copy
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from serve.rollout.evidence import Measure
+from serve.rollout.pairs import Paired, Place
 
 __all__ = ["Speakers"]
 
-PAIRED = 64
 MOST = 16  # keys that are told apart; further ones are left out together
 REST = "…"
 Side = Literal["worse", "fine"]
-
-
-class _Paired:
-    """What was bad of both models' answers, which are weighed against each other once there are some of each."""
-
-    def __init__(self, measure: Measure) -> None:
-        self.measure = measure
-        self._unpaired: tuple[deque[bool], deque[bool]] = (deque(maxlen=PAIRED), deque(maxlen=PAIRED))
-
-    def add(self, which: Literal[0, 1], *, bad: bool) -> None:
-        self._unpaired[which].append(bad)
-        mine, theirs = self._unpaired
-        if mine and theirs:
-            self.measure.add(sum(mine) / len(mine) - sum(theirs) / len(theirs))
-            mine.clear()
-            theirs.clear()
-
-    def copy(self) -> Self:
-        return copy.deepcopy(self)
 
 
 class Speakers:
@@ -54,19 +33,25 @@ class Speakers:
 
     def __init__(self, fresh: Callable[[], Measure]) -> None:
         self.measure = fresh()
-        self._all = _Paired(self.measure)
+        self._all = Paired(self.measure)
         self._fresh = fresh
-        self._without: dict[str, _Paired] = {}
+        self._without: dict[str, Paired] = {}
+        self._open: set[Place] = set()
         self.several = False
 
     def __len__(self) -> int:
         """How many keys have spoken; 0 where there are none."""
         return sum(map(bool, self._without))
 
+    def ask(self, key: str, which: Literal[0, 1]) -> Place:
+        """A key has asked the candidate (0) or the baseline (1)."""
+        place = Place([*self._heard(key)], which, self._open.discard)
+        self._open.add(place)
+        return place
+
     def say(self, key: str, which: Literal[0, 1], *, bad: bool) -> None:
-        """A key has got, or spoken of, an answer of the candidate (0) or of the baseline (1)."""
-        for each in self._heard(key):
-            each.add(which, bad=bad)
+        """A key has spoken of an answer of the candidate (0) or of the baseline (1)."""
+        self.ask(key, which).say(bad)
 
     def weigh(self, key: str, value: float) -> None:
         """Both models have answered a key's request: how much worse the candidate's answer is."""
@@ -93,12 +78,31 @@ class Speakers:
             return {}
         return {key: each.measure for key, each in self._without.items()}
 
-    def _heard(self, key: str) -> Iterator[_Paired]:
+    def _by_others(self) -> Paired:
+        """What was said so far, and what is yet to be said to what was asked."""
+        same, twins = self._all.copy(place.among(self._all) for place in self._open)
+        for place in self._open:
+            place.join(same, twins[place.among(self._all)])
+        return same
+
+    @property
+    def unweighed(self) -> int:
+        """Failures of the candidate that wait for answers to what was asked beside them."""
+        return self._all.unweighed
+
+    def go_on(self, before: Speakers) -> None:
+        """What was asked in the step before, and is not weighed yet, is evidence of this one."""
+        self._all, self._without, self._open = before._all, before._without, before._open
+        self._all.measure = self.measure
+        for each in self._without.values():
+            each.measure = self._fresh()
+
+    def _heard(self, key: str) -> Iterator[Paired]:
         """The evidence that what a key says goes to."""
         if key not in self._without and len(self._without) >= MOST - 1:
             key = REST
         if key not in self._without:
-            self._without[key] = self._all.copy()  # what was said so far was said by others
+            self._without[key] = self._by_others()
         yield self._all
         for other, evidence in self._without.items():
             if other != key:
@@ -111,5 +115,5 @@ class Speakers:
     def restore(self, snapshot: Mapping[str, Any], finite: Callable[[Any], float]) -> None:
         """Go on from a snapshot; raises what `finite` raises, and what a mapping of others than that does."""
         for key, (worse, fine, count, *total) in list(snapshot.items())[:MOST]:
-            each = self._without[str(key)] = _Paired(self._fresh())
+            each = self._without[str(key)] = Paired(self._fresh())
             each.measure.resume(finite(worse), finite(fine), int(count), *map(finite, total[:1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["AGAINST", "ALONE", "beside", "near", "uncopied"]
+__all__ = ["AGAINST", "ALONE", "beside", "near", "unanswered", "uncopied", "withheld"]
 
 ALONE = "worse by the requests of one key alone; no key decides alone, so this waits for others that bear it out"
 AGAINST = "fine by all requests together, but not where those of one key are left out; no key decides alone"
@@ -42,6 +42,20 @@ def uncopied(dropped: int, judged: int, *, direct: bool) -> str:
         "it is kept busy by requests that ask it by another name" if direct else "it, or the gateway, has enough to do"
     )
     return f"{dropped} requests were not copied to the candidate, since {why}"
+
+
+def unanswered(going_on: int) -> str:
+    """What to say where so many requests are with the candidate for long."""
+    return f"the candidate has not answered {_requests(going_on)} yet, in whose place the baseline was asked"
+
+
+def withheld(count: int) -> str:
+    """What to say where so many requests were kept from the candidate."""
+    return f"{_requests(count)} were kept from the candidate while it answered none, and may have failed with it"
+
+
+def _requests(count: int) -> str:
+    return f"{count} request" if count == 1 else f"{count} requests"
 
 
 def near(share: float, bound: float, count: int, missing: float) -> str:

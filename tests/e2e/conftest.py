@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+import compress.cli
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -46,6 +48,13 @@ def running(command: list[str], url: str, folder: Path) -> Iterator[subprocess.P
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 0, output
         assert "stopped" in output
+
+
+def compress_here(words: list[str], folder: Path) -> None:
+    """A `compress` command in a folder, by a process that has imported torch already: this one. It has to end well."""
+    with contextlib.chdir(folder), pytest.raises(SystemExit) as ended:
+        compress.cli.main(words)
+    assert not ended.value.code, words
 
 
 @pytest.fixture(scope="session")

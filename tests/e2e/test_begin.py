@@ -18,7 +18,7 @@ import torch
 from onnx import helper, numpy_helper
 from PIL import Image
 
-from tests.e2e.conftest import free_port, running
+from tests.e2e.conftest import compress_here, free_port, running
 from tests.e2e.test_readme import blocks
 from tests.hub_models import sentence_folder, vit_folder
 
@@ -72,6 +72,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def done(line: str, folder: Path) -> str:
     words = shlex.split(line)
+    if words[0] == "compress" and "torchvision" not in line:  # for which a module of that name may stand here
+        compress_here(words[1:], folder)
+        return ""
     if words[0] != "curl":
         words[0] = str(SCRIPTS / words[0])
     environ = os.environ | {"COMPRESS_MEASURE_SECONDS": "0"}

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from cyclopts import App
+from playwright.sync_api import Browser, sync_playwright
 
 import compress
 import compress.cli
@@ -70,11 +71,15 @@ def pages(site: Path) -> dict[str, Html]:
     return {path.relative_to(site).as_posix(): Html(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
 
 
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
         pytest.skip("no browser: apt-get install chromium")
-    return found
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield found
+        found.close()
 
 
 def words(section: str) -> set[str]:
@@ -155,36 +160,28 @@ def test_the_python_api_is_in_the_reference(pages: dict[str, Html]) -> None:
 
 
 @pytest.mark.parametrize("width", [1300, 400])
-def test_no_page_is_wider_than_its_window(site: Path, width: int) -> None:
+def test_no_page_is_wider_than_its_window(browser: Browser, site: Path, width: int) -> None:
     """What is wide (tables, commands) scrolls by itself."""
-    from playwright.sync_api import sync_playwright
-
     wide = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": width, "height": 900})
-        for path in sorted({*site.glob("*.html"), *site.glob("reference/*.html")}):
-            page.goto(path.as_uri())
-            if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
-                wide.append(path.name)
-        browser.close()
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    for path in sorted({*site.glob("*.html"), *site.glob("reference/*.html")}):
+        page.goto(path.as_uri())
+        if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
+            wide.append(path.name)
+    page.close()
     assert wide == []
 
 
-def test_the_search_works_from_a_folder(site: Path) -> None:
-    from playwright.sync_api import sync_playwright
-
+def test_the_search_works_from_a_folder(browser: Browser, site: Path) -> None:
     asked: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        page = browser.new_page()
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto((site / "index.html").as_uri())
-        page.click("input[name=query]")
-        page.get_by_text("Type to start searching").wait_for(timeout=PATIENCE_MS)  # the index has been read
-        page.locator("input[name=query]").press_sequentially("health_interval_s")
-        found = page.locator(".md-search-result__link").first
-        found.wait_for(timeout=PATIENCE_MS)
-        assert "reference/s" in (found.get_attribute("href") or "")
-        browser.close()
+    page = browser.new_page()
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto((site / "index.html").as_uri())
+    page.click("input[name=query]")
+    page.get_by_text("Type to start searching").wait_for(timeout=PATIENCE_MS)  # the index has been read
+    page.locator("input[name=query]").press_sequentially("health_interval_s")
+    found = page.locator(".md-search-result__link").first
+    found.wait_for(timeout=PATIENCE_MS)
+    assert "reference/s" in (found.get_attribute("href") or "")
+    page.close()
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []

@@ -7,12 +7,12 @@ import re
 import shutil
 import tempfile
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 import compress
 from compress import ExportOptions
@@ -78,36 +78,37 @@ def test_the_report_draws_its_plots(tmp_path: Path, browse: Callable[[str], str]
     assert "measuring took" in page
 
 
-@pytest.mark.parametrize("width", [1100, 1300, 1600])
-def test_the_table_of_a_long_run_fits_a_page(width: int, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no browser: apt-get install chromium")
-    (tmp_path / "report.html").write_text(long_page(), encoding="utf-8")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": width, "height": 900})
-        page.goto((tmp_path / "report.html").as_uri())
-        wider = page.evaluate(
-            "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
-        )
-        assert wider == 0
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        browser.close()
+        found = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield found
+        found.close()
+
+
+@pytest.mark.parametrize("width", [1100, 1300, 1600])
+def test_the_table_of_a_long_run_fits_a_page(browser: Browser, width: int, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text(long_page(), encoding="utf-8")
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto((tmp_path / "report.html").as_uri())
+    wider = page.evaluate("[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length")
+    assert wider == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_two_words_of_a_plot_overlap_and_names_stand_by_their_points(seed: int, tmp_path: Path) -> None:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no browser: apt-get install chromium")
+def test_no_two_words_of_a_plot_overlap_and_names_stand_by_their_points(
+    browser: Browser, seed: int, tmp_path: Path
+) -> None:
     (tmp_path / "report.html").write_text(plotted(seed), encoding="utf-8")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1300, "height": 900})
-        page.goto((tmp_path / "report.html").as_uri())
-        overlapping = page.evaluate(OVERLAPPING)
-        browser.close()
+    page = browser.new_page(viewport={"width": 1300, "height": 900})
+    page.goto((tmp_path / "report.html").as_uri())
+    overlapping = page.evaluate(OVERLAPPING)
+    page.close()
     assert overlapping == []
 
 

@@ -140,7 +140,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 def requests(url: str, stop: threading.Event) -> None:
     """Good ones, one in ten that Triton refuses; and of an ensemble of three steps."""
     number = 0
-    while not stop.wait(0.02):
+    while not stop.wait(0.1):
         number += 1
         fetch(f"{url}/v2/models/tiny/infer", INFER if number % 10 else INFER.replace(b"FP32", b"INT8"))
         fetch(f"{url}/predict/hooked", b'{"text": "0,2,1,0"}', content_type="application/json")

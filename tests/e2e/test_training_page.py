@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import sync_playwright
 
+from tests.e2e.conftest import compress_here
 from tests.unit.compress.training.networks import data, model
 
 
-def test_the_page_shows_how_the_training_went(tmp_path: Path) -> None:
+def test_the_page_shows_how_the_training_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no browser: apt-get install chromium")
@@ -24,12 +23,8 @@ def test_the_page_shows_how_the_training_went(tmp_path: Path) -> None:
     asked = (
         "finetune student.pt --teacher teacher.pt --data train.npz --eval eval.npz --epochs 4 --hold-out 0.1 --profile"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "compress", *asked.split(), "--batch-size", "auto", "-o", "out"],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "a step took" in done.stdout
+    compress_here([*asked.split(), "--batch-size", "auto", "-o", "out"], tmp_path)
+    assert "a step took" in capsys.readouterr().out
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1100, "height": 900})

@@ -170,6 +170,28 @@ def sparse(made: ModelProto, _folder: Path) -> None:
     made.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2**25, 2**25]))
 
 
+def growing(made: ModelProto, folder: Path) -> None:
+    """A tensor of 64 KiB, and a million calls of what holds it: 64 GiB."""
+    inside = helper.make_node("Constant", [], ["y0"], value=onnx.numpy_helper.from_array(np.ones(1 << 14, np.float32)))
+    leaf = helper.make_function("mine", "f2", ["x"], ["y0"], [inside], [helper.make_opsetid("", 20)])
+    functions(leaf, function("f1", ["f2"] * 600), function("f0", ["f1"] * 600))(made, folder)
+
+
+def doubling(made: ModelProto, folder: Path) -> None:
+    """A graph that is given to a function stands in it twice, and holds another such call."""
+    branch = helper.make_node("If", ["c"], ["y0"])
+    for name in ("then_branch", "else_branch"):
+        branch.attribute.append(AttributeProto(name=name, ref_attr_name="b", type=AttributeProto.GRAPH))
+    taking = helper.make_function("mine", "f0", ["x"], ["y0"], [branch], made.opset_import, ["b"])
+    functions(taking)(made, folder)
+    inner = helper.make_node("Neg", ["x"], ["t"])
+    for at in range(14):
+        graph = helper.make_graph([inner], "b", [], [helper.make_tensor_value_info(inner.output[0], 1, None)])
+        inner = helper.make_node("f0", ["x"], [f"t{at}"], domain="mine", b=graph)
+    inner.output[0] = "y"
+    made.graph.node[0].CopyFrom(inner)
+
+
 for _name, _change in {
     "onnx_with_weights_by_an_absolute_path": outside("/etc/passwd"),
     "onnx_with_weights_above": outside("../../../../etc/passwd"),
@@ -196,6 +218,11 @@ for _name, _change in {
     "onnx_whose_functions_explode": functions(
         *(function(f"f{at}", [f"f{at + 1}"] * 10) for at in range(12)), function("f12", [])
     ),
+    "onnx_whose_functions_are_three_thousand_deep": functions(
+        *(function(f"f{at}", [f"f{at + 1}"] if at < 3000 else []) for at in reversed(range(3001)))
+    ),
+    "onnx_whose_functions_grow": growing,
+    "onnx_whose_functions_double_graphs": doubling,
     "onnx_with_an_unknown_type": unknown_type,
     "onnx_with_a_sparse_petabyte": sparse,
 }.items():

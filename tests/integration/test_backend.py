@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -19,7 +20,8 @@ from compress.errors import ServerError
 from serve.config.model_config import ModelConfig
 from serve.config.pbtxt import from_pbtxt
 from serve.pack.write import PackOptions, pack
-from serve.triton.launch import TritonServer
+from serve.triton.control import load_model
+from serve.triton.launch import TritonOptions, TritonServer
 from tests.integration.test_triton import FREE, infer
 from tests.serve_models import four_bit_artifact, hook_file, tiny_artifact
 
@@ -62,7 +64,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     pack(folder / "tiny", repository=repository, name="hooked", hooks=hook_file(folder / "h"), options=one)
     with_default(repository / "scaled")
     pack(four_bit_artifact(folder / "four_bit"), repository=repository, name="four_bit", options=one)
-    with TritonServer(repository, ports=FREE, log=folder / "triton.log") as server:
+    options = TritonOptions(explicit=True)  # for models that come later
+    with TritonServer(repository, ports=FREE, options=options, log=folder / "triton.log") as server:
         yield server
 
 
@@ -120,12 +123,18 @@ def test_an_input_that_the_network_needs_may_not_be_left_out(server: TritonServe
         (("dynamic_batching", ACCELERATED.replace("openvino", "magic")), "execution_accelerators names 'magic'"),
     ],
 )  # fmt: skip
-def test_what_it_can_t_do_is_refused_when_it_is_loaded(tmp_path: Path, swap: tuple[str, str], why: str) -> None:
-    with_default(tmp_path / "models" / "scaled")
-    path = tmp_path / "models/scaled/config.pbtxt"
-    path.write_text(path.read_text().replace(*swap))
-    with pytest.raises(ServerError) as caught, TritonServer(tmp_path / "models", ports=FREE):
-        pass
+def test_what_it_can_t_do_is_refused_when_it_is_loaded(server: TritonServer, swap: tuple[str, str], why: str) -> None:
+    model = server.repository / "refused"
+    with_default(model)
+    path = model / "config.pbtxt"
+    text = path.read_text()
+    assert swap[0] in text
+    path.write_text(text.replace(*swap))
+    try:
+        with pytest.raises(ServerError) as caught:
+            load_model(f"http://{server.http_address}", model.name)
+    finally:
+        shutil.rmtree(model)
     assert why in caught.value.why
 
 

@@ -130,7 +130,7 @@ def test_triton_takes_no_modules_from_where_it_is_started(
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     monkeypatch.chdir(folder)
-    with up(tmp_path, str(repository), *FREE) as running:
+    with up(tmp_path, str(repository), *FREE, by_a_shell=True) as running:
         assert ask(running.url(), "tiny", b"")[0] == 400
     assert not mark.exists(), mark.read_text()
 

@@ -23,7 +23,8 @@ import tritonclient.utils
 
 from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
-from tests.gateway_models import fetch, served_models, triton_with_models
+from serve.triton.launch import TritonServer
+from tests.gateway_models import fetch, served_models
 from tests.serve_http import gateway_thread
 from tests.serve_models import WEIGHT
 
@@ -31,9 +32,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with triton_with_models(tmp_path_factory.mktemp("gateway")) as address:
-        yield address
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    with served_models(tmp_path_factory.mktemp("gateway")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def triton(models: TritonServer) -> str:
+    return models.http_address
 
 
 @pytest.fixture(scope="module")
@@ -212,25 +218,24 @@ def test_gzip_without_tritonclient(server: str) -> None:
     connection.close()
 
 
-def test_perf_analyzer_runs_against_the_gateway_with_a_key(tmp_path: Path) -> None:
+def test_perf_analyzer_runs_against_the_gateway_with_a_key(models: TritonServer, tmp_path: Path) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     secret, _ = add_key(tmp_path / "keys.json", "perf")
-    with served_models(tmp_path) as triton:
-        settings = Settings(
-            upstream=(f"http://{triton.http_address}",), grpc_upstream=(triton.grpc_address,), port=0, grpc_port=port,
-            keys=tmp_path / "keys.json",
-        )  # fmt: skip
-        with gateway_thread(settings) as url:
-            for protocol, address in (("http", url.removeprefix("http://")), ("grpc", f"127.0.0.1:{port}")):
-                out = tmp_path / f"{protocol}.csv"
-                command = [sys.executable, str(ROOT / "benchmarks/perf_analyzer.py"), "-m", "tiny", "-u", address]
-                command += ["-i", protocol, "-H", f"x-api-key:{secret}", "--request-count", "50", "-f", str(out)]
-                done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-                if "No matching distribution" in done.stderr:
-                    pytest.skip("the wheel that carries perf_analyzer can't be fetched")
-                assert done.returncode == 0, done.stdout + done.stderr
-                with out.open(newline="") as file:
-                    (row,) = csv.DictReader(file)
-                assert float(row["Inferences/Second"]) > 0
+    settings = Settings(
+        upstream=(f"http://{models.http_address}",), grpc_upstream=(models.grpc_address,), port=0, grpc_port=port,
+        keys=tmp_path / "keys.json",
+    )  # fmt: skip
+    with gateway_thread(settings) as url:
+        for protocol, address in (("http", url.removeprefix("http://")), ("grpc", f"127.0.0.1:{port}")):
+            out = tmp_path / f"{protocol}.csv"
+            command = [sys.executable, str(ROOT / "benchmarks/perf_analyzer.py"), "-m", "tiny", "-u", address]
+            command += ["-i", protocol, "-H", f"x-api-key:{secret}", "--request-count", "50", "-f", str(out)]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+            if "No matching distribution" in done.stderr:
+                pytest.skip("the wheel that carries perf_analyzer can't be fetched")
+            assert done.returncode == 0, done.stdout + done.stderr
+            with out.open(newline="") as file:
+                (row,) = csv.DictReader(file)
+            assert float(row["Inferences/Second"]) > 0

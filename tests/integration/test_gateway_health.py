@@ -130,8 +130,8 @@ def test_a_triton_that_fails_at_once_gets_next_to_nothing_and_comes_back_when_it
                 return await grpc_load(f"127.0.0.1:{port}", requests)
 
             flag.touch()
-            seen = await load(1600)
-            failed = 1600 - seen["200"]
+            seen = await load(800)
+            failed = 800 - seen["200"]
             assert failed < 4 * CLIENTS, seen
             assert await metric(address, "gateway_upstream_ejected", model="m") == 1
             flag.unlink()
@@ -139,7 +139,7 @@ def test_a_triton_that_fails_at_once_gets_next_to_nothing_and_comes_back_when_it
             while await metric(address, "gateway_upstream_ejected", model="m"):
                 assert asyncio.get_running_loop().time() < deadline, "it did not come back"
                 await load(CLIENTS)
-            assert set(await load(800)) == {"200"}
+            assert set(await load(400)) == {"200"}
 
     try:
         uvloop.run(main())
@@ -190,6 +190,7 @@ def test_whoever_makes_a_model_fail_takes_its_servers_from_nobody_else(
             async def failing() -> None:
                 while not over.is_set():
                     assert not await answered(hostile, -1)
+                    await asyncio.sleep(0.005)  # or it would keep the machine busy
 
             attack = [asyncio.create_task(failing()) for _ in range(4)]
             await asyncio.sleep(2.0)

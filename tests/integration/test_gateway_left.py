@@ -71,11 +71,11 @@ def counted(triton: TritonServer, name: str, model: str) -> int:
     return sum(round(float(line.rpartition(" ")[2])) for line in lines if line.startswith(start))
 
 
-@pytest.mark.parametrize("how", ["deadline", "cancelled"])
 def test_thousands_of_grpc_calls_that_are_given_up_leave_triton_alive(
-    triton: TritonServer, addresses: tuple[str, str], how: str
+    triton: TritonServer, addresses: tuple[str, str]
 ) -> None:
-    """Told of each, Triton 24.10 ends by SIGSEGV after two to twenty seconds of this."""
+    """Told of each, Triton 24.10 ends by SIGSEGV after two to twenty seconds of this: of calls whose deadline passes
+    (those of clients with even numbers), and of cancelled ones."""
     end = time.monotonic() + 12
     given_up = [0] * 8
 
@@ -84,7 +84,7 @@ def test_thousands_of_grpc_calls_that_are_given_up_leave_triton_alive(
         with grpc.insecure_channel(addresses[1]) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             while time.monotonic() < end:
-                if how == "deadline":
+                if number % 2 == 0:
                     try:
                         stub.ModelInfer(request, timeout=draw.choice((0.003, 0.01)))
                     except grpc.RpcError as err:
@@ -99,7 +99,7 @@ def test_thousands_of_grpc_calls_that_are_given_up_leave_triton_alive(
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(given_up) > 20
+    assert min(sum(given_up[::2]), sum(given_up[1::2])) > 20
     assert triton.running
     with grpc.insecure_channel(addresses[1]) as channel:
         answer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(tiny(), timeout=30)

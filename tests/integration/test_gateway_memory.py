@@ -11,8 +11,6 @@ import re
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -29,7 +27,8 @@ from serve.gateway.access.footprint import KEPT_BYTES, MIB, footprint_bytes
 from serve.gateway.access.keys import add_key
 from serve.gateway.oip.cost import is_dear
 from serve.triton.launch import TritonServer
-from tests.gateway_models import fetch, served_models
+from tests.gateway_models import FILES_MODEL, fetch, served_models
+from tests.warm import Serve
 
 pytestmark = pytest.mark.integration
 BOUND, BODY = 32 * MIB, 8 * MIB
@@ -63,14 +62,14 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
         version.mkdir(parents=True)
         (version.parent / "config.pbtxt").write_text(ECHO_CONFIG.replace("echo", name))
         (version / "model.py").write_text(ECHO_MODEL)
-    with served_models(folder) as server:
+    with served_models(folder, FILES_MODEL.replace("time.sleep(2)", "time.sleep(0.5)")) as server:
         yield server
 
 
 class Gateway:
     """In a process of its own, whose memory can be looked at."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str, grpc_address: str) -> None:
+    def __init__(self, process: Serve, url: str, grpc_address: str) -> None:
         self.process = process
         self.url = url
         self.address = url.removeprefix("http://")
@@ -119,13 +118,8 @@ def gateway(triton: TritonServer, **settings: float | Path) -> Iterator[Gateway]
         port = sock.getsockname()[1]
     known: dict[str, Any] = {"memory_bytes": BOUND, "max_body_bytes": BODY, "grpc_port": port, **settings}
     flags = [word for name, value in known.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    command = [
-        sys.executable, "-m", "serve", "gateway", "--port", "0", "--upstream", f"http://{triton.http_address}",
-        "--grpc-upstream", triton.grpc_address, *flags,
-    ]  # fmt: skip
-    environ = os.environ | {"PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
-        assert process.stdout is not None
+    upstream = ("--upstream", f"http://{triton.http_address}", "--grpc-upstream", triton.grpc_address)
+    with Serve("gateway", "--port", "0", *upstream, *flags) as process:
         line = process.stdout.readline()
         match = re.search(r"http://\S+", line)
         assert match is not None, line
@@ -157,6 +151,7 @@ def good_client(gateway: Gateway, outcomes: Counter[int]) -> Iterator[None]:
     def ask() -> None:
         while not stop.is_set():
             outcomes[fetch(f"{gateway.url}/v2/models/tiny/infer", GOOD)[0]] += 1
+            time.sleep(0.01)  # or it would keep the machine busy
 
     thread = threading.Thread(target=ask)
     thread.start()

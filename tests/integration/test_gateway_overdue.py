@@ -74,11 +74,11 @@ def ask(
     return answer.status
 
 
-def over_grpc(calls: Any, key: str, model: str, seconds: float) -> int:
+def over_grpc(calls: Any, key: str, model: str, seconds: float, timeout_s: float = 60) -> int:
     request = messages.ModelInferRequest(model_name=model, raw_input_contents=[struct.pack("<f", seconds)])
     request.inputs.add(name="seconds", datatype="FP32", shape=[1, 1])
     try:
-        calls.ModelInfer(request, metadata=(("x-api-key", key),), timeout=60)
+        calls.ModelInfer(request, metadata=(("x-api-key", key),), timeout=timeout_s)
     except grpc.RpcError as err:
         return 504 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED else 503
     return 200

@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2_grpc
 from serve.gateway.access.keys import add_key
 from serve.triton.launch import Ports, TritonServer
 from tests.integration.test_gateway_sequences import ID, WAYS, message, over_http, served
-from tests.sequence_models import CONFIG, MODEL, NUMBER, remembering
+from tests.sequence_models import CONFIG, MODEL, NUMBER, all_free, remembering
 
 pytestmark = pytest.mark.integration
 START, END = {"sequence_start": True}, {"sequence_end": True}
@@ -33,11 +33,18 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
     return path, {name: add_key(path, name)[0] for name in NAMES}
 
 
-@pytest.fixture
-def triton(tmp_path: Path) -> Iterator[TritonServer]:
-    """One of which nobody else has slots: four of each model."""
-    with remembering(tmp_path / "models") as server:
+@pytest.fixture(scope="module")
+def remembers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    with remembering(tmp_path_factory.mktemp("order") / "models") as server:
         yield server
+
+
+@pytest.fixture
+def triton(remembers: TritonServer) -> Iterator[TritonServer]:
+    """One of which nobody else has slots: four of each model. It is started anew where a test has left some taken."""
+    yield remembers
+    if not all_free(remembers, "counts"):
+        remembers.restart()
 
 
 def pass_through(addresses: tuple[str, str], key: str, sequence: int, ask: Callable[..., Any]) -> None:

@@ -26,7 +26,7 @@ from serve.rollout.plan import Plan, Target
 from serve.rollout.store import Store
 from serve.triton.launch import TritonServer
 from tests.integration.test_gateway_grpc import free_port
-from tests.sequence_models import remembering
+from tests.sequence_models import all_free, remembering
 from tests.serve_http import gateway_thread
 
 pytestmark = pytest.mark.integration
@@ -253,12 +253,25 @@ def test_an_id_is_as_long_as_triton_takes_it(
 
 
 @pytest.fixture(scope="module")
-def shared(
-    tmp_path_factory: pytest.TempPathFactory, keys: tuple[Path, str, str]
-) -> Iterator[Callable[[float], AbstractContextManager[tuple[str, str]]]]:
-    """Gateways before a Triton of which nobody else holds slots; each of its models has four."""
+def second_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     with remembering(tmp_path_factory.mktemp("slots")) as server:
-        yield lambda wait_s: served(server, keys[0], wait_s=wait_s)
+        yield server
+
+
+@pytest.fixture
+def free_triton(second_triton: TritonServer) -> Iterator[TritonServer]:
+    """Nobody else holds its slots, of which each of its models has four; started anew where a test has left some taken."""
+    yield second_triton
+    if not all_free(second_triton, "counts", "words", "twice/versions/1", "twice/versions/2"):
+        second_triton.restart()
+
+
+@pytest.fixture
+def shared(
+    free_triton: TritonServer, keys: tuple[Path, str, str]
+) -> Callable[[float], AbstractContextManager[tuple[str, str]]]:
+    """Gateways before a Triton of which nobody else holds slots."""
+    return lambda wait_s: served(free_triton, keys[0], wait_s=wait_s)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -381,15 +394,14 @@ def test_sequences_that_wait_for_slots_neither_keep_others_out_nor_make_a_model_
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_sequence_goes_on_and_ends_while_another_waits_for_a_slot_that_looked_free(
-    tmp_path_factory: pytest.TempPathFactory, keys: tuple[Path, str, str], way: str
+    free_triton: TritonServer, keys: tuple[Path, str, str], way: str
 ) -> None:
     """Another gateway's sequences have the others; there is one place, and what waits for that end is in it."""
     _, alice, bob = keys
     ask = WAYS[way]
     with (
-        remembering(tmp_path_factory.mktemp("two")) as triton,
-        served(triton, keys[0], wait_s=1000.0) as other,
-        served(triton, keys[0], wait_s=1000.0, places=1) as addresses,
+        served(free_triton, keys[0], wait_s=1000.0) as other,
+        served(free_triton, keys[0], wait_s=1000.0, places=1) as addresses,
         ThreadPoolExecutor(1) as pool,
     ):
         for sequence in (1, 2, 3):
@@ -492,30 +504,29 @@ def releasing(state: Path) -> Iterator[Callable[[], None]]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_slots_are_those_of_the_version_that_is_asked(
-    tmp_path_factory: pytest.TempPathFactory, keys: tuple[Path, str, str], tmp_path: Path, way: str
+    free_triton: TritonServer, keys: tuple[Path, str, str], tmp_path: Path, way: str
 ) -> None:
     """Streams go to the second version all the time, by themselves; the other ways once it is promoted."""
     _, alice, bob = keys
     ask, by_number = WAYS[way], partial(over_http, raw=False)
     state = tmp_path / "rollouts.db"
-    with remembering(tmp_path_factory.mktemp("versions")) as triton:  # noqa: SIM117 - the gateway is in it
-        with served(triton, keys[0], state=state, wait_s=0.5) as addresses, releasing(state) as promote:
-            for sequence in (1, 2, 3, 4):
-                assert by_number(addresses, alice, "twice", 1, sequence_id=sequence, sequence_start=True).total == 1
-            promote()
-            for sequence in (1, 2, 3, 4):  # begun anew, where all slots are free
-                assert ask(addresses, alice, "twice", 1, sequence_id=sequence, sequence_start=True).total == 1001
-            assert ask(addresses, bob, "twice", 1, sequence_id=1, sequence_start=True).total == 1001
-            for sequence in (1, 2):
-                assert ask(addresses, alice, "twice", 1, sequence_id=sequence).total == 1002
-            for sequence in (3, 4):
-                assert "the sequence was ended" in ask(addresses, alice, "twice", 1, sequence_id=sequence).refused
-            end = {"sequence_end": True}  # or Triton waits for it as it stops
-            for sequence in (1, 2, 3, 4):
-                first = by_number(addresses, alice, "twice/versions/1", 1, sequence_id=sequence, **end)
-                assert first.total == 2, "nobody waited for the first version's slots"
-            for key, sequence in ((alice, 1), (alice, 2), (bob, 1)):
-                assert ask(addresses, key, "twice", 1, sequence_id=sequence, **end).total is not None
+    with served(free_triton, keys[0], state=state, wait_s=0.5) as addresses, releasing(state) as promote:
+        for sequence in (1, 2, 3, 4):
+            assert by_number(addresses, alice, "twice", 1, sequence_id=sequence, sequence_start=True).total == 1
+        promote()
+        for sequence in (1, 2, 3, 4):  # begun anew, where all slots are free
+            assert ask(addresses, alice, "twice", 1, sequence_id=sequence, sequence_start=True).total == 1001
+        assert ask(addresses, bob, "twice", 1, sequence_id=1, sequence_start=True).total == 1001
+        for sequence in (1, 2):
+            assert ask(addresses, alice, "twice", 1, sequence_id=sequence).total == 1002
+        for sequence in (3, 4):
+            assert "the sequence was ended" in ask(addresses, alice, "twice", 1, sequence_id=sequence).refused
+        end = {"sequence_end": True}  # or Triton waits for it as it stops
+        for sequence in (1, 2, 3, 4):
+            first = by_number(addresses, alice, "twice/versions/1", 1, sequence_id=sequence, **end)
+            assert first.total == 2, "nobody waited for the first version's slots"
+        for key, sequence in ((alice, 1), (alice, 2), (bob, 1)):
+            assert ask(addresses, key, "twice", 1, sequence_id=sequence, **end).total is not None
 
 
 def test_a_stream_goes_on_with_its_sequences_across_a_promotion(

@@ -10,12 +10,13 @@ import pytest
 
 from serve.lint.finding import Finding
 from serve.lint.run import lint
+from tests.chosen import chosen
 from tests.lint_corpus import CASES, ENSEMBLE, NETWORK, PYTHON, Case
 from tests.lint_mutations import mutated
 from tests.triton_control import Control
 
 pytestmark = pytest.mark.integration
-MUTATIONS = 60
+MUTATIONS, FEW = 60, 30
 
 
 def judged(repository: Path) -> dict[str, list[Finding]]:
@@ -27,9 +28,11 @@ def judged(repository: Path) -> dict[str, list[Finding]]:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Control, dict[str, list[Finding]]]]:
+def corpus(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Control, dict[str, list[Finding]]]]:
     folder = tmp_path_factory.mktemp("corpus")
-    for case in CASES:
+    for case in chosen(request, "case"):
         case.write(folder / "models")
     control = Control(folder / "models", folder / "triton.log")
     yield control, judged(folder / "models")
@@ -45,11 +48,11 @@ def test_lint_and_triton_agree(case: Case, corpus: tuple[Control, dict[str, list
 
 
 @pytest.mark.timeout(240)
-def test_they_agree_on_random_changes(tmp_path: Path) -> None:
+def test_they_agree_on_random_changes(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     generator = random.Random(20)
     texts = {"network": NETWORK, "python": PYTHON, "ensemble": ENSEMBLE}
     models = tmp_path / "models"
-    names = [f"m{number}" for number in range(MUTATIONS)]
+    names = [f"m{number}" for number in range(FEW if request.config.getoption("--short") else MUTATIONS)]
     for name in names:
         kind = generator.choice(["network", "network", "python", "ensemble"])
         Case(name, kind).write(models)
@@ -65,4 +68,4 @@ def test_they_agree_on_random_changes(tmp_path: Path) -> None:
     assert not wrong, "\n".join(
         f"{(models / name / 'config.pbtxt').read_text(encoding='utf-8')}{errors.get(name)}" for name in wrong
     )
-    assert 0.1 < sum(loaded.values()) / MUTATIONS < 0.9, "both happen"
+    assert 0.1 < sum(loaded.values()) / len(names) < 0.9, "both happen"

@@ -14,6 +14,7 @@ from serve.lint.finding import Finding
 from serve.lint.run import lint
 from serve.repository.provenance import verify_checksums
 from serve.repository.read import read_models
+from tests.chosen import chosen
 from tests.lint_broken import BROKEN, Packed
 from tests.lint_corpus import Case
 from tests.triton_control import Control
@@ -47,9 +48,9 @@ class Corpus:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
+def corpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
     folder = tmp_path_factory.mktemp("broken")
-    for case in BROKEN:
+    for case in chosen(request, "case"):
         (folder / case.name).mkdir()
         case.write(folder / case.name / "models")
         shutil.copytree(folder / case.name / "models", folder / "models", symlinks=True, dirs_exist_ok=True)

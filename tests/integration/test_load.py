@@ -19,26 +19,28 @@ from serve.load.figures import server_side
 from serve.load.figures.result import LoadResult
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from serve.pack.write import pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 from serve.verify.run import verify
 from tests.serve_http import gateway_thread
 from tests.serve_models import HOOKS, hook_file, tiny_artifact
 
 GRPC: list[str] = []
+ONE = PackOptions(instances=1)
 
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("load")
     artifact = tiny_artifact(folder / "artifact")
-    pack(artifact, repository=folder / "repository", name="tiny")
-    pack(artifact, repository=folder / "repository", name="hooked", hooks=hook_file(folder))
+    pack(artifact, repository=folder / "repository", name="tiny", options=ONE)
+    pack(artifact, repository=folder / "repository", name="hooked", hooks=hook_file(folder), options=ONE)
     turned = HOOKS.replace("    label: str\n    score: float", "    score: float\n    label: str")
     turned = turned.replace('Answer("abc"[best], float(logits[best]))', 'Answer(float(logits[best]), "abc"[best])')
-    pack(artifact, repository=folder / "repository", name="turned", hooks=hook_file(folder / "turned", turned))
+    hooks = hook_file(folder / "turned", turned)
+    pack(artifact, repository=folder / "repository", name="turned", hooks=hooks, options=ONE)
     without_example = hook_file(folder / "particular", HOOKS[: HOOKS.index("def example")])
-    pack(artifact, repository=folder / "repository", name="particular", hooks=without_example)
+    pack(artifact, repository=folder / "repository", name="particular", hooks=without_example, options=ONE)
     with TritonServer(folder / "repository", ports=Ports(0, 0, 0)) as server:
         GRPC.append(f"grpc://{server.grpc_address}")
         yield f"http://{server.http_address}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 import urllib.error
 import urllib.request
@@ -25,7 +26,8 @@ from serve.hooks.check import run_network
 from serve.lint import run as lint_run
 from serve.lint.run import lint
 from serve.pack.write import PackOptions, pack
-from serve.triton.launch import TritonServer
+from serve.triton.control import load_model
+from serve.triton.launch import TritonOptions, TritonServer
 from serve.tune.candidate import candidate_of, candidates, write_into
 from serve.tune.trial import load_subject
 from serve.up.preflight import check_models
@@ -73,7 +75,8 @@ def server(folder: Path) -> Iterator[TritonServer]:
     pack(tiny, repository=repository, name="streams", options=PackOptions(instances=2, max_batch_size=8))
     path = repository / "streams/config.pbtxt"  # two streams of one process
     path.write_text(path.read_text().replace("count: 2", "count: 1"))
-    with TritonServer(repository, ports=FREE, log=folder / "triton.log") as server:
+    options = TritonOptions(explicit=True)  # for models that come later
+    with TritonServer(repository, ports=FREE, options=options, log=folder / "triton.log") as server:
         yield server
 
 
@@ -182,15 +185,20 @@ def test_the_configuration_is_that_of_tritons_own_backend(server: TritonServer, 
         ),
     ],
 )  # fmt: skip
-def test_what_it_can_t_do_is_refused_when_it_is_loaded(tmp_path: Path, swap: tuple[str, str], why: str) -> None:
+def test_what_it_can_t_do_is_refused_when_it_is_loaded(
+    server: TritonServer, tmp_path: Path, swap: tuple[str, str], why: str
+) -> None:
     artifact = on_openvino(tiny_artifact(tmp_path / "tiny"))
-    pack(artifact, repository=tmp_path / "models", name="plain", options=PackOptions(instances=1))
-    path = tmp_path / "models/plain/config.pbtxt"
+    pack(artifact, repository=server.repository, name="refused", options=PackOptions(instances=1))
+    path = server.repository / "refused/config.pbtxt"
     text = path.read_text()
     assert swap[0] in text
     path.write_text(text.replace(*swap))
-    with pytest.raises(ServerError) as caught, TritonServer(tmp_path / "models", ports=FREE):
-        pass
+    try:
+        with pytest.raises(ServerError) as caught:
+            load_model(f"http://{server.http_address}", "refused")
+    finally:
+        shutil.rmtree(path.parent)
     assert why in caught.value.why
 
 

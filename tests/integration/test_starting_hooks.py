@@ -12,26 +12,29 @@ import pytest
 from compress.artifact import Artifact
 from serve.gateway.settings import Settings
 from serve.hooks.new import new_hooks
-from serve.pack.write import pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
+from tests.chosen import chosen
 from tests.gateway_models import fetch
 from tests.serve_http import gateway_thread
 from tests.starting_models import KINDS, tokenizer_file
 
 pytestmark = pytest.mark.integration
+ONE = PackOptions(instances=1)
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("starting")
     words = tokenizer_file(folder)
-    for number, (task, make, arguments, _) in enumerate(KINDS):
+    for number in chosen(request, "number"):
+        task, make, arguments, _ = KINDS[number]
         artifact = make(folder / f"artifact{number}", *arguments)
         source = Artifact.load(artifact)
         ids_of = any(spec.name == "input_ids" for spec in source.signature.inputs)
         hooks = folder / f"hooks{number}" / "hooks.py"
         new_hooks(task, source, hooks, words if ids_of else None)
-        pack(artifact, repository=folder / "models", name=f"m{number}", hooks=hooks)
+        pack(artifact, repository=folder / "models", name=f"m{number}", hooks=hooks, options=ONE)
     with TritonServer(folder / "models", ports=Ports(0, 0, 0), log=folder / "triton.log") as triton:
         settings = Settings(upstream=(f"http://{triton.http_address}",), port=0)
         with gateway_thread(settings) as address:

@@ -65,7 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_training_that_is_killed_ends_where_one_that_was_not_ends(folder: Path) -> None:
     options = [
-        "--teacher", str(folder / "teacher.pt"), "--epochs", "30", "--batch-size", "16", "--hold-out", "0.1",
+        "--teacher", str(folder / "teacher.pt"), "--epochs", "12", "--batch-size", "16", "--hold-out", "0.1",
         "--ema", "0.99", "--augment", "shift:1",
     ]  # fmt: skip
     whole = run(folder, "whole", *options)
@@ -97,6 +97,12 @@ def test_two_processes_compute_what_one_does(folder: Path) -> None:
     assert all(torch.allclose(one[name], two[name], rtol=1e-4, atol=1e-5) for name in one)
     told = json.loads((folder / "two/training.json").read_text())["training"]
     assert (told["processes"], told["threads"]) == (2, 1)
+
+
+def test_processes_that_torchrun_starts_compute_what_those_do_that_are_started_here(folder: Path) -> None:
+    model(folder, "student", 8)
+    options = ("--teacher", str(folder / "teacher.pt"), "--epochs", "2", "--batch-size", "32", "--precision", "32")
+    two = run(folder, "two", *options, "--devices", "2", "--threads", "1")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*torchrun, *command(folder, "three", *options)[1:]], capture_output=True, text=True, env=ENVIRONMENT

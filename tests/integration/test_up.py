@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -34,21 +33,27 @@ from serve.up.claim import claimed
 from tests.gateway_models import FILES_MODEL, fetch, loading_slowly, tiny_and_files
 from tests.integration.test_gateway_grpc import free_port
 from tests.serve_models import HOOKS, hook_file, tiny_artifact
+from tests.warm import Serve
 
 pytestmark = pytest.mark.integration
 FREE = [word for flag in ("", "triton-http-", "triton-grpc-", "triton-metrics-") for word in (f"--{flag}port", "0")]
 ONE = PackOptions(instances=1)
+Process = Serve | subprocess.Popen[bytes]
 
 
 class Up:
-    """A running `serve up`, and what it has said so far."""
+    """A running `serve up`, and what it has said so far; as a shell starts it, where how Python starts is the matter."""
 
-    def __init__(self, *words: str, log: Path) -> None:
+    def __init__(self, *words: str, log: Path, by_a_shell: bool = False) -> None:
         self.log = log
+        self.process: Process
         with log.open("wb") as file:
-            environ = os.environ | {"PYTHONUNBUFFERED": "1"}
-            command = [sys.executable, "-m", "serve", "up", *words]
-            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environ)
+            if by_a_shell:
+                environ = os.environ | {"PYTHONUNBUFFERED": "1"}
+                command = [sys.executable, "-m", "serve", "up", *words]
+                self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environ)
+            else:
+                self.process = Serve("up", *words, out=file)
 
     @property
     def said(self) -> str:
@@ -69,8 +74,8 @@ class Up:
 
 
 @contextmanager
-def up(folder: Path, *words: str) -> Iterator[Up]:
-    running = Up(*words, log=folder / "up.log")
+def up(folder: Path, *words: str, by_a_shell: bool = False) -> Iterator[Up]:
+    running = Up(*words, log=folder / "up.log", by_a_shell=by_a_shell)
     try:
         yield running
     finally:
@@ -102,7 +107,7 @@ def label(url: str, model: str = "tiny") -> str:
             return str(err.code)
 
 
-def triton_of(process: subprocess.Popen[bytes]) -> int:
+def triton_of(process: Process) -> int:
     """The tritonserver that a `serve up` started; it may be another one later."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
@@ -129,18 +134,8 @@ def test_it_shows_what_it_serves_and_ends_in_order(tmp_path: Path, repository: P
     assert "Started" in log.read_text(encoding="utf-8")
     assert running.process.returncode == 0
     assert running.said.endswith("stopped\n")
-
-
-def test_the_address_for_grpc_that_it_shows_is_the_gateways(tmp_path: Path, repository: Path) -> None:
-    port = free_port()
-    (tmp_path / "gateway.toml").write_text(f"grpc_port = {port}\n")
-    with up(tmp_path, str(repository), *FREE, "--gateway", str(tmp_path / "gateway.toml")) as running:
-        running.until(lambda: re.search(r"^Ctrl-C stops", running.said, re.MULTILINE))
-        (address,) = re.findall(r"^gateway gRPC +(\S+)$", running.said, re.MULTILINE)
-        with tritonclient.grpc.InferenceServerClient(address) as client:
-            assert client.is_model_ready("tiny")
-    assert address == f"127.0.0.1:{port}"
-    assert re.search(r"^Triton gRPC +\S+ +\(this machine only, past the gateway\)$", running.said, re.MULTILINE)
+    with claimed(repository):
+        pass
 
 
 def test_a_triton_that_dies_is_started_again_behind_the_same_gateway(tmp_path: Path, repository: Path) -> None:
@@ -204,7 +199,7 @@ def test_what_can_not_be_told_ends_nothing(tmp_path: Path, repository: Path, tol
         until(answered)
 
 
-def stubs_of(process: subprocess.Popen[bytes]) -> list[tuple[int, str]]:
+def stubs_of(process: Process) -> list[tuple[int, str]]:
     """The processes of Python models that its Triton has started: their ids and command lines."""
     found = []
     for folder in Path("/proc").iterdir():
@@ -222,21 +217,6 @@ def test_a_triton_that_dies_too_often_ends_it(tmp_path: Path, repository: Path) 
         os.kill(running.until(lambda: triton_of(running.process)), signal.SIGKILL)
         assert running.process.wait(200) != 0
     assert "error: Triton has died" in running.said
-
-
-def test_what_changes_in_the_repository_is_loaded(tmp_path: Path, repository: Path) -> None:
-    with up(tmp_path, str(repository), *FREE, "--watch", "--drain-timeout", "3") as running:
-        url = running.url()
-        assert label(url) == "b"
-        pack_letters(tmp_path, "xyz")
-        running.until(lambda: label(url) == "y")
-        pack(tmp_path / "tiny", repository=repository, name="other", options=ONE)
-        running.until(lambda: "other is loaded" in running.said)
-        (repository / "tiny_network/2/model.onnx").write_bytes(b"damaged")
-        running.until(lambda: "what was loaded goes on" in running.said)
-        assert label(url) == "y"
-        (repository / "other").rename(tmp_path / "aside")
-        running.until(lambda: "other is no longer served" in running.said)
 
 
 def test_while_a_changed_model_loads_the_one_before_it_answers_on_each_connection(tmp_path: Path) -> None:
@@ -276,10 +256,8 @@ def test_a_triton_elsewhere_gets_a_gateway(tmp_path: Path, repository: Path) -> 
         assert triton.running
 
 
-def test_the_gateways_own_settings_hold(tmp_path: Path, repository: Path) -> None:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+def test_the_gateways_own_settings_hold_and_its_address_for_grpc_is_shown(tmp_path: Path, repository: Path) -> None:
+    port = free_port()
     secret, _ = add_key(tmp_path / "keys.json", "me", models=("tiny",))
     (tmp_path / "gateway.toml").write_text(f'keys = "keys.json"\ngrpc_port = {port}\nmax_body_bytes = 1000\n')
     with up(tmp_path, str(repository), "--gateway", str(tmp_path / "gateway.toml"), *FREE) as running:
@@ -287,8 +265,13 @@ def test_the_gateways_own_settings_hold(tmp_path: Path, repository: Path) -> Non
         assert fetch(f"{url}/v2/models/tiny")[0] == 401
         assert fetch(f"{url}/v2/models/tiny", None, x_api_key=secret)[0] == 200
         assert fetch(f"{url}/predict/tiny", bytes(2000), x_api_key=secret)[0] == 413
-        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        running.until(lambda: re.search(r"^Ctrl-C stops", running.said, re.MULTILINE))
+        (address,) = re.findall(r"^gateway gRPC +(\S+)$", running.said, re.MULTILINE)
+        with tritonclient.grpc.InferenceServerClient(address) as client:
+            assert client.is_model_ready("tiny", headers={"x-api-key": secret})
             assert client.get_model_metadata("tiny", headers={"x-api-key": secret}).name == "tiny"
+    assert address == f"127.0.0.1:{port}"
+    assert re.search(r"^Triton gRPC +\S+ +\(this machine only, past the gateway\)$", running.said, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -390,22 +373,6 @@ def test_files_that_are_trusted_are_not_held_against_their_sums(
     assert started
 
 
-def test_a_second_one_on_a_repository_is_told_who_serves_it(tmp_path: Path, repository: Path) -> None:
-    with up(tmp_path, str(repository), *FREE) as running:
-        running.url()
-        link = tmp_path / "link"
-        link.symlink_to(repository)
-        for other in (repository, link):
-            second = subprocess.run(
-                [sys.executable, "-m", "serve", "up", str(other), *FREE],
-                capture_output=True, text=True, check=False, timeout=200,
-            )  # fmt: skip
-            assert second.returncode == 2
-            assert f"the process {running.process.pid} serves it already" in second.stderr
-    with claimed(repository):
-        pass
-
-
 def append(path: Path, text: str) -> None:
     path.write_text(f"{path.read_text()}{text}\n")
 
@@ -416,38 +383,91 @@ def replaced(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_a_folder_with_a_dot_in_front_is_no_model_and_its_name_runs_nothing(tmp_path: Path, repository: Path) -> None:
-    hidden, ran = repository / ".a$(touch named)b", tmp_path / "ran"
+def hide(repository: Path, ran: Path) -> None:
+    """Folders that are no models; what one of them would run leaves a file."""
+    hidden = repository / ".a$(touch named)b"
     (hidden / "1").mkdir(parents=True)
     (repository / ".git/objects").mkdir(parents=True)
     tensors = "".join(f'{kind} {{ name: "{kind}" data_type: TYPE_FP32 dims: 1 }}\n' for kind in ("input", "output"))
     (hidden / "config.pbtxt").write_text(f'backend: "python"\n{tensors}')
     (hidden / "1/model.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass TritonPythonModel:\n    pass\n")
     shutil.copytree(hidden, repository / ".plain")
-    with up(tmp_path, str(repository), *FREE) as running:
-        assert label(running.url()) == "b"
-        here = Path(f"/proc/{triton_of(running.process)}/cwd").resolve()
-        assert not (here / "named").exists()
-        assert not ran.exists()
 
 
-def test_the_memory_of_a_model_that_is_loaded_again_is_closed_to_other_users_too(
-    tmp_path: Path, repository: Path
-) -> None:
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Up]]:
+    """One that watches its repository, "models" in this folder, for the tests that follow."""
+    folder = tmp_path_factory.mktemp("watched")
+    tiny_artifact(folder / "tiny")
+    pack_letters(folder, "abc")
+    hide(folder / "models", folder / "ran")
+    with up(folder, str(folder / "models"), *FREE, "--watch", "--drain-timeout", "3") as running:
+        yield folder, running
+
+
+def test_a_folder_with_a_dot_in_front_is_no_model_and_its_name_runs_nothing(watched: tuple[Path, Up]) -> None:
+    folder, running = watched
+    assert label(running.url()) == "b"
+    here = Path(f"/proc/{triton_of(running.process)}/cwd").resolve()
+    assert not (here / "named").exists()
+    assert not (folder / "ran").exists()
+
+
+def test_the_memory_of_a_model_that_is_loaded_again_is_closed_to_other_users_too(watched: tuple[Path, Up]) -> None:
     def regions() -> dict[str, int]:
         prefix = re.search(r"shm-region-prefix-name=([^\0]+)", line)
         assert prefix
         return {path.name: path.stat().st_mode & 0o077 for path in FOLDER.glob(f"{prefix[1]}*")}
 
-    with up(tmp_path, str(repository), *FREE, "--watch") as running:
-        running.url()
-        line = ""
-        for path in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if (path / "stat").read_text().rpartition(")")[2].split()[1] == str(running.process.pid):
-                    found = (path / "cmdline").read_text()
-                    line = found if "shm-region-prefix-name" in found else line
-        before = regions()
-        assert not any(before.values())
-        pack_letters(tmp_path, "xyz")
-        running.until(lambda: regions().keys() - before.keys() and not any(regions().values()))
+    folder, running = watched
+    url = running.url()
+    line = ""
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (path / "stat").read_text().rpartition(")")[2].split()[1] == str(running.process.pid):
+                found = (path / "cmdline").read_text()
+                line = found if "shm-region-prefix-name" in found else line
+    before = regions()
+    assert not any(before.values())
+    pack_letters(folder, "abc" if label(url) == "y" else "xyz")
+    running.until(lambda: regions().keys() - before.keys() and not any(regions().values()))
+
+
+def test_a_second_one_on_a_repository_is_told_who_serves_it(watched: tuple[Path, Up], tmp_path: Path) -> None:
+    folder, running = watched
+    running.url()
+    link = tmp_path / "link"
+    link.symlink_to(folder / "models")
+    for other in (folder / "models", link):
+        second = subprocess.run(
+            [sys.executable, "-m", "serve", "up", str(other), *FREE],
+            capture_output=True, text=True, check=False, timeout=200,
+        )  # fmt: skip
+        assert second.returncode == 2
+        assert f"the process {running.process.pid} serves it already" in second.stderr
+
+
+def test_what_changes_in_the_repository_is_loaded(watched: tuple[Path, Up], tmp_path: Path) -> None:
+    folder, running = watched
+    repository, url = folder / "models", running.url()
+
+    def said_again(words: str) -> Callable[[], bool]:
+        before = running.said.count(words)
+        return lambda: running.said.count(words) > before
+
+    pack_letters(folder, "abc")
+    running.until(lambda: label(url) == "b")
+    pack_letters(folder, "xyz")
+    running.until(lambda: label(url) == "y")
+    loaded = said_again("other is loaded")
+    pack(folder / "tiny", repository=repository, name="other", options=ONE)
+    running.until(loaded)
+    newest = max((repository / "tiny_network").glob("[0-9]*"), key=lambda path: int(path.name))
+    whole, refused = (newest / "model.onnx").read_bytes(), said_again("what was loaded goes on")
+    (newest / "model.onnx").write_bytes(b"damaged")
+    running.until(refused)
+    assert label(url) == "y"
+    gone = said_again("other is no longer served")
+    (repository / "other").rename(tmp_path / "aside")
+    running.until(gone)
+    (newest / "model.onnx").write_bytes(whole)

@@ -141,6 +141,10 @@ class Clients:
         while self.told[name]["200"] < before + count:  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0.02)
 
+    async def all_answered(self, count: int) -> None:
+        """Wait until each of the good keys has so many answers more."""
+        await asyncio.gather(*(self.answered(name, count) for name in GOOD))
+
     async def deaths(self) -> int:
         """Of servers, as the gateway tells them."""
         pool = Pool(self._address, timeout_s=60)
@@ -212,8 +216,7 @@ def test_over_grpc_they_are_found_as_well(tmp_path: Path, streams: bool) -> None
                 said.append(await ask(clients, stub, "die"))
                 await asyncio.sleep(0.05)
             assert sum(each.ends for each in servers) <= 14, said
-            for name in GOOD:
-                await clients.answered(name, 20)
+            await clients.all_answered(20)
         for name in GOOD:
             assert not refusals(clients.told[name]), clients.told
 
@@ -239,11 +242,9 @@ def test_a_key_that_ends_them_is_refused_and_the_others_are_answered(tmp_path: P
             assert refused
             ends = sum(each.ends for each in servers)
             assert ends <= 14, clients.told
-            for name in GOOD:  # the last that it ended is back
-                await clients.answered(name, 5)
+            await clients.all_answered(5)  # the last that it ended is back
             told = {name: Counter(clients.told[name]) for name in GOOD}
-            for name in GOOD:
-                await clients.answered(name, ENOUGH)
+            await clients.all_answered(ENOUGH)
             later = {name: clients.told[name] - told[name] for name in GOOD}
         assert 1 <= await clients.deaths() <= sum(each.ends for each in servers)  # one more may have been on its way
         for name in GOOD:
@@ -269,8 +270,7 @@ def test_servers_that_end_in_order_or_by_an_operators_hand_have_nobody_refused(t
                 if how == signal.SIGTERM:
                     assert await clients.deaths() == 0, "they ended in order"
             assert await clients.deaths() <= 2
-            for name in GOOD:
-                await clients.answered(name, 20)
+            await clients.all_answered(20)
         for name in GOOD:
             assert not refusals(clients.told[name]), clients.told
 

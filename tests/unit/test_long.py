@@ -15,9 +15,17 @@ def test_of_a_listed_test_some_cases_are_tried_spread_over_all_and_of_others_all
     tests = [*(f"a.py::one[{case}]" for case in range(7)), "a.py::two", "b.py::one[1]", "b.py::one[2]"]
     few = left_out(tests, {"a.py::one": 3, "a.py::two": 0, "b.py::one": 5})
     assert [test for test in tests if test not in few] == [
-        "a.py::one[0]", "a.py::one[2]", "a.py::one[4]", "b.py::one[1]", "b.py::one[2]",
+        "a.py::one[0]", "a.py::one[1]", "a.py::one[4]", "b.py::one[1]", "b.py::one[2]",
     ]  # fmt: skip
     assert left_out(tests, {}) == set()
+
+
+@pytest.mark.parametrize(("slow", "fast"), [(8, 2), (4, 3), (5, 5), (2, 8)])
+def test_of_crossed_parameters_each_value_is_tried(slow: int, fast: int) -> None:
+    tests = [f"a.py::one[{first}-{second}]" for first in range(slow) for second in range(fast)]
+    tried = sorted({*tests} - left_out(tests, {"a.py::one": len(tests) // 2}))
+    assert len({test.split("-")[1] for test in tried}) > fast / 2
+    assert len({test.split("-")[0] for test in tried}) >= slow - 1
 
 
 def test_words_behind_a_hash_are_for_those_who_read() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, inliner
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
 
 from compress.formats.onnx.dense import written_dense
+from compress.formats.onnx.functions import written_out
 from compress.formats.onnx.outline import outline
-from compress.formats.onnx.scope import captured, drop_dead, fresh, inner_bodies, inner_nodes, names_in, rename
+from compress.formats.onnx.scope import captured, drop_dead, fresh, inner_bodies, names_in, rename
 
-__all__ = ["counted", "counted_graph", "written_out"]
+__all__ = ["counted", "counted_graph"]
 
 _LISTS = {"value_float": TensorProto.FLOAT, "value_int": TensorProto.INT64}
 
@@ -44,25 +45,6 @@ def counted(model: ModelProto, *, values: bool) -> ModelProto:
         rename(body, names)
         taken |= {*names.values()}
     return model
-
-
-def written_out(model: ModelProto) -> ModelProto:
-    """The model with what its functions hold in place of their calls.
-
-    A call may leave out what its function has a default for, which onnx's inliner drops: the given calls get it.
-    """
-    if not model.functions:
-        return model
-    defaults = {(each.domain, each.name): each.attribute_proto for each in model.functions if each.attribute_proto}
-    nodes = [*model.graph.node, *inner_nodes(model.graph)]
-    for function in model.functions if defaults else ():
-        nodes += [*function.node, *inner_nodes(function)]
-    for node in nodes if defaults else ():
-        said = {attribute.name for attribute in node.attribute}
-        node.attribute.extend(each for each in defaults.get((node.domain, node.op_type), ()) if each.name not in said)
-    made = ModelProto()
-    made.CopyFrom(inliner.inline_local_functions(model))
-    return made
 
 
 def _weights_from_nodes(graph: GraphProto) -> None:

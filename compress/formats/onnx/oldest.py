@@ -7,11 +7,10 @@ import itertools
 import onnx
 from onnx import ModelProto, helper
 
+from compress.formats.onnx.domains import STANDARD
 from compress.formats.onnx.scope import inner_nodes
 
 __all__ = ["in_oldest_form"]
-
-STANDARD = ("", "ai.onnx")
 
 
 def in_oldest_form(model: ModelProto) -> None:

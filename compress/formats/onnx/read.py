@@ -13,7 +13,8 @@ from google.protobuf.message import DecodeError
 from compress.artifact import Signature, TensorSpec
 from compress.console.wording import counted
 from compress.errors import StageError
-from compress.vetting.onnx_wire import ForeignOperatorError, OnnxFileError, check_size, vet_onnx, vet_onnx_bytes
+from compress.vetting.onnx_errors import ForeignOperatorError, FunctionsError, OnnxFileError
+from compress.vetting.onnx_wire import check_size, vet_onnx, vet_onnx_bytes
 
 __all__ = ["read_onnx", "signature_of_onnx", "vetted_onnx"]
 
@@ -68,6 +69,7 @@ def signature_of_onnx(path: Path) -> Signature:
     """
     graph = read_onnx(path, runs=True).graph
     weights = {tensor.name for tensor in graph.initializer}
+    weights |= {tensor.values.name for tensor in graph.sparse_initializer}
     inputs = tuple(_spec(path, value) for value in graph.input if value.name not in weights)
     outputs = tuple(_spec(path, value) for value in graph.output)
     if not inputs or not outputs:
@@ -139,6 +141,8 @@ def _refused(path: Path, err: Exception) -> StageError:
     mend = "name an .onnx file as its exporter wrote it, with its weights inside or beside it"
     if isinstance(err, ForeignOperatorError):
         mend = "export it without that operator: by operators of ONNX, or as a function that the file itself holds"
+    if isinstance(err, FunctionsError):
+        mend = "export it without functions, what they hold in place of their calls"
     return StageError(
         f"can't read {path}",
         why=str(err) if beyond else f"it is no ONNX file: {err}",

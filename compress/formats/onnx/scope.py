@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from onnx import GraphProto, ModelProto, NodeProto
 
+from compress.formats.onnx.newest import newest
+
 __all__ = [
+    "Taken",
     "bodies",
     "captured",
     "drop",
@@ -30,6 +33,18 @@ __all__ = [
 ]
 
 _MOVES = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice")
+
+
+class Taken(set[str]):
+    """Names that are taken, of which `fresh` does not count the same ones again and again.
+
+    Attributes:
+        next: by name, the first number that may be free.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        super().__init__(names)
+        self.next: dict[str, int] = {}
 
 
 def bodies(node: NodeProto) -> list[GraphProto]:
@@ -166,7 +181,7 @@ def name_nodes(model: ModelProto) -> None:
 
     What stays in float is told by name: two nodes of one name would go together.
     """
-    taken: set[str] = set()
+    taken = Taken()
     for node in model.graph.node:
         if not node.name or node.name in taken:
             node.name = fresh(node.name or f"{node.op_type}_{next(iter(filter(None, node.output)), '')}", taken)
@@ -190,12 +205,12 @@ def fill_gaps(graph: GraphProto) -> None:
                 taken.add(node.output[at])
 
 
-def names_in(graph: GraphProto) -> set[str]:
+def names_in(graph: GraphProto) -> Taken:
     """All names of tensors, those in bodies included."""
     nodes = [*graph.node, *inner_nodes(graph)]
     found = {name for node in nodes for name in (*node.input, *node.output)}
     values = (*graph.input, *graph.output, *graph.initializer, *graph.value_info)  # types may outlive their tensors
-    return (found | {value.name for value in values}) - {""}
+    return Taken((found | {value.name for value in values}) - {""})
 
 
 def inner_names(graph: GraphProto) -> set[str]:
@@ -218,12 +233,16 @@ def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
 
 def fresh(name: str, taken: Collection[str]) -> str:
     """The name, or the first of name_2, name_3… that is not taken."""
-    number, made = 2, name
+    counted = taken.next if isinstance(taken, Taken) else {}
+    number, made = counted.get(name, 2), name
     while made in taken:
         made, number = f"{name}_{number}", number + 1
+    if made != name:
+        counted[name] = number - 1  # free as long as nobody takes it
     return made
 
 
 def opset_of(model: ModelProto) -> int:
-    """The version of ONNX's own operators that a model is written in."""
-    return int(max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")))
+    """The version of ONNX's own operators that a model is written in; of one that does not say, that it runs in."""
+    told = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    return int(max(told) if told else newest("") or 0)

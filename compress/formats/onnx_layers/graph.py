@@ -13,6 +13,7 @@ from torch import fx
 
 from compress.errors import StageError, first_line
 from compress.formats.native.graph import GraphError, from_data, to_data
+from compress.formats.onnx.domains import STANDARD
 from compress.formats.onnx.scope import bodies, captured, drop_dead, fresh, in_order, inner_names, names_in, rename
 from compress.formats.onnx_layers.layers import HANDLERS
 from compress.formats.onnx_layers.measured_sizes import UnprovenError, measured
@@ -27,14 +28,14 @@ from compress.storage.shortages import raise_shortage
 __all__ = ["NOT_PRUNED", "layers_of"]
 
 NOT_PRUNED = (
-    "without --prune and --finetune the file goes through as it is, INT8 too; to prune or train it, start from the "
-    "torch model it was made of, where there is one"
+    "leave out --prune and --finetune, which alone need layers: INT8 is made of the file itself; to prune or train it, "
+    "start from the torch model it was made of, where there is one"
 )
+MOST_PARTS = 1000
 DECIDED = (
     "where an input alone decides which branch is taken, give that input a value in the file (an initializer of its "
     "name), and the branch is taken back; "
 )
-STANDARD = ("", "ai.onnx")
 
 
 def layers_of(
@@ -58,7 +59,10 @@ def layers_of(
         StageError: nothing of it has a form as a layer, or what has none can't stay as it is.
     """
     drop_dead(model.graph)
-    by_bodies(model, opset, HANDLERS)
+    try:
+        by_bodies(model, opset, HANDLERS)
+    except NotTakenBackError as err:
+        raise StageError(f"can't take {source} back to layers", why=str(err), mend=NOT_PRUNED) from err
     unproven: dict[str, str] = {}
     uneven: set[str] = set()
     names = [value.name for value in model.graph.input]
@@ -240,6 +244,9 @@ class _Taking:
             raise _refused(self._source, node, why, f"it can't stay as it is: {err}") from err
         if any(isinstance(each, Live) for each in found.values()):
             self.left[read[0]] = node, why
+            if len(self.left) > MOST_PARTS:
+                more = f"over {MOST_PARTS:,} nodes of it would stay in ONNX, each with a session of ONNX Runtime"
+                raise _refused(self._source, node, why, more)
             self.at[str(next(iter(found.values())).node.args[0].target)] = read[0]
         return found, False
 

@@ -13,23 +13,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, version_converter
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import fx
 
 from compress.errors import ToolkitError, first_line
 from compress.formats.native.onnx_part import ANY, DTYPES, OnnxPart
 from compress.formats.native.onnx_part import MOST as MOST_BYTES
-from compress.formats.onnx.scope import (
-    captured,
-    fresh,
-    inner_bodies,
-    inner_names,
-    inner_nodes,
-    names_in,
-    opset_of,
-    rename,
-)
-from compress.formats.onnx_layers.newer import by_bodies
+from compress.formats.onnx.scope import captured, inner_bodies
+from compress.formats.onnx_layers.opsets import in_opset
 from compress.formats.onnx_layers.values import MOST, Graph, Live, NotTakenBackError, samples
 from compress.model.watched import Watched
 from compress.storage.shortages import raise_shortage
@@ -167,86 +158,26 @@ def _weights(graph: GraphProto) -> int:
 
 
 def _runs(part: ModelProto, arrays: Mapping[str, torch.Tensor], opset: int) -> tuple[ModelProto, list[Any]]:
-    """The part in that opset, as its nodes are where their meaning is the same there, and what it gives.
+    """The part in that opset, and what it gives.
 
     Raises:
         NotTakenBackError: it has none there, or does not run by itself.
     """
     given = {name: tensor.detach().numpy() for name, tensor in arrays.items()}
-    why = ""
-    for change in (_said, _by_bodies, _node_by_node if any(inner_nodes(part.graph)) else _converted):
-        try:
-            found = change(part, opset)
-            options = ort.SessionOptions()
-            options.log_severity_level = 4
-            data = found.SerializeToString()
-            session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-            return found, Watched(data, part.graph.node[0].op_type).run(session, None, given)
-        except ToolkitError as err:
-            raise NotTakenBackError(f"{err.what}: {err.why}") from err
-        except Exception as err:  # of ONNX Runtime's and of onnx's C++
-            raise_shortage(err)
-            why = why or first_line(err)
-            if opset_of(part) == opset:
-                break
-    raise NotTakenBackError(f"it does not run by itself in opset {opset}: {why[:150]}")
-
-
-def _said(part: ModelProto, opset: int) -> ModelProto:
-    found = ModelProto.FromString(part.SerializeToString())
-    for entry in found.opset_import:
-        if entry.domain in ("", "ai.onnx"):
-            entry.version = opset
-    return found
-
-
-def _by_bodies(part: ModelProto, opset: int) -> ModelProto:
-    found = ModelProto.FromString(part.SerializeToString())
-    by_bodies(found, opset, changed=True)
-    return _said(found, opset)
-
-
-def _converted(part: ModelProto, opset: int) -> ModelProto:
-    found = version_converter.convert_version(onnx.shape_inference.infer_shapes(part), opset)
-    found.ir_version = part.ir_version
-    return found
-
-
-def _untold(name: str) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
-
-
-def _node_by_node(part: ModelProto, opset: int) -> ModelProto:
-    """As `_converted`, but that nodes with bodies, which the converter does not look into, stay as they are."""
-    before = opset_of(part)
-    kinds = {each.name: each for each in onnx.shape_inference.infer_shapes(part).graph.value_info}
-    kinds |= {each.name: each for each in part.graph.input}
-    tables = {each.name: each for each in part.graph.initializer}
-    found = _said(part, opset)
-    taken = names_in(found.graph) | inner_names(found.graph)
-    del found.graph.node[:]
-    for node in part.graph.node:
-        same = node.domain not in ("", "ai.onnx") or onnx.defs.get_schema(node.op_type, opset).since_version <= before
-        if same or any(a.HasField("g") for a in node.attribute):
-            found.graph.node.append(node)
-            continue
-        names = [name for name in dict.fromkeys(node.input) if name]
-        one = helper.make_graph(
-            [node], "one",
-            [kinds.get(name, _untold(name)) for name in names if name not in tables],
-            [_untold(name) for name in node.output if name],
-            [tables[name] for name in names if name in tables],
-        )  # fmt: skip
-        opsets = [helper.make_opsetid("", before)]
-        made = version_converter.convert_version(
-            helper.make_model(one, opset_imports=opsets, ir_version=part.ir_version), opset
-        ).graph
-        new = names_in(made) - {*node.input, *node.output}
-        rename(made, {name: fresh(f"{node.output[0]}/{name}", taken) for name in sorted(new)})
-        taken |= names_in(made)
-        found.graph.node.extend(made.node)
-        found.graph.initializer.extend(each for each in made.initializer if each.name not in tables)
-    return found
+    try:
+        found = in_opset(part, opset)
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        data = found.SerializeToString()
+        session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        return found, Watched(data, part.graph.node[0].op_type).run(session, None, given)
+    except NotTakenBackError:
+        raise
+    except ToolkitError as err:
+        raise NotTakenBackError(f"{err.what}: {err.why}") from err
+    except Exception as err:  # of ONNX Runtime's and of onnx's C++
+        raise_shortage(err)
+        raise NotTakenBackError(f"it does not run by itself in opset {opset}: {first_line(err)[:150]}") from err
 
 
 def _tensor(value: Any) -> torch.Tensor:

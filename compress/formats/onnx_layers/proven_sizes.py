@@ -13,6 +13,7 @@ import torch
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from compress.errors import ToolkitError
+from compress.formats.onnx.domains import STANDARD
 from compress.formats.onnx.scope import captured, inner_bodies
 from compress.storage.shortages import raise_shortage
 
@@ -131,7 +132,7 @@ def steady(data: bytes) -> bool:
     """Whether sizes of what it gives hang on one size of what it reads each, by a rule without a least or a most."""
     graph = onnx.load_model_from_string(data).graph
     nodes = [node for node in graph.node if node.op_type != "Constant"]
-    if len(nodes) != 1 or nodes[0].domain not in ("", "ai.onnx") or nodes[0].op_type not in _STEADY:
+    if len(nodes) != 1 or nodes[0].domain not in STANDARD or nodes[0].op_type not in _STEADY:
         return False
     (node,) = nodes
     given = {value.name for value in graph.input}

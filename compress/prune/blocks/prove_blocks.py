@@ -12,10 +12,10 @@ from compress.data.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.model.infer import BATCH, elsewhere, runs_at
 from compress.model.inputs import example_inputs
+from compress.model.unfused import unfused
 from compress.prune.blocks.without_blocks import Ends, silenced, without
 from compress.prune.cut_layers import Layers
 from compress.prune.prove_channels import Proof
-from compress.prune.unfused import unfused
 from compress.storage.shortages import raise_shortage
 
 __all__ = ["BlockProof"]

@@ -16,13 +16,13 @@ from compress.formats.native.graph import GraphError, traced_of
 from compress.model import TorchModel
 from compress.model.apart import share_of_own_size
 from compress.model.drawn import drawn_inputs, indices_of
+from compress.model.unfused import unfused
 from compress.prune.cut_layers import Place
 from compress.prune.follow_channels import ChannelGroup
 from compress.prune.heads.free_sizes import Edit, edits_of, free
 from compress.prune.heads.plain_layers import MASKS, with_plain_layers
 from compress.prune.heads.spans import Block, Span, blocks_of, spans_of
 from compress.prune.repair.walk import Walk
-from compress.prune.unfused import unfused
 from compress.storage.shortages import raise_shortage
 
 __all__ = ["Opened", "is_plain_trace", "opened", "plain_trace"]

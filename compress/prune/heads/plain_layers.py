@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from compress.prune.unfused import unfused
+from compress.model.unfused import unfused
 
 __all__ = ["MASKS", "with_plain_layers"]
 
@@ -108,11 +108,17 @@ class PlainAttention(nn.Module):
             for layer, each in ((self.query, query), (self.key, key), (self.value, value))
         )
         scores = q @ k.transpose(2, 3) * self.size**-0.5
-        if attn_mask is not None:
-            scores = scores + _added(attn_mask, self.masks["attn_mask"], q)
+        mask = None if attn_mask is None else _added(attn_mask, self.masks["attn_mask"], q)
         if key_padding_mask is not None:
-            scores = scores + _added(key_padding_mask, self.masks["key_padding_mask"], q)[:, None, None, :]
-        weights = scores.softmax(-1)
+            padding = _added(key_padding_mask, self.masks["key_padding_mask"], q)[:, None, None, :]
+            mask = padding if mask is None else mask + padding
+        if mask is None:
+            weights = scores.softmax(-1)
+        elif need_weights:
+            weights = (scores + mask).softmax(-1)
+        else:  # as torch's faster way, which gives 0 where all keys are hidden
+            hidden = mask.amax(-1, keepdim=True) == float("-inf")
+            weights = (scores + mask.masked_fill(hidden, 0.0)).softmax(-1).masked_fill(hidden, 0.0)
         mixed = self.out_proj((self.drop(weights) @ v).transpose(1, 2).flatten(2))
         if not self.batch_first:
             mixed = mixed.transpose(0, 1)

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, defs, helper, numpy_helper
 
+from compress.formats.onnx.domains import STANDARD
 from compress.formats.onnx.scope import bodies, captured, drop_unused, fresh, names_in, opset_of
 from compress.quantize.half.mask_chain import mask_chain
 
@@ -148,7 +149,7 @@ def _float_tensors(model: onnx.ModelProto) -> set[str]:
 
 
 def _schema(node: onnx.NodeProto, opset: int) -> defs.OpSchema | None:
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain not in STANDARD:
         return None
     try:
         return defs.get_schema(node.op_type, opset)

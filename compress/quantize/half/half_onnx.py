@@ -23,7 +23,7 @@ from compress.onnx_export.tied import share
 from compress.quantize.calibrate import calibrate
 from compress.quantize.half.graph import ELEMENT, LARGEST, convert, halved, lacking, takes
 from compress.quantize.half.index_arithmetic import index_arithmetic
-from compress.quantize.half.mask_chain import mask_chain
+from compress.quantize.half.mask_chain import hiding, mask_chain
 from compress.quantize.half.parity import LEVELS, TOLERANCE, Parity, error_of, repaired
 from compress.quantize.int8_onnx import plain
 from compress.quantize.place_qdq import MOVING
@@ -130,7 +130,9 @@ class HalfOnnx:
         fp16 = self.precision == "fp16"
         positions = index_arithmetic(graph, WHOLE[self.precision]).nodes
         reason = f"reckons with positions, which {self.precision.upper()} rounds beyond {WHOLE[self.precision]:,}"
+        hides = f"tells what a mask hides by a number that {self.precision.upper()} has not"
         more = dict.fromkeys(sorted(positions), reason) | dict(more or {})
+        more |= dict.fromkeys(sorted(hiding(graph.graph).nodes), hides)
         if self.target == "tensorrt":
             return float32_islands(graph, ranges if fp16 else {}, self.precision, more)
         return float32_nodes(graph, ranges if fp16 else {}, more)
@@ -148,6 +150,7 @@ class HalfOnnx:
         expected = OnnxBackend(before, threads=1).infer(inputs)
         # What a mask of -1e9 hides whole is a number still, as in float32.
         large = index_arithmetic(graph, WHOLE[self.precision]).large | mask_chain(graph.graph).holding
+        large |= hiding(graph.graph).masks
         got: Arrays = {}
 
         def measure(more: Mapping[str, str]) -> float:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
-__all__ = ["MaskChain", "beside", "mask_chain"]
+from compress.formats.onnx.domains import STANDARD
+
+__all__ = ["Hiding", "MaskChain", "beside", "hiding", "mask_chain"]
 
 LARGE = 1e9  # what masks are that are not infinite: -1e9, finfo.min; no weight is as large
 ENDLESS = 1e38  # two masks of finfo.min, one added to the other, are -inf
@@ -69,7 +71,7 @@ def mask_chain(graph: onnx.GraphProto) -> MaskChain:
     infinite: set[str] = set()
     for node in graph.node:
         reach = _made(node)
-        standard = node.domain in ("", "ai.onnx")
+        standard = node.domain in STANDARD
         held, chosen = (kinds.get(node.op_type, ()) if standard else () for kinds in (HOLDING, CHOOSING))
         for at, name in enumerate(node.input):
             if at in held:
@@ -84,6 +86,44 @@ def mask_chain(graph: onnx.GraphProto) -> MaskChain:
             holding.update(node.output)
             infinite.update(node.output if reach >= ENDLESS else ())
     return MaskChain(frozenset(holding), frozenset(infinite | _places(graph)))
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """What tells of which rows a mask hides all.
+
+    Attributes:
+        nodes: names of those that tell it, by a number as low as only float32 has it.
+        masks: names of the tensors that they look at.
+    """
+
+    nodes: frozenset[str]
+    masks: frozenset[str]
+
+
+def hiding(graph: onnx.GraphProto) -> Hiding:
+    """Find comparisons of a mask's largest numbers with finfo.min, as `compress.onnx_export.attention` writes them.
+
+    Args:
+        graph: folded, its nodes in order; node names are unique.
+    """
+    fed = {value.name for value in graph.input}
+    lowest = {t.name for t in graph.initializer if t.name not in fed and t.data_type in FLOATS and _reach(t) >= ENDLESS}
+    lowest |= {name for node in graph.node if _made(node) >= ENDLESS for name in node.output}
+    makers = {name: node for node in graph.node for name in node.output}
+    nodes: set[str] = set()
+    masks: set[str] = set()
+    for node in graph.node:
+        if node.op_type != "Less" or node.input[1] not in lowest:
+            continue
+        nodes.add(node.name)
+        reduced = makers.get(node.input[0])
+        if reduced is not None and reduced.op_type == "ReduceMax":
+            nodes.add(reduced.name)
+            masks.add(reduced.input[0])
+        else:
+            masks.add(node.input[0])
+    return Hiding(frozenset(nodes), frozenset(masks))
 
 
 def _places(graph: onnx.GraphProto) -> set[str]:

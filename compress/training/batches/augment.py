@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from compress.artifact import TensorSpec
-from compress.data.dataset import seeded
+from compress.data.seeds import seeded
 from compress.errors import RecipeError, StageError
 from compress.options.user_code import user_code
 from compress.storage.hashing import digest_of_code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from compress.data.dataset import Dataset, seeded
+from compress.data.dataset import Dataset
 from compress.errors import DatasetError, StageError
 from compress.runtime.measure import cores
 from compress.training.batches.augment import Augmentation
@@ -49,8 +48,7 @@ class Batch(NamedTuple):
 
 def tensors_of(data: Dataset, index: Any, seed: int) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
     """Samples and labels as tensors; what is random in those that a user's code makes follows from the seed."""
-    with nullcontext() if data.fetcher is None else seeded(seed):
-        arrays, labels = data.take(index)
+    arrays, labels = data.take(index, seed)
     writable = {name: array if array.flags.writeable else array.copy() for name, array in arrays.items()}
     tensors = {name: torch.from_numpy(array) for name, array in writable.items()}
     return tensors, None if labels is None else torch.from_numpy(np.array(labels))

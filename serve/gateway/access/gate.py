@@ -156,14 +156,15 @@ class Gate:
         """Whether somebody waits for requests of a model that are with Triton, or for their turn, or it is down."""
         return any(kind.awaited for kind in self.places(model).kinds) or model in self.incidents.outages
 
-    def board(self, flight: Flight, sent: Callable[[str, At, At], None]) -> None:
+    def board(self, flight: Flight, sent: Callable[[str, At, At], None], model: str = "") -> None:
         """A request has its place, and is about to be sent.
 
         Args:
             flight: is told what it keeps at work.
             sent: of its places, that are told where it goes if that makes a difference.
+            model: that is asked, where it is known by another's name.
         """
-        places = self.places(flight.model)
+        places = self.places(model or flight.model)
         flight.needs = places.needs(flight.key)
         if places.fairness.queues.is_split:
             flight.on_sent = partial(sent, flight.key)

@@ -25,9 +25,10 @@ SMALL_BYTES = 64 * 1024
 
 
 class MemoryFullError(OverloadedError):
-    """The gateway holds as much as it may."""
+    """The gateway holds as much as it may; of what was sent, there was no room for the answer."""
 
     closes = True
+    sent = True
 
     def __init__(self, bound: int) -> None:
         super().__init__(

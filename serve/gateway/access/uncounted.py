@@ -47,6 +47,7 @@ def goes_on(places: Admission, path: str, task: asyncio.Task[Any], held: Share, 
     flight, work = ABOARD.get(), None
     if flight is not None:
         flight.gone = path
+        flight.going_on = (*flight.going_on, task)
         if flight.at.path == path:
             work = places.fairness.begin_uncounted(places.model, flight.at, places.now)
     held.hold(size)

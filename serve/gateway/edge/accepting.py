@@ -83,22 +83,46 @@ class Acceptor:
         self._beginning: set[asyncio.Task[None]] = set()
         self._resting: asyncio.TimerHandle | None = None
         self._spare = os.open(os.devnull, os.O_RDONLY)
-        self._closed = False
+        self._stopped = self._closed = False
         listener.setblocking(False)
         listener.listen(backlog)
         self._loop.add_reader(listener, self._round)
+
+    @property
+    def beginning(self) -> int:
+        """Connections that are taken, and not made yet."""
+        return len(self._beginning)
+
+    def take_the_rest(self) -> None:
+        """Begin all that the system holds, and listen no more: it would reset them, and their requests were lost."""
+        if self._stopped:
+            return
+        self._stop()
+        until = time.monotonic() + REST_S
+        while self._take_some(0.0) and time.monotonic() < until:  # one by one
+            if self._count >= MOST_WAITING:
+                self._begin_some(self._count)
+        self._listener.close()
+        self._begin_some(self._count)
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._loop.remove_reader(self._listener)
+        for handle in (self._resting, self._next):
+            if handle is not None:
+                handle.cancel()
+        self._resting = None
 
     def close(self) -> None:
         """Take no more; those that have begun stay."""
         if self._closed:
             return
         self._closed = True
-        self._loop.remove_reader(self._listener)
-        for handle in (self._resting, self._next):
-            if handle is not None:
-                handle.cancel()
-        for task in self._beginning:
-            task.cancel()
+        if not self._stopped:
+            self._stop()
+        if self._tls is not None:  # in the clear they end by themselves: uvloop keeps for ever what is cancelled there
+            for task in self._beginning:
+                task.cancel()
         for waiting in self._waiting.values():
             for connection in waiting:
                 connection.close()
@@ -131,7 +155,7 @@ class Acceptor:
 
     def _again(self) -> None:
         self._next = None
-        if self._closed:
+        if self._stopped:
             return
         if self._resting is None:
             self._loop.add_reader(self._listener, self._round)
@@ -191,12 +215,14 @@ class Acceptor:
         connection.setblocking(False)
         # One that leaves, or greets wrongly, is nobody's failure.
         with contextlib.suppress(OSError, ssl.SSLError, asyncio.CancelledError):
-            await self._loop.connect_accepted_socket(
+            transport, _ = await self._loop.connect_accepted_socket(
                 self._protocol,
                 connection,
                 ssl=self._tls,
                 ssl_handshake_timeout=None if self._tls is None else self._greeting_s,
             )
+            if self._closed:  # whoever closed it knows nothing of this one
+                transport.abort()
 
     def _shed(self, why: int | None) -> None:
         """The process has no file for those that wait: they are closed by means of one that is kept for it."""
@@ -212,6 +238,8 @@ class Acceptor:
         self._resting = self._loop.call_later(REST_S, self._try_again)
 
     def _try_again(self) -> None:
+        if self._stopped:
+            return
         self._resting = None
         if self._spare < 0:
             with contextlib.suppress(OSError):

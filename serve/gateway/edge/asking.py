@@ -17,15 +17,19 @@ from serve.gateway.access.lists import ListPart
 from serve.gateway.access.memory import Share
 from serve.gateway.access.slots import Turn
 from serve.gateway.edge.extensions import LEAVING
-from serve.gateway.errors import ClientGoneError, HasItsConnectionsError, UpstreamDownError, UpstreamTimeoutError
+from serve.gateway.errors import ClientGoneError, GatewayError, UpstreamTimeoutError
 from serve.gateway.health.flights import ABOARD, Flight
 from serve.gateway.observe.tracing import Trace
 from serve.gateway.on_demand.lease import Lease
+from serve.gateway.release.answering import answering, check_down
 from serve.gateway.release.beside import Besides
+from serve.gateway.release.release import Release
+from serve.gateway.release.released import came_of
 from serve.gateway.upstream.deadline import EarlyTimeoutError
 from serve.http.body import GrowingBody
 from serve.http.client import Response
 from serve.http.connection import LEFT, Leaving
+from serve.rollout.plan import Target
 
 __all__ = ["CLIENT_LEFT", "ask_model", "unless_client_leaves", "until_loaded", "watch_by_receiving"]
 
@@ -55,6 +59,8 @@ async def ask_model(
     beside: Besides | None = None,
     turn: Turn | None = None,
     part: ListPart | None = None,
+    release: Release | None = None,
+    stays: Target | None = None,
 ) -> Response:
     """Wait for a place, ask Triton, and give the place back.
 
@@ -67,6 +73,8 @@ async def ask_model(
         beside: is told of it, while it is with Triton.
         turn: of a request of a sequence: one that waits for its slot holds no place.
         part: of a list, which stands in a place of its own kind.
+        release: of the model; None for none.
+        stays: who has the request's sequence; None for none.
 
     Raises:
         OverloadedError: there was no place in time, or the model is down.
@@ -82,11 +90,11 @@ async def ask_model(
     answered = entered = False
     sent = True
     suspects = gate.incidents.suspects
-    flight = Flight(identity.id, model, body)
+    flight = Flight(identity.id, answering(model, release, stays), body)
     given_up = late = False
     leaving = Leaving()
     try:
-        if suspects.watches(identity.id, model):  # before it holds a place, which others could use
+        if suspects.watches(identity.id, flight.model):  # before it holds a place, which others could use
             await unless_client_leaves(scope, receive, suspects.examine(flight, deadline - time.monotonic()))
         if not places.try_enter(identity.id, identity.priority):
             await unless_client_leaves(
@@ -98,10 +106,10 @@ async def ask_model(
         if trace is not None:
             trace.done("queue")
         started = time.monotonic()
-        gate.incidents.outages.check(model)
+        check_down(gate.incidents.outages, model, release)
         gate.keys.again(identity).check_model(model)  # it may have waited, and a list's later parts for minutes
         suspects.take_off(flight)
-        gate.board(flight, places.sent)
+        gate.board(flight, places.sent, model)
         above, on_left = ABOARD.set(flight), LEFT.set(leaving)
         try:
             response = await unless_client_leaves(scope, receive, ask())
@@ -121,8 +129,8 @@ async def ask_model(
         flight.left = late = True
         seconds = time.monotonic() - started
         raise
-    except (UpstreamDownError, HasItsConnectionsError) as err:
-        sent = err.sent
+    except GatewayError as err:
+        answered, _, sent = came_of(err)
         raise
     finally:
         suspects.land(flight, answered=answered, sent=sent)
@@ -140,7 +148,7 @@ async def ask_model(
             else:
                 places.abandon(time.monotonic() - started, identity.id, leaving.aside, size)
             if beside is not None:
-                beside.leave(ended if given_up else ())
+                beside.leave((*flight.going_on, *(ended if given_up else ())))
             if trace is not None:
                 trace.done("upstream")
 

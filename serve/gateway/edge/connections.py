@@ -266,6 +266,11 @@ def connection_class(
                 self._last_words()
                 self._end_in_time()
 
+        @property
+        def is_fresh(self) -> bool:
+            """Whether nothing has come on it yet."""
+            return self._timed == "head" and not self._head_bytes and self.cycle is None
+
         def shutdown(self) -> None:
             super().shutdown()
             self._end_in_time()

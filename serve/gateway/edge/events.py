@@ -39,7 +39,7 @@ from serve.gateway.errors import (
 )
 from serve.gateway.oip.apart import NoRoomError
 from serve.gateway.oip.metadata import ModelMetadata
-from serve.gateway.release.release import models_of
+from serve.gateway.release.answering import models_of
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import TIMEOUT_HEADER, EarlyTimeoutError, patience_s
 from serve.hooks.packed.values import BAD_INPUT

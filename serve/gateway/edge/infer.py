@@ -41,7 +41,7 @@ from serve.gateway.oip.encoding import Packed, is_long, unpack
 from serve.gateway.oip.protocol import BINARY_HEADER
 from serve.gateway.oip.sequence import in_answer
 from serve.gateway.on_demand.lease import Lease
-from serve.gateway.release.release import models_of
+from serve.gateway.release.answering import check_down, models_of
 from serve.gateway.release.released import Released, is_gone
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
@@ -94,7 +94,7 @@ class InferEndpoint:
             state[STILL] = lambda: self._gate.keys.again(identity).check_model(model)
             identity.take()  # what it may not ask is counted, too
             identity.check_model(model)
-            self._gate.incidents.outages.check(model)
+            check_down(self._gate.incidents.outages, model, self._releases.get(model) if version is None else None)
             if observed.trace is not None:
                 observed.trace.done("auth")
             share, lease = Share(self._gate.memory, identity.id), self._gate.lease()
@@ -215,7 +215,8 @@ class InferEndpoint:
 
         send_it = partial(
             ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline, size=len(body),
-            beside=self._releases.beside(stays or Target(model, version), release), turn=turn,
+            beside=self._releases.beside(stays or Target(model, version), release), turn=turn, release=release,
+            stays=stays,
         )  # fmt: skip
         status: int | None = None
         try:

@@ -43,8 +43,9 @@ from serve.gateway.oip.cost import CHEAP_BYTES
 from serve.gateway.oip.encoding import Packed
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import BINARY_HEADER, Message
+from serve.gateway.release.answering import check_down, models_of
 from serve.gateway.release.answers import ANSWER_ID
-from serve.gateway.release.release import Release, models_of
+from serve.gateway.release.release import Release
 from serve.gateway.release.released import SERVED_BY
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import TIMEOUT_HEADER, patience_s
@@ -221,7 +222,7 @@ class _Listed(Generic[A, B]):
         if not gate.keys.open:
             self._identity = gate.keys.again(self._identity)
         self._identity.check_model(asked.model)
-        gate.incidents.outages.check(asked.model)
+        check_down(gate.incidents.outages, asked.model, self._way.releases.get(asked.model))
         if len(asked.sizes) == 1:  # where several stand, and for how long, their parts tell
             gate.places(asked.model).check(self._identity.priority, self._patience, self._identity.id)
 
@@ -257,10 +258,11 @@ class _Listed(Generic[A, B]):
         self._begun[part] = len(part.places)
         way, model = self._way, work.asked.model
         message = work.by.message(work.asked, part.places)
+        speaks = self._charged == 1 and part is work.parts[0]  # else its id is given to nobody
         try:
             answer = await way.ask(
                 model, work.release, message, self._identity, scope, self._request.receive, self._deadline, work.draw,
-                stands,
+                stands, speaks=speaks,
             )  # fmt: skip
         except OverloadedError:  # the model did not get it
             del self._begun[part]

@@ -37,8 +37,8 @@ from serve.gateway.oip.encoding import Packed
 from serve.gateway.oip.friendly import from_file
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import BINARY_HEADER, Message, parse_response
+from serve.gateway.release.answering import check_down, models_of
 from serve.gateway.release.answers import ANSWER_ID
-from serve.gateway.release.release import models_of
 from serve.gateway.release.released import SERVED_BY
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import TIMEOUT_HEADER, patience_s
@@ -117,7 +117,7 @@ def predict_router(settings: Settings, way: Way) -> APIRouter:
         model's inputs, as tensors in a list: here they are given by name.
         """
         identity: Identity = request.state.identity
-        gate.incidents.outages.check(model)
+        check_down(gate.incidents.outages, model, way.releases.get(model))
         headers = dict(request.scope["headers"])
         patience = patience_s(headers.get(TIMEOUT_HEADER), settings.timeout_s)
         deadline = time.monotonic() + patience

@@ -23,6 +23,7 @@ from serve.gateway.edge.records import RecordsContext
 
 __all__ = ["Serving", "first"]
 
+FRESH_S, LOOKS = 0.2, 20
 logger = logging.getLogger(__name__)
 
 
@@ -67,6 +68,18 @@ class Serving(uvicorn.Server):
         """Addresses and ports of the clients whose connections are made, over TLS after the handshake."""
         clients = (getattr(each, "client", None) for each in self.server_state.connections)
         return {(plain(client[0]), client[1]) for client in clients if client is not None}
+
+    async def stop_listening(self) -> None:
+        """Take what the system holds of connections, and let each say what it came for, which it does at once."""
+        acceptors: list[Acceptor] = self.servers  # type: ignore[assignment]
+        for each in acceptors:
+            each.take_the_rest()
+        for _ in range(LOOKS):
+            if not any(each.beginning for each in acceptors) and not any(
+                getattr(each, "is_fresh", False) for each in self.server_state.connections
+            ):
+                break
+            await asyncio.sleep(FRESH_S / LOOKS)
 
     async def _wait_tasks_to_complete(self) -> None:
         waiting = asyncio.ensure_future(super()._wait_tasks_to_complete())

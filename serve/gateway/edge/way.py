@@ -50,6 +50,8 @@ class Way:
         deadline: float,
         draw: bytes | None = None,
         part: ListPart | None = None,
+        *,
+        speaks: bool = True,
     ) -> Response:
         """Triton's answer, or that of one of the two models under release.
 
@@ -59,6 +61,7 @@ class Way:
             part: where a part of a list stands.
             draw: what keeps requests with the same model under release where nothing keeps their client; None lets
                 each be drawn anew.
+            speaks: whether its client gets the answer's id, and may speak of it.
 
         Raises:
             ClientGoneError: the client left.
@@ -74,7 +77,7 @@ class Way:
             left, came = deadline - time.monotonic(), scope["headers"]
             path = plain.path.encode()
             return await self.released.infer(
-                release, path, identity, came, message.headers, message.body, left, draw=draw
+                release, path, identity, came, message.headers, message.body, left, draw=draw, speaks=speaks
             )
 
         return await ask_model(
@@ -89,4 +92,5 @@ class Way:
             size=len(message.body),
             beside=self.releases.beside(plain, release),
             part=part,
+            release=release,
         )

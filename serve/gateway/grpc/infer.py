@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Awaitable, Callable
 from contextvars import Token
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from tritonclient.grpc import service_pb2 as messages
@@ -25,14 +26,17 @@ from serve.gateway.grpc.parcel import Parcel
 from serve.gateway.grpc.request import in_reply
 from serve.gateway.grpc.status import DEAD, STATUSES, Context, EndedCallError, keys_of, refuse, too_large
 from serve.gateway.grpc.wire import head_of, whole
-from serve.gateway.health.flights import ABOARD, Flight
+from serve.gateway.health.flights import ABOARD, Came, Flight
 from serve.gateway.health.outages import ModelDownError
 from serve.gateway.observe.telemetry import GRPC_ROUTE, Observed, Telemetry
 from serve.gateway.oip.sequence import Named
 from serve.gateway.on_demand.lease import Lease
+from serve.gateway.release.answering import answering, check_down
 from serve.gateway.release.beside import Besides
-from serve.gateway.release.release import Grade, Release
-from serve.gateway.release.released import grade_status, graded_down, is_gone, keep_on, sticky_value
+from serve.gateway.release.grades import Grade
+from serve.gateway.release.release import Release
+from serve.gateway.release.released import at_home, grade_status, graded_down, instead, is_gone, keep_on, sticky_value
+from serve.gateway.release.released import came_of as came_over_http
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import tells
@@ -40,6 +44,7 @@ from serve.rollout.plan import Target
 
 __all__ = ["Inference"]
 
+Reply: TypeAlias = bytes | grpc.aio.AioRpcError | GatewayError
 LINGERS_BYTES = 1 << 16  # of a request, up to which it is held until Triton is through with it, once it is over
 
 
@@ -73,6 +78,7 @@ class Inference:
 
     async def close(self) -> None:
         """Give up what is under way for nobody."""
+        self._releases.rest()
         for task in [*self._going_on]:
             task.cancel()
         await asyncio.gather(*self._going_on, return_exceptions=True)
@@ -155,26 +161,29 @@ class Inference:
         waits = turn is not None and turn.waits
         places = self._gate.among(model, identity.id, turn)
         status: int | None = None
-        release: Release | None = None
         started = time.monotonic()
         suspects = self._gate.incidents.suspects
-        flight = Flight(identity.id, model, body)
+        release: Release | None = self._releases.get(model) if not request.model_version else None
+        flight = Flight(identity.id, answering(model, release, stays), body)
         above: Token[Flight | None] | None = None
         beside: Besides | None = None
         try:
-            if suspects.watches(identity.id, model):
+            if suspects.watches(identity.id, flight.model):
                 await suspects.examine(flight, deadline - time.monotonic())
             if not places.try_enter(identity.id, identity.priority):
                 await places.enter(identity.priority, deadline - time.monotonic(), identity.id)
             entered = True
+            self._gate.keys.again(identity).check_model(model)  # it may have waited
             if seen.trace is not None:
                 seen.trace.done("queue")
             started = time.monotonic()
-            self._gate.incidents.outages.check(model)
+            release = self._releases.get(model) if not request.model_version else None  # it may have waited
+            if flight.suspect is None:
+                flight.model = answering(model, release, stays)
+            check_down(self._gate.incidents.outages, model, release)
             suspects.take_off(flight)
-            self._gate.board(flight, places.sent)
+            self._gate.board(flight, places.sent, model)
             above = ABOARD.set(flight)
-            release = self._releases.get(model) if not request.model_version else None
             beside = self._releases.beside(stays or asked, release)
             if beside is not None:
                 beside.enter(identity.id)
@@ -206,7 +215,7 @@ class Inference:
             else:
                 kept = share, counted
                 answer = await self._released(
-                    release, identity, request, body, context, patience, deadline, stays, kept, aside, waits=waits
+                    release, identity, request, body, context, deadline, stays, kept, aside, waits=waits
                 )
             seconds = time.monotonic() - started
             answered = True
@@ -216,12 +225,13 @@ class Inference:
                 self._releases.begun.answered(asked, stays, sequence, batcher, status, gone=False)
             return answer if sequence is None else in_reply(sequence, answer)
         except grpc.aio.AioRpcError as err:
-            answered = err.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-            status = STATUSES.get(err.code(), 500) if answered else None
-            sent = release is not None or not (err.details() or "").startswith(UNREACHED)
-            if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
-                answered = False
-                self._gate.incidents.outages.seen(dead[1].decode(), started, request.model_name)
+            answered, _, sent = came_of(err)
+            late_or_gone = err.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            status = None if late_or_gone else STATUSES.get(err.code(), 500)
+            if release is not None:
+                sent = flight.reached
+            else:  # it is told already where there is one
+                self._saw_dead(err, started, model)
             if sequence is not None and stays is not None and status is not None:
                 gone = is_gone(status, (err.details() or "").encode())
                 self._releases.begun.answered(asked, stays, sequence, batcher, status, gone=gone)
@@ -232,6 +242,11 @@ class Inference:
                 seconds = None if given_up else time.monotonic() - started
                 if for_slot:
                     raise NoSlotError(for_slot_s) from None
+            raise
+        except GatewayError as err:
+            answered, _, sent = came_of(err)
+            if release is not None:
+                sent = flight.reached
             raise
         except asyncio.CancelledError:
             given_up = flight.left = True
@@ -245,7 +260,7 @@ class Inference:
             until = started + self._settings.timeout_s
             ended = [waited_for(each, until - time.monotonic()) for each in left]
             if beside is not None:
-                beside.leave(ended if given_up else ())
+                beside.leave((*flight.going_on, *(ended if given_up else ())))
             hold_until_through(left, Share(self._gate.memory, share.key), len(body))
             if entered:
                 if given_up and left:
@@ -267,7 +282,6 @@ class Inference:
         request: Any,
         asked: bytes,
         context: Context,
-        patience: float,
         deadline: float,
         stays: Target | None,
         kept: tuple[Share, Share | None],
@@ -277,55 +291,72 @@ class Inference:
     ) -> bytes:
         """Ask one of the two models under release."""
         sequence = about(request)[1]
+        suspects, aboard = self._gate.incidents.suspects, ABOARD.get()
 
-        async def ask(target: Target) -> tuple[Grade, bytes | grpc.aio.AioRpcError | OverloadedError]:
+        async def ask(target: Target) -> tuple[Grade, Reply]:
             if target != release.candidate:
                 return await ask_with(target, kept)
             with Share(self._gate.memory, kept[0].key) as own:  # it may go on when the request is over
                 return await ask_with(target, (own, None if kept[1] is None else own))
 
-        async def ask_with(
-            target: Target, kept: tuple[Share, Share | None]
-        ) -> tuple[Grade, bytes | grpc.aio.AioRpcError | OverloadedError]:
+        async def ask_with(target: Target, kept: tuple[Share, Share | None]) -> tuple[Grade, Reply]:
             request.model_name, request.model_version = target.model, target.version or ""
-            least = JUDGED if target == release.candidate else 1
-            try:
-                of_model = self._gate.places(target.model)
-                self._gate.asides.check(of_model, target.path, identity.id, least=least, waits=waits)
-            except OverloadedError as err:  # which says nothing of the model
-                return Grade.CUT, err
             if (down := graded_down(self._gate.incidents.outages, target)) is not None:
                 return down
+            candidate = target == release.candidate
             try:
+                of_model, least = self._gate.places(target.model), JUDGED if candidate else 1
+                self._gate.asides.check(of_model, target.path, identity.id, least=least, waits=waits)
                 body = await self._renamed(asked, target, kept[0])
             except OverloadedError as err:
-                return Grade.CUT, err
+                return Grade.no_room(candidate=candidate), err
+            until = whole_time if candidate else deadline
+            asking = partial(self._aside, identity, target, sequence, body, until, kept, aside, waits=waits)
+            if aboard is None or target.model == aboard.model:
+                at = aboard or Flight(identity.id, target.model, body)
+                return await at_home(suspects, at, graded(asking, target, until), came_of)
+            left_s, asked_it = until - time.monotonic(), partial(graded, asking, target, until)
+            return await instead(suspects, identity.id, target, body, left_s, asked_it, came_of, candidate=candidate)
+
+        async def graded(asking: Callable[[], Awaitable[bytes]], target: Target, until: float) -> tuple[Grade, Reply]:
+            started = time.monotonic()
             try:
-                asking = partial(self._aside, identity, target, sequence, body, deadline, kept, aside, waits=waits)
-                if target.model == release.model:
-                    return Grade.GOOD, await asking()
-                with self._gate.incidents.suspects.beside(identity.id, target.model, body, instead=True):
-                    return Grade.GOOD, await asking()
+                return Grade.GOOD, await asking()
+            except OverloadedError as err:  # for its answer
+                return Grade.no_room(candidate=target == release.candidate), err
             except grpc.aio.AioRpcError as err:
+                self._saw_dead(err, started, target.model)
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err
+                    return Grade.timed_out(until - started, self._settings.timeout_s), err
                 told = (err.details() or "").encode()
                 return grade_status(STATUSES.get(err.code(), 500), told, lambda: chosen_wait(request)), err
 
         came = [(name.encode(), str(value).encode()) for name, value in context.invocation_metadata() or ()]
         movable = "sequence_id" not in request.parameters
+        # What a candidate has goes on when the client's own time is over: that says nothing of it.
+        whole_time = deadline
+        if movable and release.weight < 1 and release.plan.fallback:
+            whole_time = max(deadline, time.monotonic() + self._settings.timeout_s)
         sticky = sticky_value(release, identity, came)
 
         def on_slow(task: asyncio.Task[Any]) -> None:
-            keep_on(self._gate, release, identity.id, asked, task)
+            keep_on(self._gate, release, identity.id, asked, task, came_of)
             self._going_on.add(task)
             task.add_done_callback(self._going_on.discard)
 
-        answered = await release.ask(sticky, ask, movable=movable, stays=stays, goes_on=on_slow, key=identity.id)
+        answered = await release.ask(
+            sticky, ask, movable=movable, stays=stays, goes_on=on_slow, key=identity.id,
+            left_s=deadline - time.monotonic(),
+        )  # fmt: skip
         if isinstance(answered.answer, Exception):
             raise answered.answer
         answer: bytes = answered.answer
         return answer
+
+    def _saw_dead(self, err: grpc.aio.AioRpcError, started: float, model: str) -> None:
+        """Tell of a process of the model's, or of one that it asks, that has died, where it is said so."""
+        if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
+            self._gate.incidents.outages.seen(dead[1].decode(), started, model)
 
     async def _aside(
         self,
@@ -369,3 +400,14 @@ class Inference:
         share.check(len(body))
         async with self._gate.long_work.alone(share.key, len(body)):
             return whole(request, raws)
+
+
+def came_of(answer: Reply) -> Came:
+    """What has come of a request, by its answer."""
+    if isinstance(answer, bytes):
+        return Came(answered=True)
+    if isinstance(answer, GatewayError):
+        return came_over_http(answer)
+    late = answer.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    lost = answer.code() is grpc.StatusCode.UNAVAILABLE or DEAD.fullmatch((answer.details() or "").encode()) is not None
+    return Came(not late and not lost, late, sent=not (answer.details() or "").startswith(UNREACHED))

@@ -26,8 +26,9 @@ from serve.gateway.oip.contracts import Contracts
 from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.sequence import Named
 from serve.gateway.on_demand.lease import Lease
+from serve.gateway.release.answering import check_down, models_of
 from serve.gateway.release.beside import Besides
-from serve.gateway.release.release import Release, models_of
+from serve.gateway.release.release import Release
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.upstream import model_path
@@ -283,7 +284,7 @@ class Incoming:
         identity.check_model(model)
         model_path(model, request.model_version or None)  # raises for a name that is none, however long
         check_id(request.id)
-        self._gate.incidents.outages.check(model)
+        check_down(self._gate.incidents.outages, model, self._release(request))
         await lease.need(models_of(model, self._release(request)), identity.id, deadline)
         target = self._target(request)
 

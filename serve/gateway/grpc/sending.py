@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from serve.gateway.access.memory import Share
+from serve.gateway.access.memory import MemoryFullError, Share
 
 __all__ = ["Sending"]
 
@@ -44,8 +44,16 @@ class Sending:
                 if mine:
                     self._one = True
                 else:
-                    copy.take(size)
+                    _take(copy, size)
                 yield
             finally:
                 if mine:
                     self._one = False
+
+
+def _take(copy: Share, size: int) -> None:
+    try:
+        copy.take(size)
+    except MemoryFullError as err:
+        err.sent = False
+        raise

@@ -73,7 +73,8 @@ def _essence(body: bytes) -> bytes:
 
         message = messages.ModelInferRequest()
         message.ParseFromString(body)
-        message.ClearField("id")
+        for field in ("id", "model_name", "model_version"):  # another may answer for the name
+            message.ClearField(field)
         for name in _OF_QUEUES:
             message.parameters.pop(name, None)
         for tensor in message.inputs:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from serve.gateway.health.fingerprints import Suspect
 from serve.http.body import GrowingBody
 
-__all__ = ["ABOARD", "NOWHERE", "NO_NEEDS", "At", "Flight", "Needed", "Needs", "may_be", "within"]
+__all__ = ["ABOARD", "NOWHERE", "NO_NEEDS", "At", "Came", "Flight", "Needed", "Needs", "may_be", "within"]
 
 Needed = Sequence[tuple[str, int]]
 """What has instances of its own, each with how many one server has."""
@@ -66,12 +67,26 @@ class At(NamedTuple):
 NOWHERE = At()
 
 
+class Came(NamedTuple):
+    """What has come of a request.
+
+    Attributes:
+        answered: whether the model's process has said so, whatever it was.
+        left: whether it was not waited for.
+        sent: whether a server has, or may have, got it.
+    """
+
+    answered: bool
+    left: bool = False
+    sent: bool = True
+
+
 class Flight:
     """A request that is with the model server.
 
     Args:
         key: the id of its key.
-        model: that is asked.
+        model: that is asked, or that answers for it.
         body: that it sends; b"" where it is not to be told from others.
 
     Attributes:
@@ -79,21 +94,33 @@ class Flight:
         needs: what it keeps at work, as far as is known.
         server: that has it, by its name; "" where there is one only, or it is not known.
         turn: whether it has its turn.
+        lends: whether that ends with another flight.
+        borrowers: have its turn, too, and get it where they are under way for longer.
+        own: whether the model was asked that it is known by.
+        away: whether others were asked in that one's place alone: no process of that one's has it.
+        reached: whether a server may have got it, by what came of that model.
+        unsent: whether it was never sent.
         at: what it goes to, as far as was told.
         gone: path of a model that goes on with it while another is asked, or "": where that goes is nothing of its own.
+        going_on: each is done when that one is.
+        goes_on: whether that has a flight of its own.
+        request: the same for all that are of one request, where there are several.
         on_sent: is told of `at`, of the one before and of this one, each time that it goes to one; None for nobody.
     """
 
     __slots__ = ("__dict__", "body", "key", "left", "model", "sent", "server")  # those that most have; there are many
 
     behind: tuple[Flight, ...] = ()
+    borrowers: tuple[Flight, ...] = ()
     counted = 0
-    first = turn = guest = lost = cleared = False
+    first = turn = lends = guest = lost = cleared = goes_on = own = away = reached = unsent = False
     suspect: Suspect | None = None
+    request: object | None = None
     needs = NO_NEEDS
     at = NOWHERE
     on_sent: Callable[[At, At], None] | None = None
     gone = ""
+    going_on: tuple[asyncio.Future[Any], ...] = ()
     _owner = ""
 
     def __init__(self, key: str, model: str, body: bytes | GrowingBody) -> None:
@@ -109,6 +136,12 @@ class Flight:
         if self.on_sent is not None and at.path != self.gone:
             was, self.at = self.at, at
             self.on_sent(was, at)
+
+    def whole(self) -> object:
+        """What all flights of its request have in common."""
+        if self.request is None:
+            self.request = object()  # not itself, which has a body
+        return self.request
 
     @property
     def owner(self) -> str:

@@ -20,11 +20,16 @@ DEAD_STUB = rb"Stub process '([\w.+:@=~-]{1,300})' is not healthy\."
 
 
 class ModelDownError(OverloadedError):
-    """The model has no process that could answer; it is being loaded again."""
+    """The model has no process that could answer; it is being loaded again.
 
-    def __init__(self, model: str, why: str) -> None:
+    Args:
+        sent: whether that came of the request.
+    """
+
+    def __init__(self, model: str, why: str, *, sent: bool = False) -> None:
         mend = "try again when Retry-After says; the other models are not concerned"
         super().__init__(f"the model {model!r} is down for a moment", why=why, mend=mend, retry_after_s=RETRY_S)
+        self.sent = sent
 
 
 class Outages(Collector):

@@ -16,8 +16,8 @@ import asyncio
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from serve.gateway.errors import BadInputError
 from serve.gateway.health.barred import BarredError, BarredKeys
 from serve.gateway.health.fingerprints import LONG_BYTES, Suspect, suspect_of
-from serve.gateway.health.flights import ABOARD, Flight, may_be, within
+from serve.gateway.health.flights import ABOARD, Came, Flight, may_be, within
 from serve.gateway.health.lost import LostFlights
 from serve.gateway.health.one_at_a_time import OneAtATime
 from serve.gateway.health.turns import LONGEST_OVERRUN_S, OVERRUN_S, Turns
@@ -141,12 +141,12 @@ class Suspects(Collector):
         """
         began = self._clock()
         self._forget(began)
-        self._check_key(flight)
-        if (flight.key, flight.model) in self._watched:
-            await self._suspected(flight, patience_s)
-        try:
+        try:  # a turn that it is lent may become its own while it waits
+            self._check_key(flight)
+            if (flight.key, flight.model) in self._watched:
+                await self._suspected(flight, patience_s)
             if flight.suspect is not None:
-                if not flight.key:  # whose it is nobody knows: each suspect takes turns by itself
+                if not flight.key and not flight.turn:  # whose it is nobody knows: each suspect takes turns by itself
                     flight.owner = flight.suspect.fingerprint
                 if (known := self._deaths.get(flight.suspect)) is not None:
                     several = known.shared > 1
@@ -154,7 +154,7 @@ class Suspects(Collector):
                     if flight.guest and several:
                         known.shared -= 1  # a client that leaves is neither cleared nor convicted: one turn a death
             left = max(0.0, patience_s - (self._clock() - began))
-            if self._needs_turn(flight):
+            if not flight.turn and self._needs_turn(flight):
                 flight.turn = await self._turns.take(flight.owner, flight.model, left)
             self._check_key(flight)
             if flight.suspect is not None:
@@ -189,20 +189,57 @@ class Suspects(Collector):
         """Whether a request is with one of these servers that was sent before that time."""
         return any(flight.server in servers and flight.sent < before for flight in self._flying.values())
 
-    @contextmanager
-    def beside(self, key: str, model: str, body: bytes, *, instead: bool = False) -> Iterator[Flight]:
-        """A request, on its way, is asked of another model, too.
+    def at_home(self, flight: Flight) -> None:
+        """A request is asked of the model that it is known by; of others maybe before that."""
+        flight.own = True
+        if flight.away:
+            flight.away = False
+            self.take_off(flight)
 
-        It counts as answered where nothing is raised, unless its flight is said to be `lost`.
+    @asynccontextmanager
+    async def instead(self, key: str, model: str, body: bytes, patience_s: float) -> AsyncIterator[Flight]:
+        """What the task at hand is about is asked of another model than the one that it is known by, in its place.
+
+        It is a suspect there by that model's name, and is examined as one that asks for it by that. A turn that the
+        task has serves for it.
 
         Args:
-            instead: whether in place of the one that the task is about, whose place is where this goes.
+            patience_s: how long it may wait.
+
+        Raises:
+            PoisonError, BarredError, OverloadedError: as of `examine`.
         """
         flight = Flight(key, model, body)
-        if instead and (whole := ABOARD.get()) is not None:
-            flight.needs = whole.needs
+        if (whole := ABOARD.get()) is not None:
+            flight.needs, flight.request = whole.needs, whole.whole()
             if whole.on_sent is not None:
                 flight.on_sent = lambda _, at: whole.goes_to(at)
+            if not whole.own and not whole.away:
+                whole.away = True
+                if self._flying.pop(id(whole), None) is not None:
+                    self._turns.moved()
+            if whole.turn:
+                flight.owner = whole.owner
+                flight.turn = flight.lends = True
+                whole.borrowers = (*whole.borrowers, flight)
+        try:
+            if self.watches(key, model):
+                await self.examine(flight, patience_s)
+            with self._on_its_way(flight):
+                yield flight
+        finally:
+            if whole is not None:
+                whole.borrowers = tuple(each for each in whole.borrowers if each is not flight)
+
+    @contextmanager
+    def beside(self, key: str, model: str, body: bytes) -> Iterator[Flight]:
+        """A request, on its way, is asked of another model, too."""
+        with self._on_its_way(Flight(key, model, body)) as flight:
+            yield flight
+
+    @contextmanager
+    def _on_its_way(self, flight: Flight) -> Iterator[Flight]:
+        """It counts as answered where nothing is raised, unless its flight is said to be `lost`."""
         self.take_off(flight)
         answered = False
         above = ABOARD.set(flight)
@@ -214,18 +251,32 @@ class Suspects(Collector):
             raise
         finally:
             ABOARD.reset(above)
-            self.land(flight, answered=answered)
+            self.land(flight, answered=answered, sent=not flight.unsent)
 
-    def goes_on(self, key: str, model: str, body: bytes, task: asyncio.Task[Any]) -> None:
-        """What the task at hand is about is answered by another, and is with this model until that task is done."""
+    def goes_on(self, key: str, model: str, body: bytes, task: asyncio.Task[Any], ended: Callable[[Any], Came]) -> None:
+        """What the task at hand is about is answered by another, and is with this model until that task is done.
+
+        Until then it is suspected there, and has its turn.
+
+        Args:
+            ended: what comes of it.
+        """
         flight = Flight(key, model, body)
         if (whole := ABOARD.get()) is not None:
-            flight.server = whole.server
+            flight.server, flight.suspect, flight.owner = whole.server, whole.suspect, whole.owner
+            flight.request = whole.whole()
+            flight.first, flight.turn, flight.guest = whole.first, whole.turn, whole.guest
+            whole.first = whole.guest = False
+            whole.lends, whole.goes_on = whole.turn, True  # where that is asked goes by its turn all the same
         self.take_off(flight)
 
         def over(done: asyncio.Task[Any]) -> None:
-            lost = done.cancelled() or done.exception() is not None or isinstance(done.result().answer, Exception)
-            self.land(flight, answered=not lost)
+            if whole is not None and id(whole) in self._flying:  # it is with the other still
+                whole.first, whole.guest, whole.lends = flight.first, flight.guest, False
+                flight.first = flight.turn = flight.guest = False
+            known = not done.cancelled() and done.exception() is None
+            answered, flight.left, sent = ended(done.result()) if known else Came(answered=False, left=True)
+            self.land(flight, answered=answered, sent=sent)
 
         task.add_done_callback(over)
 
@@ -243,9 +294,11 @@ class Suspects(Collector):
         if there and not answered and sent and all(each.server != flight.server for each in flight.behind):
             self._lost.add(flight)
         for behind in flight.behind:
-            behind.cleared = answered
+            behind.cleared = answered and not flight.goes_on
+        self._hand_over(flight)
         self._release(flight)
-        if answered and flight.suspect is not None:
+        others = flight.goes_on or flight.away
+        if answered and flight.suspect is not None and not others:  # another's answer clears it of nothing
             known = self._deaths.get(flight.suspect)
             if known is not None and known.count < 2:
                 del self._deaths[flight.suspect]
@@ -260,6 +313,7 @@ class Suspects(Collector):
         """
         behind = Flight(flight.key, flight.model, flight.body)
         behind.suspect, behind.sent, behind.server = flight.suspect, flight.sent, server
+        behind.request = flight.whole()
         flight.behind = (*flight.behind, behind)
         self._lost.add(behind)
 
@@ -279,7 +333,8 @@ class Suspects(Collector):
             self._lost.drop(flight)
         ghosts = self._lost.lay(scope, server)
         keys = {flight.key for flight in flights} | {ghost.key for ghost in ghosts}
-        alone = len(keys) == 1 and ("" not in keys or len(flights) + len(ghosts) == 1)
+        requests = {id(flight.request or flight) for flight in flights}
+        alone = len(keys) == 1 and ("" not in keys or len(requests) + len(ghosts) == 1)
         self._count_keys(keys, flights, scope, alone=alone)
         examined = {flight.suspect for flight in flights if flight.suspect is not None} if alone else set()
         blamed = [flight for flight in flights if flight.suspect is not None] if examined else flights
@@ -372,12 +427,19 @@ class Suspects(Collector):
             self.refused[flight.model] += 1
             raise
 
+    def _hand_over(self, flight: Flight) -> None:
+        """Its turn goes to one that is under way for longer."""
+        if flight.turn and not flight.lends and flight.borrowers:
+            heir, *others = flight.borrowers
+            heir.borrowers = (*heir.borrowers, *others)
+            flight.turn = heir.lends = False
+
     def _release(self, flight: Flight) -> None:
         """Whoever waits for it may go on; more than once does no harm."""
         if flight.first:
             flight.first = False
             self._queues.leave(flight.key, flight.model)
-        if flight.turn:
+        if flight.turn and not flight.lends:
             flight.turn = False
             self._turns.leave(flight.owner)
         if flight.guest:

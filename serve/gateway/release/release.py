@@ -5,56 +5,51 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.agreement import Agreement
 from serve.gateway.release.beside import Beside, Met
+from serve.gateway.release.grades import (
+    AWAIT_THE_OTHER,
+    BLAMED,
+    UNASKED,
+    Grade,
+    Other,
+    Says,
+    Second,
+    is_late,
+    of_copy,
+    says,
+)
 from serve.gateway.release.patience import Patience, ended
 from serve.rollout.analysis import Outcome
 from serve.rollout.course import Course, Event
+from serve.rollout.pairs import Place
 from serve.rollout.plan import Plan, Target
 
-__all__ = ["Answered", "Ask", "Grade", "Release", "models_of"]
+__all__ = ["IN_LINE", "Answered", "Ask", "Release"]
 
 T = TypeVar("T")
 MOST_COPIES = 16
 MOST_COPIED_BYTES = 64 * 1024 * 1024
 logger = logging.getLogger(__name__)
 Variant = Literal["candidate", "baseline"]
+IN_LINE: ContextVar[list[float] | None] = ContextVar("in_line", default=None)
+"""Where to add seconds for which a request waited for its turn, as a suspect: they say nothing of the model."""
 
 
 def _nothing(_: asyncio.Task[Any]) -> None:
     pass
-
-
-class Grade(Enum):
-    """What an answer says of the model that gave it."""
-
-    GOOD = "good"
-    CLIENT = "client"
-    """The request can't be answered, whoever is asked."""
-    FAILED = "failed"
-    GONE = "gone"
-    """Triton does not serve what was asked for."""
-    DOWN = "down"
-    """It was not asked: its process has died a moment ago, of which the requests that were with it have told."""
-    LATE = "late"
-    """There is no time left to ask another."""
-    CUT = "cut"
-    """The client's own deadline came first, or it left: that says how long it waited, and nothing else of the model."""
-
-
-BLAMED = (Grade.CLIENT, Grade.FAILED, Grade.GONE, Grade.DOWN)  # the other model is asked who is to blame
-AWAIT_THE_OTHER = (Grade.FAILED, Grade.GONE, Grade.DOWN)  # the other model, which is slow, may yet answer
 
 
 @dataclass(frozen=True)
@@ -77,13 +72,34 @@ class Answered(Generic[T]):
     first: bool = True
     met: Met | None = None
 
-    @property
-    def outcome(self) -> Outcome:
-        good = self.grade is Grade.GOOD and self.met is None
-        return Outcome(self.grade not in (Grade.GOOD, Grade.CLIENT), self.seconds if good else None)
+    def outcome(self, *, fails: bool, timed: bool) -> Outcome:
+        """What it is as evidence, where it is any."""
+        return Outcome(fails, self.seconds if timed and self.met is None else None)
 
 
 Ask = Callable[[Target], Awaitable[tuple[Grade, T]]]
+
+
+@dataclass
+class Asked:
+    """A request whose first answer is evidence.
+
+    Attributes:
+        variant: who is asked first.
+        key: the id of its client's key.
+        place: among those of about the same time; None where that says nothing.
+        goes_on: whether its answer comes after its client's.
+    """
+
+    variant: Variant
+    key: str
+    place: Place | None = None
+    goes_on: bool = False
+
+    def forget(self) -> None:
+        """Nothing is known of its answer, unless it was told."""
+        if self.place is not None:
+            self.place.say(None)
 
 
 class Release:
@@ -106,11 +122,12 @@ class Release:
         asked: number of requests by variant and grade.
         events: what happened and has not been written down yet.
         copies: that are under way; copied_bytes: what they hold.
-        fallbacks: requests that the baseline answered after the candidate had failed.
+        fallbacks: requests that the baseline answered, as the candidate had failed or took long.
         lost: whether the version that answers for the name was said to be served no longer.
         batched: whether the models' tensors have a batch dimension.
         texts: their outputs that are BYTES; None where that is not known.
         unjudged_count: copies that a function of the operator's gave no judgement of.
+        rests: whether nothing is decided any more: the gateway ends, and what has no answer then says nothing.
         dropped: copies that were not made, because the candidate or the gateway had enough to do.
     """
 
@@ -145,6 +162,7 @@ class Release:
         self.copied_bytes = 0
         self.dropped = 0
         self.unjudged_count = 0
+        self.rests = False
         self._unjudged = ""
         self._weight = weight
         self._asker: str | None = None
@@ -152,6 +170,8 @@ class Release:
         self._speakers = False
         self._answer_bytes: int | None = None
         self._patience = Patience()
+        self._late: set[asyncio.Task[Any]] = set()  # the candidate's answers that clients did not wait for
+        self._unheard = 0  # that are there, and do not count yet
         self._salt = f"{id_}:{model}:".encode()
 
     @property
@@ -212,6 +232,7 @@ class Release:
         stays: Target | None = None,
         goes_on: Callable[[asyncio.Task[Any]], None] = _nothing,
         key: str = "",
+        left_s: float = math.inf,
     ) -> Answered[T]:
         """Have a request answered by one of the two.
 
@@ -229,51 +250,144 @@ class Release:
                 answer says nothing of the two.
             goes_on: is given what still waits for the candidate, where the baseline is asked for its client.
             key: the id of the client's key.
+            left_s: seconds that the client has.
         """
+        due = time.monotonic() + left_s
         if stays is not None and stays != self.kept:
             return await _timed(ask, stays)
         if self.course is not None:
             self._asker = key if self._asker is None else self._asker
             self.course.joined |= key != self._asker
         weight = self.weight
-        hangs = self.plan.fallback and self._patience.is_spent
-        if weight and (weight >= 1 or (movable and not hangs and self.place(sticky) < weight)):
-            return await self._ask_candidate(ask, key, goes_on, movable=movable)
+        hangs = self.plan.fallback and self._patience.is_spent(key)
+        meets = bool(weight) and (weight >= 1 or (movable and self.place(sticky) < weight))
+        if meets and not (hangs and weight < 1):
+            with self._asked("candidate", key) as asked:
+                return await self._ask_candidate(ask, asked, goes_on, movable=movable, left_s=left_s)
         paired = movable and reserve is not None and reserve()
+        # What never meets the candidate, as sequences do not, would hide what that fails at. What it is late with is
+        # heard while it is asked nothing else: beside all that the baseline answers meanwhile, it would seem to fail
+        # more often than it does.
+        if weight and (not movable or (hangs and not self._patience.in_vain)):
+            answered = replace(await self._ask_kept(ask, self.baseline), paired=paired)
+            self.asked["baseline", answered.grade] += 1
+        else:
+            with self._asked("baseline", key, paired=paired) as asked:
+                answered = await self._ask_baseline(
+                    ask, asked, goes_on, due, movable=movable, paired=paired, hangs=hangs
+                )
+        if meets and answered.grade is Grade.GOOD and self.course is not None and self.running:
+            self.course.analysis.withheld()
+        return answered
+
+    @contextmanager
+    def _asked(self, variant: Variant, key: str, *, paired: bool = False) -> Iterator[Asked]:
+        """Take the request's place among those of about the same time, unless its copy has both answer the same."""
+        asked = Asked(variant, key)
+        if self.course is not None and self.running and self.course.weight and not paired:
+            asked.place = self.course.analysis.asked(variant, key=key)
+        try:
+            yield asked
+        finally:
+            if not asked.goes_on:
+                asked.forget()
+
+    async def _ask_baseline(
+        self,
+        ask: Ask[T],
+        asked: Asked,
+        goes_on: Callable[[asyncio.Task[Any]], None],
+        due: float,
+        *,
+        movable: bool,
+        paired: bool,
+        hangs: bool,
+    ) -> Answered[T]:
+        left_s = due - time.monotonic()
+        patience_s = self._patience.seconds(left_s)
         with self._left("baseline"):
             answered = replace(await self._ask_kept(ask, self.baseline), paired=paired)
         blamed = answered.grade in BLAMED and movable and not paired and self.plan.fallback and 0 < self.weight < 1
         if not blamed:
-            self._note("baseline", answered, key)
+            self._note(asked, answered)
             return answered
         # As where the candidate is asked first: who could fail the one alone would hide what the other fails.
-        if hangs:  # nobody could say
-            self.asked["baseline", answered.grade] += 1
+        if hangs or (self._patience.in_vain and self._patience.is_spent(asked.key)) or time.monotonic() >= due:
+            self._note(asked, answered, Other.SILENT)
         else:
-            self._note_first("baseline", answered, await _timed(ask, self.candidate), key)
+            beside_s = left_s - min(answered.seconds, patience_s)
+            await self._ask_who_is_blamed(ask, answered, goes_on, asked, due - time.monotonic(), beside_s)
         return answered
 
+    async def _ask_who_is_blamed(
+        self,
+        ask: Ask[T],
+        answered: Answered[T],
+        goes_on: Callable[[asyncio.Task[Any]], None],
+        asked: Asked,
+        left_s: float,
+        beside_s: float,
+    ) -> None:
+        """Ask the candidate what the baseline blames the client for, or fails at; no client waits long for that.
+
+        Args:
+            beside_s: seconds that the baseline would have had beside the candidate, were that asked first.
+        """
+        first = Answered(None, answered.grade, answered.by, answered.seconds)  # its answer is the client's
+        found = await self._patience.bear(_timed(ask, self.candidate), left_s, asked.key)
+        if isinstance(found, asyncio.Task):
+            goes_on(found)
+            self.look()
+            asked.goes_on = True
+            found.add_done_callback(partial(self._note_blamed, first, asked, beside_s))
+        else:
+            self._hear(found)
+            self._note(asked, first, found.grade)
+
+    def _note_blamed(self, first: Answered[None], asked: Asked, left_s: float, task: asyncio.Task[Answered[T]]) -> None:
+        """The candidate has said who is to blame: in the time that the baseline would have had for that, or later."""
+        second = _answered(task)
+        try:
+            if second is None:
+                self._note(asked, first, Other.SILENT)
+            else:
+                late = is_late(second.grade, second.seconds, left_s)
+                self._hear(second, saw=not late)
+                self._note(asked, first, Grade.CUT if late else second.grade)
+        finally:
+            asked.forget()
+
     async def _ask_candidate(
-        self, ask: Ask[T], key: str, goes_on: Callable[[asyncio.Task[Any]], None], *, movable: bool
+        self,
+        ask: Ask[T],
+        asked: Asked,
+        goes_on: Callable[[asyncio.Task[Any]], None],
+        *,
+        movable: bool,
+        left_s: float,
     ) -> Answered[T]:
         if self.weight >= 1:
             first = await self._ask_kept(ask, self.candidate)
-            self._note("candidate", first, key)
+            self._note(asked, first)
             return first
         met, fallback = Met(), self.plan.fallback and movable
-        asked, began = self._meeting(ask, met), time.monotonic()
+        asking, began = self._meeting(ask, met), time.monotonic()
         with self._left("candidate", met):
-            found = await (self._patience.bear(asked) if fallback else asked)
+            found = await (self._patience.bear(asking, left_s, asked.key) if fallback else asking)
         if isinstance(found, asyncio.Task):
-            return await self._ask_instead(ask, found, goes_on, began, met, key)
+            return await self._ask_instead(ask, found, goes_on, began, met, asked, began + left_s)
         self._hear(found)
         if not (fallback and found.grade in BLAMED):
-            self._note("candidate", found, key)
+            self._note(asked, found)
             return found
         # Also where the candidate blames the client: it may be the candidate that does not understand.
-        second = await self._ask_kept(ask, self.baseline)
+        self._unheard += 1
+        try:
+            second = await self._ask_kept(ask, self.baseline)
+        finally:
+            self._unheard -= 1
         self.fallbacks += 1
-        self._note_first("candidate", found, second, key)
+        self._note(asked, found, second.grade)
         return replace(second, first=False)
 
     async def _meeting(self, ask: Ask[T], met: Met) -> Answered[T]:
@@ -289,47 +403,60 @@ class Release:
         goes_on: Callable[[asyncio.Task[Any]], None],
         began: float,
         met: Met,
-        key: str,
+        asked: Asked,
+        due: float,
     ) -> Answered[T]:
         """Ask the baseline what the candidate takes long for; what that answers is evidence, when it does.
 
         Where the baseline fails, the candidate is waited for after all. A client that leaves has left the candidate.
         """
         goes_on(first)
-        self.fallbacks += 1
+        self._late.add(first)
+        self.look()
         second: Answered[T] | None = None
+        asking = asyncio.create_task(self._ask_kept(ask, self.baseline))
         try:
-            second = await self._ask_kept(ask, self.baseline)
+            await asyncio.wait((first, asking), return_when=asyncio.FIRST_COMPLETED)
+            answered = _answered(first)
+            if not asking.done() and answered is not None and answered.grade is Grade.GOOD:
+                await ended(asking)
+                return answered
+            second = await asking
             if second.grade in AWAIT_THE_OTHER:
-                await asyncio.wait((first,))
+                await asyncio.wait((first,), timeout=None if math.isinf(due) else max(0.0, due - time.monotonic()))
         except asyncio.CancelledError:
             if not first.done():
                 self._note_left("candidate", time.monotonic() - began, met)
-            await ended(first)
+            await ended(first, asking)
             raise
         finally:
-            first.add_done_callback(partial(self._note_later, second, key))
+            told = None if second is None else second.grade  # and no more of it is kept for as long as the other takes
+            asked.goes_on = True
+            first.add_done_callback(partial(self._note_later, told, asked, due - began))
         if second.grade is not Grade.GOOD and (answered := _answered(first)) and answered.grade is Grade.GOOD:
             return answered
+        self.fallbacks += 1
         return replace(second, first=False)
 
-    def _note_later(self, second: Answered[T] | None, key: str, task: asyncio.Task[Answered[T]]) -> None:
+    def _note_later(self, second: Grade | None, asked: Asked, left_s: float, task: asyncio.Task[Answered[T]]) -> None:
+        self._late.discard(task)
         first = _answered(task)
-        if first is None:
-            return
-        self._hear(first)
-        if first.grade in BLAMED and second is None:  # its client has left before the other could say
-            self.asked["candidate", first.grade] += 1
-        elif first.grade in BLAMED and second is not None:
-            self._note_first("candidate", first, second, key)
-        else:
-            self._note("candidate", first, key)
+        try:
+            if first is not None:
+                if self.rests and self.course is not None:  # which look does no more
+                    self.course.analysis.going_on = max(0, self.course.analysis.going_on - 1)
+                late = is_late(first.grade, first.seconds, left_s)
+                self._hear(first, saw=not late)
+                self._note(asked, first, second or Other.SILENT, left_s=left_s)
+        finally:
+            asked.forget()
 
-    def _hear(self, first: Answered[T]) -> None:
+    def _hear(self, first: Answered[T], *, saw: bool = True) -> None:
         """The candidate has answered."""
-        if first.grade not in (Grade.CUT, Grade.DOWN):
-            self._patience.hears(in_vain=first.grade is Grade.LATE)
-        self._saw(first)
+        if first.grade not in {Grade.CUT, *UNASKED}:
+            self._patience.hears(first.seconds if first.grade is Grade.LATE else None)
+        if saw:
+            self._saw(first)
 
     def _saw(self, answered: Answered[T]) -> None:
         if answered.grade is Grade.GOOD:
@@ -354,17 +481,6 @@ class Release:
                 self.course.analysis.left(variant, seconds)
             self.look()
 
-    def _note_first(self, variant: Variant, first: Answered[T], second: Answered[T], key: str) -> None:
-        """Take the first of two answers as evidence."""
-        if Grade.DOWN in (first.grade, second.grade):  # there are not two
-            self.asked[variant, first.grade] += 1
-        elif first.grade is second.grade and first.grade is not Grade.CLIENT:
-            # The two are alike in this: it is the request, or what both stand on, and no evidence against the one.
-            self.asked[variant, first.grade] += 1
-        else:
-            judged = _judged(first.grade, second.grade)
-            self._note(variant, first, key, judged, told=second.grade is Grade.FAILED)
-
     async def _ask_kept(self, ask: Ask[T], kept: Target) -> Answered[T]:
         """Ask the one that answers for the name; where that version is served no longer, what Triton serves instead."""
         answered = await _timed(ask, kept)
@@ -377,33 +493,42 @@ class Release:
         return await _timed(ask, Target(self.model))
 
     def _note(
-        self, variant: Variant, answered: Answered[T], key: str, grade: Grade | None = None, *, told: bool = False
+        self, asked: Asked, first: Answered[Any], second: Second = Other.UNNEEDED, *, left_s: float = math.inf
     ) -> None:
-        """Take an answer as evidence, with another grade than its own if need be.
+        """Take the first answer to a request as evidence.
 
-        Blame of the client says nothing, but where it is `told` that the other model fails at the same request.
+        Args:
+            second: what the other model did with it.
+            left_s: seconds that the client had.
         """
-        if grade is not None:
-            answered = replace(answered, grade=grade)
-        if answered.grade is Grade.CUT:
-            self._note_left(variant, answered.seconds, answered.met)
+        variant = asked.variant
+        said = says(first.grade, second, late=is_late(first.grade, first.seconds, left_s))
+        if said is Says.WAITED:
+            self._note_left(variant, min(first.seconds, left_s), first.met)
             return
-        self.asked[variant, answered.grade] += 1
+        blames_wrongly = first.grade is Grade.CLIENT and said is Says.FAILED
+        self.asked[variant, Grade.FAILED if blames_wrongly else first.grade] += 1
         course = self.course
-        says_nothing = answered.grade is Grade.DOWN or (answered.grade is Grade.CLIENT and not told)
-        if course is None or course.state != "running" or says_nothing or not course.weight:
+        if said.fails is None or course is None or course.state != "running" or not course.weight:
             return
+        outcome = first.outcome(fails=said.fails, timed=said.timed)
         if variant == "baseline":
-            course.analysis.baseline(answered.outcome, paired=answered.paired, key=key)
+            course.analysis.baseline(outcome, paired=first.paired, key=asked.key, place=asked.place)
         else:
-            course.analysis.candidate(answered.outcome, key=key)
-            if answered.met is not None:
-                course.analysis.met(answered.met.key)
+            course.analysis.candidate(outcome, key=asked.key, place=asked.place)
+        if first.met is not None:
+            course.analysis.met(first.met.key)
+        elif said.waited:
+            course.analysis.left(variant, left_s)
         self.look()
 
     def look(self) -> None:
         """Act on the evidence."""
-        if self.course is not None and (event := self.course.look(time.monotonic())) is not None:
+        if self.course is None or self.rests:
+            return
+        unheard = self._unheard + sum(task.done() for task in self._late)  # these wait for what the baseline says
+        self.course.analysis.going_on = self._patience.going_on + unheard
+        if (event := self.course.look(time.monotonic())) is not None:
             self.events.append(replace(event, why=event.why + self.unjudged_told))
 
     def unjudged(self, why: str) -> None:
@@ -421,19 +546,27 @@ class Release:
             return ""
         return f"; --agree gave no judgement of {self.unjudged_count} copies, which count as others: {self._unjudged}"
 
+    async def bear(self, copy: Coroutine[Any, Any, T], left_s: float, key: str) -> T | asyncio.Task[T]:
+        """The candidate's answer to a copy; what goes on to wait for it, where a client would not.
+
+        Args:
+            left_s: seconds that the copy may take.
+            key: the id of the key of the request that it is of.
+        """
+        return await self._patience.bear(copy, left_s, key)
+
     def copied(self, candidate: Answered[T], baseline: Answered[T], *, key: str = "") -> None:
         """A copied request of a key's was answered by both, well or not.
 
         Where both blame the client, it was the client; where it gave up before either answered, or one was not asked
         since it is down, there is no pair.
         """
-        grades = candidate.grade, baseline.grade
-        if {Grade.CUT, Grade.DOWN} & {*grades} or grades == (Grade.CLIENT, Grade.CLIENT):
-            return
-        if self.course is not None and self.running:
+        self._hear(candidate, saw=False)
+        fail = of_copy(candidate.grade, baseline.grade)
+        if fail is not None and self.course is not None and self.running:
             first, second = (
-                replace(each, grade=_judged(each.grade, other)).outcome
-                for each, other in ((candidate, baseline.grade), (baseline, candidate.grade))
+                each.outcome(fails=fails, timed=each.grade is Grade.GOOD)
+                for each, fails in zip((candidate, baseline), fail, strict=True)
             )
             self.course.analysis.copied(first, second, key=key)
             self.look()
@@ -486,14 +619,16 @@ class Release:
         """
         return size + 2 * (self._answer_bytes or 0)
 
-    def wants_copy(self, size: int) -> bool:
-        """Whether a request that the baseline will be asked, and whose copy will hold so many bytes, is one to copy."""
+    def wants_copy(self, size: int, key: str) -> bool:
+        """Whether a request of a key's that the baseline will be asked, and whose copy will hold so many bytes, is one
+        to copy."""
         course = self.course
         if course is None or not self.copying or random.random() >= course.copies:  # noqa: S311  no secret
             return False
         most = 1 if self._answer_bytes is None else MOST_COPIES
         # One alone may hold more, or a model with long answers would never be compared.
-        if self.copies >= most or (self.copies and self.copied_bytes + size > MOST_COPIED_BYTES):
+        full = self.copies >= most or (self.copies and self.copied_bytes + size > MOST_COPIED_BYTES)
+        if full or self._patience.is_spent(key):
             self.drops()
             return False
         return True
@@ -505,25 +640,11 @@ class Release:
             self.course.analysis.dropped(self.beside.key if self.beside.now else "")
 
 
-def models_of(model: str, release: Release | None) -> set[str]:
-    """Names of the models that a request for one may be with, by its release."""
-    return {model} if release is None else {target.model for target in release.may_ask}
-
-
 def _may_be(one: Target, other: Target) -> bool:
     """Whether two may be the same: Triton reads version 02 as 2, and chooses one where none is named."""
     if one.model != other.model:
         return False
     return one.version is None or other.version is None or int(one.version) == int(other.version)
-
-
-def _judged(grade: Grade, other: Grade) -> Grade:
-    """What an answer is worth beside the other model's to the same request.
-
-    Blame of the client is a failure where the other answered well. Where the other failed, it was right: to say 400 of
-    bad input is better than to say 500.
-    """
-    return Grade.FAILED if grade is Grade.CLIENT and other is Grade.GOOD else grade
 
 
 def _answered(task: asyncio.Task[Answered[T]]) -> Answered[T] | None:
@@ -532,6 +653,10 @@ def _answered(task: asyncio.Task[Answered[T]]) -> Answered[T] | None:
 
 
 async def _timed(ask: Ask[T], target: Target) -> Answered[T]:
-    started = time.monotonic()
-    grade, answer = await ask(target)
-    return Answered(answer, grade, target, time.monotonic() - started)
+    started, in_line = time.monotonic(), [0.0]
+    above = IN_LINE.set(in_line)
+    try:
+        grade, answer = await ask(target)
+    finally:
+        IN_LINE.reset(above)
+    return Answered(answer, grade, target, time.monotonic() - started - in_line[0])

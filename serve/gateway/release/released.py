@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from serve.gateway.access.admission import Admission
 from serve.gateway.access.asides import JUDGED
@@ -17,19 +17,22 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Memory, MemoryFullError, Share
 from serve.gateway.access.uncounted import goes_on, uncounted
 from serve.gateway.errors import (
+    AnswerTooLargeError,
     GatewayError,
     HasItsConnectionsError,
     OverloadedError,
-    UpstreamDownError,
     UpstreamTimeoutError,
 )
+from serve.gateway.health.flights import ABOARD, Came, Flight
 from serve.gateway.health.outages import ModelDownError, Outages
+from serve.gateway.health.suspects import PoisonError, Suspects
 from serve.gateway.oip.encoding import unpacked
 from serve.gateway.oip.protocol import BINARY_HEADER, InferResponse, parse_response
 from serve.gateway.oip.tensors import ProtocolError
 from serve.gateway.release.agreement import Agreement, FunctionError, Functions, agreement
 from serve.gateway.release.answers import ANSWER_ID, Answers, given
-from serve.gateway.release.release import Answered, Grade, Release
+from serve.gateway.release.grades import Grade
+from serve.gateway.release.release import IN_LINE, Answered, Release
 from serve.gateway.release.users_rules import UsersRules
 from serve.gateway.upstream.aside import exchange
 from serve.gateway.upstream.deadline import EarlyTimeoutError
@@ -40,7 +43,18 @@ from serve.http.client import Response
 from serve.rollout.agree import Agree
 from serve.rollout.plan import Target
 
-__all__ = ["SERVED_BY", "Released", "grade_status", "graded_down", "is_gone", "keep_on", "sticky_value"]
+__all__ = [
+    "SERVED_BY",
+    "Released",
+    "at_home",
+    "came_of",
+    "grade_status",
+    "graded_down",
+    "instead",
+    "is_gone",
+    "keep_on",
+    "sticky_value",
+]
 
 SERVED_BY = b"served-by"
 LARGE_BYTES = 64 * 1024
@@ -49,6 +63,7 @@ MOST_COMPARED = 64 * 1024 * 1024  # of two answers that are read in another proc
 ELEMENT_BYTES = 64  # of a number of an answer's JSON, while it is compared
 OTHERS = Agreement(items=1, disagreed=1, difference=0.0, largest=0.0)
 
+A = TypeVar("A")
 Headers = Sequence[tuple[bytes, bytes]]
 logger = logging.getLogger(__name__)
 
@@ -70,6 +85,7 @@ class Released:
         most_bytes: that two answers may become where they are compared.
         answers: keeps those that clients may speak of; None keeps none.
         rules: functions of the operator's; None for none.
+        timeout_s: that a candidate is waited for, where its clients have the baseline's answers.
     """
 
     def __init__(
@@ -80,7 +96,9 @@ class Released:
         most_bytes: int = MOST_UNPACKED,
         answers: Answers | None = None,
         rules: UsersRules | None = None,
+        timeout_s: float = 0.0,
     ) -> None:
+        self._timeout_s = timeout_s
         self._rules = rules
         self._answers = answers
         self._gate = gate
@@ -105,6 +123,7 @@ class Released:
         draw: bytes | None = None,
         *,
         waits: bool = False,
+        speaks: bool = True,
     ) -> Response:
         """An answer by one of the two models under release, whose header Served-By says which, and Answer-Id how to
         speak of it, where the key may; else by Triton's choice.
@@ -119,6 +138,7 @@ class Released:
             stays: who has it, where that is nobody who answers for the name now.
             draw: what keeps the parts of one request together, where nothing keeps its client with the same model.
             waits: whether its sequence has no slot yet.
+            speaks: whether its client gets the answer's id, and may speak of it.
 
         Raises:
             GatewayError: there was no answer.
@@ -131,43 +151,51 @@ class Released:
             self._gate.asides.check(self._gate.places(asked.split("/")[3]), asked, who.id, waits=waits)
             with exchange(self._gate.asides, asked, who.id, len(body), waits=waits, lingers=True):
                 return await ask_it(sequence=sequence)
-        deadline = time.monotonic() + timeout_s
+        begun = time.monotonic()
+        suspects = self._gate.incidents.suspects
+        whole = ABOARD.get() or Flight(who.id, release.model, body)
 
         async def ask(target: Target) -> tuple[Grade, Response | GatewayError]:
-            asked = partial(
-                self._ask, target, headers, body, deadline - time.monotonic(), who.id,
-                least=JUDGED if target == release.candidate else 1, sequence=sequence, waits=waits,
-            )  # fmt: skip
+            until = begun + times[target == release.candidate]
+
+            async def asked() -> tuple[Grade, Response | GatewayError]:
+                return await self._ask(
+                    target, headers, body, until - time.monotonic(), who.id,
+                    least=JUDGED if target == release.candidate else 1, sequence=sequence, waits=waits,
+                )  # fmt: skip
+
             if (
                 down := graded_down(self._gate.incidents.outages, target)
             ) is not None:  # not asked, and so suspected of nothing
                 return down
-            if target.model == release.model:
-                return await asked()
-            with suspects.beside(who.id, target.model, body, instead=True) as flight:
-                found = await asked()
-                flight.lost = isinstance(found[1], GatewayError)
-            return found
+            if target.model == whole.model:
+                return await at_home(suspects, whole, asked(), came_of)
+            left_s = until - time.monotonic()
+            return await instead(
+                suspects, who.id, target, body, left_s, asked, came_of, candidate=target == release.candidate
+            )
 
         def on_slow(task: asyncio.Task[Any]) -> None:
-            keep_on(self._gate, release, who.id, body, task)
+            keep_on(self._gate, release, who.id, body, task, came_of)
             self._copies.add(task)
             task.add_done_callback(self._copies.discard)
 
-        suspects = self._gate.incidents.suspects
         watched = release.copying and (
             await suspects.suspected(who.id, release.model, body)
             or await suspects.suspected(who.id, release.candidate.model, body)
         )
         places = self._gate.places(release.candidate.model)
-        place = _Place(release, places, self._gate.memory, len(body), watched=watched)
+        place = _Place(release, places, self._gate.memory, len(body), who.id, watched=watched)
         movable = release.weight >= 1 or sequence is None
+        # What a candidate has goes on when the client's own time is over: that says nothing of it.
+        goes = movable and release.weight < 1 and release.plan.fallback
+        times = timeout_s, max(timeout_s, self._timeout_s) if goes else timeout_s
         copied = False
         try:
             sticky = sticky_value(release, who, came) or draw
             answered = await release.ask(
                 sticky, ask, movable=movable, reserve=place.take, stays=stays, key=who.id,
-                goes_on=on_slow,
+                goes_on=on_slow, left_s=timeout_s,
             )  # fmt: skip
             if isinstance(answered.answer, Response):
                 release.saw(len(answered.answer.body))
@@ -178,12 +206,11 @@ class Released:
             if not copied:  # else the copy has it
                 place.leave()
         answer = answered.answer
-        if isinstance(answer, UpstreamDownError):
-            answer.sent = True  # by now it may have been asked of two
         if isinstance(answer, GatewayError):
+            answer.sent = whole.reached  # by now it may have been asked of two
             raise answer
         answer.headers.append((SERVED_BY, str(answered.by).encode()))
-        may_speak = self._gate.keys.open or who.feedback
+        may_speak = speaks and (self._gate.keys.open or who.feedback)
         if answer.status == 200 and self._answers is not None and may_speak:
             id_ = self._answers.add(given(release, who, answered, answer, movable=movable))
             if id_ is not None:
@@ -211,18 +238,21 @@ class Released:
         waits: bool = False,
     ) -> tuple[Grade, Response | GatewayError]:
         asides, asked = self._gate.asides, target.path
+        nothing = Grade.no_room(candidate=least == JUDGED or not counts)
         try:
             asides.check(self._gate.places(target.model), asked, who, least=least, waits=waits)
         except OverloadedError as err:  # which says nothing of the model
-            return Grade.CUT, err
+            return nothing, err
         try:
             owner = who.encode() if counts else None
             with exchange(asides, asked, who, len(body), waits=waits):
                 answer = await self._upstream.infer(
                     asked.encode(), headers, body, timeout_s, who=owner, sequence=sequence
                 )
-        except (EarlyTimeoutError, HasItsConnectionsError) as err:  # which says nothing of it, either
+        except EarlyTimeoutError as err:  # which says nothing of it, either
             return Grade.CUT, err
+        except (HasItsConnectionsError, MemoryFullError) as err:  # there was no room for it, or its answer
+            return nothing, err
         except UpstreamTimeoutError as err:
             return Grade.LATE, err
         except GatewayError as err:
@@ -256,20 +286,31 @@ class Released:
         answered: Answered[Response | GatewayError],
         timeout_s: float,
     ) -> None:
-        """Ask the candidate, too, with the same patience, and compare."""
+        """Ask the candidate, too, for the gateway's own time, and compare."""
+        timeout_s = max(timeout_s, self._timeout_s)
         try:
             headers = [header for header in headers if header[0] not in (b"accept-encoding", b"traceparent")]
             started = time.monotonic()
             try:
-                if graded_down(self._gate.incidents.outages, release.candidate) is not None:
+                if (down := graded_down(self._gate.incidents.outages, release.candidate)) is not None:
+                    if down[0] is Grade.DOWN:
+                        release.drops()
+                    else:  # for so long that it fails what it is not asked: a step of copies alone would wait for ever
+                        failed = Answered[Response | GatewayError](down[1], down[0], release.candidate, 0.0)
+                        release.copied(failed, answered, key=who)
                     return
                 places = self._gate.places(release.candidate.model)
                 with (
                     self._gate.incidents.suspects.beside(who, release.candidate.model, body) as flight,
                     uncounted(places, flight),
                 ):
-                    grade, copy = await self._ask(release.candidate, headers, body, timeout_s, who, counts=False)
-                    flight.lost = isinstance(copy, GatewayError)
+                    asked = self._ask(release.candidate, headers, body, timeout_s, who, counts=False)
+                    found = await release.bear(asked, timeout_s, who)
+                    if isinstance(found, asyncio.Task):
+                        place.answered()  # others need it while this one goes on
+                        found = await found
+                    grade, copy = found
+                    told(flight, came_of(copy))
                 seconds = time.monotonic() - started
             finally:
                 place.answered()
@@ -339,8 +380,9 @@ class _Place:
     """
 
     def __init__(
-        self, release: Release, places: Admission, memory: Memory, size: int, *, watched: bool = False
+        self, release: Release, places: Admission, memory: Memory, size: int, key: str, *, watched: bool = False
     ) -> None:
+        self._key = key
         self._release = release
         self._places = places
         self._memory = memory
@@ -353,7 +395,7 @@ class _Place:
         """Decide whether the request is copied."""
         release = self._release
         self._held = release.held(self._size)
-        if self._watched or not release.wants_copy(self._held):
+        if self._watched or not release.wants_copy(self._held, self._key):
             return False
         try:
             if self._memory.used + self._held > self._memory.bound // 2:  # the rest is for clients
@@ -402,13 +444,85 @@ def grade_status(status: int, told: bytes, chosen: Callable[[], bool]) -> Grade:
     return Grade.CLIENT if 400 <= status < 500 and status not in (404, 408, 429) else Grade.FAILED
 
 
-def keep_on(gate: Gate, release: Release, key: str, body: bytes, task: asyncio.Task[Any]) -> None:
-    """What the task at hand is about is answered by the baseline, and goes on with the candidate until that task is
-    done."""
+def told(flight: Flight, came: Came) -> None:
+    """What has come of a request that another model was asked for."""
+    flight.lost, flight.left, flight.unsent = not came.answered, came.left, not came.sent
+
+
+async def at_home(
+    suspects: Suspects,
+    whole: Flight,
+    asked: Awaitable[tuple[Grade, A]],
+    came_of: Callable[[A], Came],
+) -> tuple[Grade, A]:
+    """What comes of a request that the model is asked that it is known by."""
+    suspects.at_home(whole)
+    try:
+        found = await asked
+    except BaseException:
+        whole.reached = True
+        raise
+    whole.reached |= came_of(found[1]).sent
+    return found
+
+
+async def instead(
+    suspects: Suspects,
+    key: str,
+    target: Target,
+    body: bytes,
+    left_s: float,
+    ask: Callable[[], Awaitable[tuple[Grade, A]]],
+    came_of: Callable[[A], Came],
+    *,
+    candidate: bool,
+) -> tuple[Grade, A | GatewayError]:
+    """What comes of a request that another model is asked than it is known by.
+
+    One that is known to end that model, or whose turn does not come, is not asked: that says nothing of the model.
+
+    Args:
+        left_s: seconds for which it may wait for its turn.
+        candidate: whether that is the candidate.
+    """
+    began = time.monotonic()
+    try:
+        async with suspects.instead(key, target.model, body, left_s) as flight:
+            if (in_line := IN_LINE.get()) is not None:
+                in_line[0] += time.monotonic() - began
+            found = await ask()
+            told(flight, came_of(found[1]))
+    except (PoisonError, OverloadedError) as err:
+        return Grade.no_room(candidate=candidate), err
+    return found
+
+
+def keep_on(
+    gate: Gate,
+    release: Release,
+    key: str,
+    body: bytes,
+    task: asyncio.Task[Answered[Any]],
+    ended: Callable[[Any], Came],
+) -> None:
+    """The request at hand is answered by the baseline, and goes on with the candidate until that task is done.
+
+    Args:
+        ended: what comes of it.
+    """
     candidate, held = release.candidate, Share(gate.memory, key)
     goes_on(gate.places(candidate.model), candidate.within_models, task, held, len(body))
-    if candidate.model == release.model:  # another has a flight of its own
-        gate.incidents.suspects.goes_on(key, candidate.model, body, task)
+    whole = ABOARD.get()
+    if candidate.model == (release.model if whole is None else whole.model):  # another has a flight of its own
+        gate.incidents.suspects.goes_on(key, candidate.model, body, task, lambda done: ended(done.answer))
+
+
+def came_of(answer: Response | GatewayError) -> Came:
+    """What has come of a request, by its answer."""
+    if not isinstance(answer, GatewayError):
+        return Came(answered=True)
+    no_room = isinstance(answer, MemoryFullError | AnswerTooLargeError)  # for what it said
+    return Came(no_room and answer.sent, isinstance(answer, UpstreamTimeoutError), answer.sent)
 
 
 def graded_down(outages: Outages, target: Target) -> tuple[Grade, ModelDownError] | None:

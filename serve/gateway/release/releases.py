@@ -19,9 +19,10 @@ from serve.gateway.errors import GatewayError, NoRolloutError, UnknownModelError
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.aborts import Aborts
 from serve.gateway.release.agreement import misfit, unlike
+from serve.gateway.release.answering import models_of
 from serve.gateway.release.begun import Begun
 from serve.gateway.release.beside import Besides
-from serve.gateway.release.release import Release, models_of
+from serve.gateway.release.release import Release
 from serve.gateway.upstream.upstream import Upstream, model_path
 from serve.http.client import ExchangeError
 from serve.rollout.course import Course, Event
@@ -183,6 +184,11 @@ class Releases:
             if not self._broken:
                 logger.exception("rollouts go on as they are")
             self._broken = True
+
+    def rest(self) -> None:
+        """Decide nothing more, as requests are about to be cut off."""
+        for release in self._by_model.values():
+            release.rests = True
 
     async def close(self) -> None:
         """Write down what was learnt."""

@@ -174,6 +174,7 @@ class Balancer:
         self._bounds = (max_connections, timeout_s, hold, max_answer_bytes, self.connect_s)
         self.nodes = [Node(address, *self._bounds) for address in addresses]
         self._leaving: list[Node] = []
+        self._unfound: set[Address] = set()
         self.timeout_s = timeout_s
         self._only = self.nodes[0] if len(self.nodes) == 1 and not discover else None
         self._turn = itertools.count()
@@ -384,8 +385,12 @@ class Balancer:
         for name in self._names:
             try:
                 told = await loop.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
-            except OSError:
+            except (OSError, UnicodeError) as err:  # Python's own: a name with an empty or too long part
+                if name not in self._unfound:
+                    logger.warning("%s can't be looked up: %s; the servers stay as they are known", name.host, err)
+                self._unfound.add(name)
                 return
+            self._unfound.discard(name)
             found |= {Address(str(entry[4][0]), name.port): None for entry in told}
         if not found:
             return

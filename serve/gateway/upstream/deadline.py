@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from serve.gateway.errors import BadRequestError, UpstreamTimeoutError
 
-__all__ = ["TIMEOUT_HEADER", "EarlyTimeoutError", "patience_s", "tells"]
+__all__ = ["SHORT_OF", "TIMEOUT_HEADER", "EarlyTimeoutError", "patience_s", "tells"]
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 SHORTEST_MS, LONGEST_MS = 1, 10**9

@@ -151,7 +151,7 @@ class Upstream:
             instance = dead[1].decode()
             model = path.decode().split("/")[3]
             self.outages.seen(instance, began, model)
-            raise ModelDownError(model, f"its process {instance} has died")
+            raise ModelDownError(model, f"its process {instance} has died", sent=True)
 
     async def post_all(self, path: str, body: bytes) -> Response:
         """POST a body to every Triton; the first answer that is no 200, else the last. Raises GatewayError."""

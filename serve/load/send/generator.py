@@ -73,6 +73,7 @@ class Generator:
         self._at = 0
         self._chunks: Iterator[Any] = iter(())
         self._exhausted = True
+        self._freezes = False
 
     async def prepare(self) -> None:
         """Open connections ahead, and tidy up, so that the first requests are on time."""
@@ -91,8 +92,10 @@ class Generator:
             async with asyncio.timeout(min(job.timeout_s, OPEN_S)):
                 await asyncio.gather(*(each.open() for each in connections if isinstance(each, HttpConnection)))
         self._idle.extend(connections)
+        self._freezes = not gc.get_freeze_count()  # what somebody else has frozen stays so
         gc.collect()  # here, as it can take a second in a large process
-        gc.freeze()
+        if self._freezes:
+            gc.freeze()
 
     async def run(self, start_ns: int) -> None:
         """Send the load, from `start_ns` of `perf_counter_ns` on, until it is over or `stop` is called.
@@ -119,7 +122,8 @@ class Generator:
             ending = self._ending
         finally:
             gc.enable()
-            gc.unfreeze()
+            if self._freezes:
+                gc.unfreeze()
             watcher.cancel()
             self._timer.close()
             self._stopped = True

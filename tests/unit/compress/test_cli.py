@@ -202,3 +202,15 @@ def test_what_can_t_be_shown_is_told_of_stdout_and_of_no_folder(tmp_path: Path, 
     lines = done.stderr.splitlines()
     assert (done.returncode, len(lines), lines[0]) == (2, 3, "error: can't write to stdout")
     assert "No space left" in lines[1]
+
+
+def test_settings_of_plots_that_are_no_text_are_told_in_three_lines(tmp_path: Path) -> None:
+    """matplotlib reads them as it is imported, of the current folder first."""
+    (tmp_path / "matplotlibrc").write_bytes(b"font.size: 10\n\xff\xfe")
+    save(mlp(), tmp_path / "model.pt", inputs="x:float32[batch,4]")
+    command = [sys.executable, "-m", "compress", "sensitivity", "model.pt", "-o", "out", "--eval", "eval.npz"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr
+    assert [line.strip().split(":")[0] for line in found.stderr.splitlines()[-3:]] == ["error", "why", "mend"]
+    assert "matplotlibrc" in found.stderr.splitlines()[-2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,11 +23,11 @@ from compress.artifact import RUNTIME_NAMES
 from compress.cli import main as command
 from compress.errors import BudgetError, RecipeError, StageError
 from compress.evaluate.candidates import Candidate, candidates
-from compress.evaluate.search_result import SearchResult, Trial
+from compress.evaluate.search_result import Proof, SearchResult, Trial
 from compress.jobs import candidate_runtime, on_runtimes, original, serving_runtime, timed_on, train_winner
 from compress.jobs.branch import lost
 from compress.jobs.branches import branches
-from compress.report.search import search_table
+from compress.report.search import pareto_plot, search_table
 from compress.runtime.backends import open_model
 from compress.runtime.latency import Ratio
 from compress.runtime.machine import fast_bfloat16
@@ -146,6 +147,48 @@ def test_pruning_that_gains_no_time_beside_int8_alone_is_told_and_what_was_not_m
     )
     assert result(alike, faster, in_float).unpaid == (), "INT8 alone was not measured"
     assert result(whole, alike).to_dict()["unpaid"] == [told]
+
+
+@pytest.mark.parametrize(
+    ("call", "goal", "at"),
+    [(None, "latency", 1), (None, "throughput", 8), (1, "throughput", 1), (4, "latency", 4), (4, "throughput", 4)],
+)
+def test_figures_are_told_at_the_batch_that_was_timed(call: int | None, goal: Literal["latency"], at: int) -> None:
+    """Where a call's samples are fixed, there is no batch 1 or 8."""
+    steady = tuple(1.0 + 0.001 * (at % 3) for at in range(12))
+    whole, alike = (
+        Trial(
+            Candidate(prune, "dynamic"), "measured", drop=prune, size_bytes=9, runtime="openvino",
+            latency_p50_ms=1.0, throughput=1.0, rounds_ms=rounds, batched_rounds_ms=rounds,
+        )
+        for prune, rounds in ((0.0, steady), (0.25, steady[::-1]))
+    )  # fmt: skip
+    proof = Proof(100, 0.9, 0.0, 0.0, 0.0, "openvino", 1.5)
+    found = dataclasses.replace(result(whole, alike, goal=goal), call=call, proof=proof)
+    assert f", batch {at})." in found.unpaid[0]
+    assert f"1.500 ms at batch {call or 1} in its own report" in found.served
+    assert f" at batch {at}, logarithmic" in pareto_plot(found)
+    assert found.to_dict()["batches"] == {"latency": call or 1, "throughput": call or 8}
+
+
+@pytest.mark.parametrize("call", [1, 4])
+def test_a_search_whose_batch_is_fixed_tells_of_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], call: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3)).eval()
+    compress.save(module, "model.pt", inputs=f"x:float32[{call},6]", outputs=["y"])
+    for name in ("eval", "selection"):
+        rows = np.random.default_rng(len(name)).standard_normal((call if call > 1 else 60, 6))
+        np.savez(f"{name}.npz", x=rows.astype(np.float32))
+    main(["optimize", "model.pt", "-o", "best", "--eval", "eval.npz", "--selection", "selection.npz", "--metric", "cosine",
+          "--prune", "0", "--int8", "dynamic", "none", "--max-drop", "50", "--goal", "throughput"])  # fmt: skip
+    page = Path("best.search/search.html").read_text(encoding="utf-8")
+    for told in (page, Path("best/report.html").read_text(encoding="utf-8"), capsys.readouterr().out):
+        assert {*re.findall(r"(?<!not of )batch (\d+)", told)} <= {str(call)}
+    assert f"throughput (at batch {call})" in page
+    assert json.loads(Path("best.search/search.json").read_text())["batches"] == {"latency": call, "throughput": call}
 
 
 def test_a_candidate_is_what_export_is_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -319,6 +320,30 @@ def test_a_dimension_of_which_no_size_was_compared_is_told() -> None:
     found = equal_elsewhere(OneSize(), *backends, twice.signature, silent, Wording(), done=(1, 1))
     assert found.nowhere == ["T"]
     assert found.equal == {"batch": [3, 4, 8]}
+
+
+def test_each_size_that_is_tried_is_told() -> None:
+    """A network that takes multiples of 256 alone refuses about a hundred before it is known that none is taken."""
+    runs: list[int] = []
+    told: list[tuple[int, str]] = []
+
+    class Counted(OneSize):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            runs.append(x.shape[1])
+            return super().forward(x)
+
+    twice = modeled(Twice(), TOKENS)
+    backends = TorchBackend(TorchModel(Counted(), twice.signature), 1), TorchBackend(twice, 1)
+
+    def progress(_done: int, _total: int, note: str) -> None:
+        told.append((len(runs), note))
+
+    equal_elsewhere(Counted(), *backends, twice.signature, progress, Wording(), done=(1, 2))
+    sizes = {size for size in runs if size != 32}
+    assert len(sizes) > 90
+    assert {f"trying T = {size}" for size in sizes} <= {note for _, note in told}
+    counts = [count for count, _ in told]
+    assert max(after - before for before, after in itertools.pairwise([0, *counts, len(runs)])) <= 3
 
 
 class Twice(nn.Module):

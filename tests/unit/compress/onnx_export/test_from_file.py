@@ -147,6 +147,16 @@ def defaults(folder: Path) -> Path:
     return stored(made, folder)
 
 
+def other_name(folder: Path, opset: int = 17) -> Path:
+    """Of ONNX's own domain, which has two: onnx takes them for two domains, and ONNX Runtime for one."""
+    nodes = [
+        node("Gemm", ["x", "w", "b"], ["g"], domain="ai.onnx"), node("Softmax", ["g"], ["y"], domain="ai.onnx", axis=1)
+    ]  # fmt: skip
+    made = model_of(nodes, {"w": normal(16, 4), "b": normal(4)}, opset=opset)
+    made.opset_import[0].domain = "ai.onnx"
+    return stored(made, folder)
+
+
 def paddle(folder: Path) -> Path:
     made = images("batch", 11)
     dim = made.graph.input[0].type.tensor_type.shape.dim[0]
@@ -195,6 +205,10 @@ TAKEN: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "a scalar": (scalar, "x:float32[batch,16]", "y:float32[batch,4]"),
     "functions": (functions, "x:float32[batch,16]", "y:float32[batch,4]"),
     "functions with defaults": (defaults, "x:float32[batch,16]", "y:float32[batch,4]"),
+    "the other name of ONNX's domain": (other_name, "x:float32[batch,16]", "y:float32[batch,4]"),
+    "the other name, in an old opset": (
+        lambda folder: other_name(folder, 12), "x:float32[batch,16]", "y:float32[batch,4]",
+    ),
     "a sparse weight": (sparse, "x:float32[batch,16]", "y:float32[batch,4]"),
     "a sparse weight by rows and columns": (
         lambda folder: sparse(folder, by_dimension=True), "x:float32[batch,16]", "y:float32[batch,4]",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import re
 from collections.abc import Callable
@@ -12,11 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from torch import nn
 
 from compress.errors import StageError
 from compress.formats.checkpoint import save
 from compress.formats.native.onnx_part import DOMAIN, ROOM, OnnxPart
+from compress.formats.onnx.scope import rename
+from compress.onnx_export.from_torch import OnnxFromTorch
+from compress.onnx_export.kept_parts import put_back
 from compress.onnx_export.torch_from_onnx import TorchFromOnnx, taken_back
 from tests.unit.compress.onnx_export.test_kept_parts import IF, IMAGE, PARTS, WEIGHTS, body, saved, written
 
@@ -136,3 +141,45 @@ def test_behind_a_part_that_gives_one_axis_less_at_other_sizes_all_stays(
     (why,) = given.details["kept_as_they_are"].values()
     assert "how many axes" in why
     assert "all behind it stays, too" in why
+
+
+OLDER = [
+    helper.make_node("ReduceMean", ["m"], ["mean"], axes=[1]),
+    helper.make_node("Sub", ["m", "mean"], ["p"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("opset", "nodes", "refused"),
+    [(17, OLDER, ""), (26, [helper.make_node("CumProd", ["m", "axis"], ["p"])], "has no CumProd as opset 26 has it")],
+    ids=["another form", "none"],
+)  # fmt: skip
+def test_a_part_of_another_opset_is_written_in_that_of_the_file(
+    opset: int, nodes: list[NodeProto], refused: str, tmp_path: Path
+) -> None:
+    taken = taken_back(written(tmp_path, PARTS["an operator without a layer"]))
+    taken = dataclasses.replace(taken, module=copy.deepcopy(taken.module))  # which has not run yet
+    (part,) = [layer for layer in taken.module.modules() if isinstance(layer, OnnxPart)]
+    model = ModelProto.FromString(part.onnx())
+    inside, outside = model.graph.input[0].name, model.graph.output[0].name
+    model.graph.ClearField("node")
+    model.graph.ClearField("initializer")
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1), "axis"))
+    model.graph.node.extend(nodes)
+    rename(model.graph, {"m": inside, "p": outside})
+    model.opset_import[0].version = opset
+    with_bytes(part, model)
+    if refused:
+        with pytest.raises(StageError, match="which stays in ONNX") as caught:
+            put_back(exported_around(part), nn.ModuleList([part]), taken.signature)
+        assert refused in caught.value.why
+        return
+    OnnxFromTorch().run(taken, tmp_path, lambda *_: None)  # which proves it
+
+
+def exported_around(part: OnnxPart) -> ModelProto:
+    """What the exporter writes of a part alone."""
+    node = helper.make_node(ROOM, ["x"], ["y"], domain=DOMAIN, digest=part.digest)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", *SIZES)) for name in ("x", "y")]
+    graph = helper.make_graph([node], "g", values[:1], values[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,16 @@ def test_what_has_no_layers_besides_is_refused_by_that_name(tmp_path: Path) -> N
     with pytest.raises(StageError, match="CumSum at 'sums'") as caught:
         taken_back(saved(tmp_path, nodes, IMAGE, ["y"]))
     assert "nothing else of it has weights" in caught.value.why
+
+
+def test_more_parts_than_can_be_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.formats.onnx_layers.graph.MOST_PARTS", 3)
+    names = ["m", "s1", "s2", "s3", "p"]
+    parts = [helper.make_node("CumSum", [one, "axis"], [other], name=f"into {other}") for one, other in pairwise(names)]
+    taken_back(written(tmp_path, [*parts[:2], helper.make_node("CumSum", ["s2", "axis"], ["p"])]))
+    with pytest.raises(StageError, match="CumSum at 'into p'") as caught:
+        taken_back(written(tmp_path, parts))
+    assert "over 3 nodes of it would stay in ONNX" in caught.value.why
 
 
 def test_parameters_that_no_gradient_reaches_keep_their_values(tmp_path: Path) -> None:

@@ -241,10 +241,11 @@ def test_what_tells_no_cost_of_a_number_of_channels_is_refused(changes: dict[str
         dataclasses.replace(by_latency(model, 0.3), **changes).check(model)
 
 
+@pytest.mark.clock  # measured beside others that compute, the network may gain so little that the share is refused
 def test_the_whole_is_measured_and_held_against_the_choice_by_macs(tmp_path: Path) -> None:
     model = loaded("residual")
     cache = StageCache(tmp_path / "cache", 10_000_000, whole=True)
-    given = by_latency(model, 0.3, cache=cache).run(model, tmp_path, quiet)
+    given = by_latency(model, 0.1, cache=cache).run(model, tmp_path, quiet)
     told = given.details["by_latency"]
     assert told["runtime"] == "onnxruntime"
     assert 1 <= len(told["tried"]) <= 3

@@ -48,6 +48,7 @@ def test_what_an_earlier_run_had_done_does_not_count_as_speed(monkeypatch: pytes
         ([(0, 8, 20.0), (1, 8, 20.01)], "12%, layers tried"),  # a part that has just begun has no pace
         ([(0, 800, 20.0), (799, 800, 36.0)], "100%, layers tried, 1 s left"),  # it is not through
         ([(0, 8, 0.0), (1, 8, 0.01), (1, 8, 16.0)], "12%, layers tried, 1:52 min left"),  # the second takes long
+        ([(0, 8, 0.0), (0, 8, 16.0)], "0%, layers tried"),  # the first does
     ],
 )
 def test_the_time_left_is_no_less_than_what_is_known(

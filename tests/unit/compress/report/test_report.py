@@ -7,6 +7,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,11 +17,23 @@ from compress.console.durations import bytes_text
 from compress.console.wording import Note, with_error
 from compress.evaluate import gains
 from compress.evaluate.gains import drop_told, gains_of, signed
+from compress.jobs.recovery import Row
 from compress.report.export import Report, _change, stage_table
-from compress.report.findings import findings
+from compress.report.findings import findings, telling
 from compress.report.plots import axes_of, log_axis, plots
+from compress.report.training import training_table
 
-CHANGED = ("value", "drop", "drop_low", "drop_high", "batch_difference", "size_bytes", "cosine_similarity", "metric")
+CHANGED = (
+    "value",
+    "drop",
+    "drop_low",
+    "drop_high",
+    "batch_difference",
+    "size_bytes",
+    "cosine_similarity",
+    "metric",
+    "metric_scale",
+)
 
 
 def row(stage: str, latency: float | None = 1.0, accuracy: float | None = 0.9, **figures: object) -> StageReport:
@@ -105,9 +118,41 @@ def test_a_change_has_the_metric_s_own_sign_and_is_called_one(metric: str, now: 
 
 
 def test_a_drop_is_named_wherever_it_is_told() -> None:
-    assert drop_told(-0.6) == "drop -0.60 points"
-    assert drop_told(0.6, -0.2, 1.4) == "drop +0.60 points (-0.20 to +1.40)"
-    assert signed(-0.001) == "+0.00"
+    assert drop_told(-0.6, metric="top1") == "drop -0.60 points"
+    assert drop_told(0.6, -0.2, 1.4, metric="top1") == "drop +0.60 points (-0.20 to +1.40)"
+    assert signed(-0.001, "top1") == "+0.00"
+
+
+@pytest.mark.parametrize(("metric", "scale"), [("m:mae", 1.0), ("m:mae", None), ("mse", None)])
+def test_a_metric_that_is_no_share_is_told_by_its_own_scale(metric: str, scale: float | None) -> None:
+    assert signed(0.003, metric, scale) == "+0.003"
+    assert drop_told(0.003, 0.001, 0.005, metric=metric, scale=scale) == "drop +0.003 (+0.001 to +0.005)"
+    figures: dict[str, Any] = {"metric": metric, "metric_scale": scale or 1.0, "drop_low": 0.001, "drop_high": 0.005}
+    before, after = (row(name, value=value, drop=drop, **figures) for name, value, drop in (
+        ("original", 0.002, 0.0), ("fold_onnx", 0.005, 0.003),
+    ))  # fmt: skip
+    change = _change(before.measured, after.measured, "95%")
+    assert str(change) == f"+0.003 change in {metric} (+0.001 to +0.005 at 95%)"
+    assert change is not None
+    assert change.kind == "loss"
+    assert f"{metric} rose by 0.003, from 0.002 to 0.005: the stage table" in " ".join(findings([before, after]))
+
+
+def test_what_is_worth_a_word_goes_by_the_metric_s_scale() -> None:
+    before = Measured(value=2.0)
+    assert telling(Measured(metric="m:mae", metric_scale=1.0, drop=0.09), before)
+    assert not telling(Measured(metric="m:mae", metric_scale=1.0, drop=0.0009), before)
+    assert not telling(Measured(metric="m:share", metric_scale=100.0, drop=0.04), Measured(value=0.9))
+
+
+def test_a_users_share_is_told_in_points() -> None:
+    assert drop_told(0.6, metric="m:share", scale=100.0) == "drop +0.60 points"
+
+
+def test_a_training_is_told_by_its_metric_s_scale() -> None:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(training_table("mse", [Row("after", 5e-3, 4e-3, 6e-3, 0.0049, 0.0039, 0.0059)]))
+    assert "+0.0039 to +0.0059" in console.export_text()
 
 
 def test_no_text_of_the_package_formats_a_signed_drop_of_its_own() -> None:

@@ -11,7 +11,8 @@ import pytest
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from compress.vetting import onnx_absent
-from compress.vetting.onnx_absent import Function, Gaps, absent_in
+from compress.vetting.onnx_absent import Gaps, absent_in
+from compress.vetting.onnx_functions import Function
 from compress.vetting.onnx_wire import OnnxFileError, vet_onnx_bytes
 
 OPSETS = [helper.make_opsetid("", 20), helper.make_opsetid("mine", 1)]
@@ -124,10 +125,10 @@ def test_each_place_of_a_function_is_looked_at_once(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(onnx_absent, "needs", counting)
     names = [f"i{at}" for at in range(1000)]
-    inner, outer = ("mine", "Inner"), ("mine", "Outer")
+    inner, outer = ("mine", "Inner", ""), ("mine", "Outer", "")
     functions = {
-        inner: [Function(names, [(("", "Concat"), names)])],
-        outer: [Function(names, [(inner, names[: 1000 - at]) for at in range(1000)])],
+        inner: Function(names, [(("", "Concat", ""), names)]),
+        outer: Function(names, [(inner, names[: 1000 - at]) for at in range(1000)]),
     }
     assert list(absent_in({outer: Gaps(0, set())}, functions)) == []
     assert asked < 1_000_000

@@ -166,3 +166,51 @@ async def test_for_want_of_files_those_that_wait_are_closed_and_the_next_are_tak
                 await came
         acceptor.close()
         acceptor.close()
+
+
+class Noting(asyncio.Protocol):
+    """Counts the connections that there are."""
+
+    open = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        type(self).open += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        type(self).open -= 1
+
+
+@in_loop
+async def test_who_begins_while_it_is_closed_is_not_kept_for_ever(clients: ExitStack) -> None:
+    listener = clients.enter_context(socket.create_server(("127.0.0.1", 0)))
+    acceptor = Acceptor(listener, Noting, Memory(1 << 20), backlog=100)
+    client = clients.enter_context(socket.create_connection(listener.getsockname()))
+    client.setblocking(False)
+    for _ in range(1000):
+        if acceptor._beginning:
+            break
+        await asyncio.sleep(0)
+    assert acceptor._beginning
+    acceptor.close()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+    await until(lambda: not Noting.open)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.1], ids=["in the system", "begun, and not read"])
+@in_loop
+async def test_requests_that_have_come_as_it_ends_are_answered(
+    monkeypatch: pytest.MonkeyPatch, clients: ExitStack, kept: float
+) -> None:
+    loop = asyncio.get_running_loop()
+    if not kept:
+        monkeypatch.setattr(Acceptor, "_round", lambda _: None)  # takes none
+    async with gateway(Settings(upstream=("http://127.0.0.1:1",), port=0)) as address:
+        many = connect(clients, address, "127.0.0.2", 40)
+        if kept:
+            await asyncio.sleep(kept)
+        for each in many:
+            each.sendall(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
+            each.setblocking(False)
+    answers = [await asyncio.wait_for(loop.sock_recv(each, 100), PATIENCE_S) for each in many]
+    assert [answer[:12] for answer in answers] == [b"HTTP/1.1 200"] * 40

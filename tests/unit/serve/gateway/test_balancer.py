@@ -759,6 +759,19 @@ def test_a_name_that_stands_for_nothing_changes_nothing(
     discovering(monkeypatch, check)
 
 
+@pytest.mark.parametrize("name", ["models..example", f"{'m' * 64}.example", "\u0130.example"])
+def test_a_name_that_nobody_can_have_is_told_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        balancer = Balancer([Address(name, 1)], max_connections=1, timeout_s=1.0, discover=True)
+        for _ in range(3):
+            await balancer.look_up()
+        assert not any(node.answers for node in balancer.nodes)
+        await balancer.close()
+
+    asyncio.run(main())
+    assert [name in record.getMessage() for record in caplog.records] == [True]
+
+
 def test_one_that_goes_still_answers_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(balancer: Balancer, names: Names) -> None:
         names.hosts = ["127.0.0.1"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from serve.gateway.release.answers import Answers
 from serve.http.client import Response
 from serve.rollout.plan import Plan, Target
 from tests.serve_http import in_loop
@@ -45,7 +46,17 @@ def by(answer: Response) -> set[float]:
 
 
 @in_loop
-async def test_the_parts_of_a_request_are_answered_by_one_of_the_two(tmp_path: Path) -> None:
+async def test_the_parts_of_a_request_are_answered_by_one_of_the_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids: list[Any] = []
+    add = Answers.add
+
+    def added(answers: Answers, given: Any) -> Any:
+        ids.append(add(answers, given))
+        return ids[-1]
+
+    monkeypatch.setattr(Answers, "add", added)
     async with world(tmp_path, Encoders(config=CONFIG)) as w:
         w.store.start("m", Target("m", "2"), Plan(steps=(50.0, 90.0), shadow=0.0, step_s=3600.0))
         await w.until(lambda row: row.state == "running")
@@ -55,10 +66,12 @@ async def test_the_parts_of_a_request_are_answered_by_one_of_the_two(tmp_path: P
         assert {number for answer in answers for number in by(answer)} == {0.0, 1.0}, "both have answered"
         assert {answer.header(b"served-by") for answer in answers} == {b"m/1", b"m/2"}
         assert {answer.header(b"answer-id") for answer in answers} == {None}, "one could speak of a part only"
+        assert not ids, "nor is its key taken for one that may speak"
         assert (await ask(w, LARGEST)).header(b"answer-id")
         before = sum(w.triton.asked.values())
         assert (await ask(w, LARGEST, 4000)).header(b"answer-id"), "parted for its length, it is one request"
         assert sum(w.triton.asked.values()) == before + LARGEST
+        assert len(ids) == 2
 
 
 @in_loop

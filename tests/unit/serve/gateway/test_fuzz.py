@@ -48,7 +48,7 @@ async def send(address: Address, payload: bytes) -> bytes:
     try:
         writer.write(payload)
         await writer.drain()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return await reader.read()
     except ConnectionError:
         return b""

@@ -13,6 +13,8 @@ from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.gate import Gate
+from serve.gateway.access.memory import Share
+from serve.gateway.access.uncounted import goes_on
 from serve.gateway.edge.asking import ask_model
 from serve.gateway.edge.extensions import LEAVING
 from serve.gateway.errors import ClientGoneError, GatewayError, UpstreamTimeoutError
@@ -23,9 +25,11 @@ from serve.gateway.grpc.message import Incoming
 from serve.gateway.grpc.status import EndedCallError
 from serve.gateway.observe.telemetry import Telemetry
 from serve.gateway.oip.contracts import Contracts, MetadataSource
+from serve.gateway.release.beside import Beside, Besides
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import EarlyTimeoutError
+from serve.http.client import Response
 from tests.serve_http import in_loop
 
 HOUR_S = 3600.0
@@ -130,6 +134,27 @@ async def test_who_leaves_keeps_its_place_for_as_long_as_the_model_is_at_work_an
     assert not held.gate.holds("m")
     held.places.try_enter()
     assert held.gate.holds("m")
+
+
+@in_loop
+async def test_what_goes_on_with_a_candidate_meets_it_until_that_is_through() -> None:
+    held, met = Hourly(), Beside()
+    going_on: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    held.ends.set_result(Response(200, [], b"", 0))
+
+    async def ask() -> Any:
+        goes_on(held.places, "/v2/models/n", cast("asyncio.Task[Any]", going_on), Share(held.gate.memory), len(BODY))
+        return await held.ask()
+
+    scope = {"extensions": {LEAVING: lambda _: None}}
+    identity = held.gate.keys.identify({})
+    deadline = asyncio.get_running_loop().time() + HOUR_S
+    beside = Besides((met,))
+    await ask_model(held.gate, identity, "m", ask, scope, cast("Any", None), deadline, BODY, beside=beside)
+    assert met.now == 1
+    going_on.set_result(None)
+    await asyncio.sleep(0)
+    assert met.now == 0
 
 
 def ended(code: grpc.StatusCode) -> grpc.aio.AioRpcError:

@@ -14,7 +14,8 @@ import pytest
 
 from serve.gateway.errors import UnknownModelError
 from serve.gateway.release.beside import Besides
-from serve.gateway.release.release import Grade, Release
+from serve.gateway.release.grades import Grade
+from serve.gateway.release.release import Release
 from serve.gateway.release.releases import Releases
 from serve.gateway.upstream.upstream import Upstream
 from serve.rollout.course import Course

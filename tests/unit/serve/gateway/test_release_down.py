@@ -9,7 +9,8 @@ import pytest
 
 from serve.gateway.health import outages
 from serve.gateway.health.outages import Outages
-from serve.gateway.release.release import Grade, Release
+from serve.gateway.release.grades import Grade
+from serve.gateway.release.release import Release
 from serve.rollout.course import Course
 from serve.rollout.plan import Plan, Target
 from tests.serve_http import in_loop

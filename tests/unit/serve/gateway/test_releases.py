@@ -10,7 +10,7 @@ import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,11 +23,13 @@ from compress.errors import ServerError
 from serve.gateway import app as app_module
 from serve.gateway.access.keys import add_key
 from serve.gateway.health.incidents import Incidents
+from serve.gateway.health.outages import ModelDownError
 from serve.gateway.oip.apart import Apart
+from serve.gateway.release import released
+from serve.gateway.release.grades import Grade
 from serve.gateway.release.release import MOST_COPIES, Release
 from serve.gateway.release.releases import LOOK_S, Releases
 from serve.gateway.settings import Settings
-from serve.gateway.upstream.upstream import Upstream
 from serve.http.client import Address, Pool, Response
 from serve.rollout.agree import Agree
 from serve.rollout.course import Course
@@ -144,7 +146,7 @@ class World:
         assert all(each.status == 200 for each in answers)
         return Counter((each.header(b"served-by") or b"").decode() for each in answers)
 
-    async def until(self, holds: Callable[[Row], bool], *, asking: bool = False, within_s: float = 15.0) -> Row:
+    async def until(self, holds: Callable[[Row], bool], *, asking: bool = False, within_s: float = 60.0) -> Row:
         """Wait for something of the rollout (of each, where there are several), with requests meanwhile if wanted."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
@@ -309,7 +311,7 @@ async def test_a_client_s_own_deadline_is_evidence_against_nobody(tmp_path: Path
 @pytest.mark.parametrize("leaves", [False, True], ids=["a deadline of their own", "a closed connection"])
 @in_loop
 async def test_a_candidate_that_hangs_is_taken_back_though_clients_give_up_first(tmp_path: Path, leaves: bool) -> None:
-    async with world(tmp_path, FakeTriton(slow={"m/2": 60.0})) as w:
+    async with world(tmp_path, FakeTriton(slow={"m/2": 60.0}), timeout_s=3.0) as w:
         w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
         await w.until(lambda row: row.state == "running")
 
@@ -320,9 +322,8 @@ async def test_a_candidate_that_hangs_is_taken_back_though_clients_give_up_first
             except TimeoutError:
                 pass
 
-        for _ in range(30):
-            if (await w.shown())["state"] != "running":
-                break
+        begun = time.monotonic()
+        while (await w.shown())["state"] == "running" and time.monotonic() - begun < 60:
             await asyncio.gather(*(ask() for _ in range(20)))
         row = await w.until(ended)
         assert row.state == "aborted"
@@ -343,6 +344,20 @@ async def test_clients_get_the_baseline_s_answers_while_a_candidate_hangs_until_
         assert time.monotonic() - begun < 60
         row = await w.until(ended)
     assert "of its" in row.why
+    assert "requests fail" in row.why
+
+
+@in_loop
+async def test_clients_in_a_hurry_are_answered_and_what_hangs_is_taken_back_for_them_too(tmp_path: Path) -> None:
+    async with world(tmp_path, FakeTriton(slow={"m/2": 60.0}), timeout_s=3.0) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0, max_latency_increase=1e6))
+        await w.until(lambda row: row.state == "running")
+        begun = time.monotonic()
+        while (await w.shown())["state"] == "running":
+            answers = await asyncio.gather(*(w.ask(x_request_timeout_ms="1000") for _ in range(10)))
+            assert {(each.status, each.header(b"served-by")) for each in answers} == {(200, b"m/1")}
+        assert time.monotonic() - begun < 60
+        row = await w.until(ended)
     assert "requests fail" in row.why
 
 
@@ -371,6 +386,21 @@ async def test_copies_are_compared_and_thrown_away(tmp_path: Path, scores: list[
         row = await w.until(ended, asking=True)
         assert row.state == state
         assert w.triton.asked["m/2"] >= 5
+
+
+@in_loop
+async def test_copies_to_a_candidate_that_stays_down_count_against_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of copies alone would wait for ever: nobody asks a model that is known to be down."""
+    down = Grade.FAILED, ModelDownError("n", "it died")
+    monkeypatch.setattr(released, "graded_down", lambda _, target: down if target.model == "n" else None)
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("n"), Plan(steps=(50.0,), shadow=100.0, step_s=0.0))
+        await w.until(lambda row: row.state == "running")
+        row = await w.until(ended, asking=True)
+        assert row.state == "aborted"
+        assert w.triton.asked["n"] == 0
 
 
 @in_loop
@@ -630,7 +660,7 @@ def test_copies_hold_no_more_than_their_part_with_the_answers_that_are_to_be_com
     def taken() -> int:
         """How many copies there may be at once of requests of 100 bytes."""
         release.copies = release.copied_bytes = 0
-        while release.copies < 100 and release.wants_copy(held := release.held(100)):
+        while release.copies < 100 and release.wants_copy(held := release.held(100), ""):
             release.copies += 1
             release.copied_bytes += held
         return release.copies
@@ -906,8 +936,8 @@ async def test_a_rollout_whose_models_have_grown_over_what_others_need_ends(
     grown: dict[str, int] = {}
 
     class Observed(Releases):
-        def __init__(self, path: Path, upstream: Upstream, functions: Collection[str] = ()) -> None:
-            super().__init__(path, upstream, functions)
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
             self.outgrown = lambda models: sum(grown.get(model, 0) for model in models)
 
     monkeypatch.setattr(app_module, "Releases", Observed)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -12,7 +15,7 @@ from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.errors import OverloadedError
 from serve.gateway.health.barred import DEATHS_OF_KEY, BarredError
-from serve.gateway.health.flights import Flight, Needs
+from serve.gateway.health.flights import ABOARD, Came, Flight, Needs
 from serve.gateway.health.lost import FLIGHT_BYTES, LOST_BYTES
 from serve.gateway.health.occupied import Occupied
 from serve.gateway.health.one_at_a_time import MOST_WAITING
@@ -91,6 +94,161 @@ async def test_beside_a_suspect_its_key_s_other_requests_may_be_copied_once_turn
     assert await suspects.suspected("b", "m", b"one of many")
     assert await suspects.suspected("a", "m", b"poison")
     assert not await suspects.suspected("c", "m", b"one of many")
+
+
+@contextmanager
+def about(flight: Flight) -> Iterator[None]:
+    """What is done for this request."""
+    above = ABOARD.set(flight)
+    try:
+        yield
+    finally:
+        ABOARD.reset(above)
+
+
+def going_on(suspects: Suspects, flight: Flight) -> asyncio.Future[str | None]:
+    """What is done when the version is through that goes on with it; with None where it said nothing."""
+    task: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+    with about(flight):
+        suspects.goes_on(
+            flight.key, flight.model, b"poison", cast("Any", task), lambda answer: Came(answer is not None)
+        )
+    return task
+
+
+@pytest.mark.parametrize("key", ["a", ""])
+@pytest.mark.parametrize("told_first", [True, False])
+@in_loop
+async def test_another_version_s_answer_clears_it_of_nothing(key: str, told_first: bool) -> None:
+    suspects = Suspects()
+    for _ in range(2):
+        flight = await flown(suspects, Flight(key, "m", b"poison"))
+        task = going_on(suspects, flight)
+        if not told_first:
+            await suspects.died(["m"])
+        suspects.land(flight, answered=True)
+        task.set_result(None)
+        await asyncio.sleep(0)
+        if told_first:
+            await suspects.died(["m"])
+    with pytest.raises(PoisonError):
+        await suspects.examine(Flight(key, "m", b"poison"), 1.0)
+
+
+@in_loop
+async def test_nor_does_it_hide_that_the_other_version_dies_of_it() -> None:
+    suspects = Suspects()
+    for _ in range(2):
+        flight = await flown(suspects, Flight("a", "m", b"poison"))
+        task = going_on(suspects, flight)
+        suspects.land(flight, answered=False)
+        await suspects.died(["m"])
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(PoisonError):
+        await suspects.examine(Flight("a", "m", b"poison"), 1.0)
+
+
+@in_loop
+async def test_a_key_s_next_suspect_waits_for_one_that_goes_on() -> None:
+    suspects = Suspects()
+    await killed(suspects, Flight("a", "m", b"poison"), Flight("a", "m", b"innocent"))
+    flight = await flown(suspects, Flight("a", "m", b"poison"))
+    task = going_on(suspects, flight)
+    suspects.land(flight, answered=True)
+    innocent = Flight("a", "m", b"innocent")
+    waits = asyncio.create_task(suspects.examine(innocent, 5.0))
+    await asyncio.sleep(0.02)
+    assert not waits.done()
+    await suspects.died(["m"])
+    task.set_result(None)
+    await waits
+    suspects.take_off(innocent)
+    suspects.land(innocent, answered=True)
+    with pytest.raises(PoisonError):
+        await suspects.examine(Flight("a", "m", b"poison"), 1.0)
+    await suspects.examine(Flight("a", "m", b"innocent"), 1.0)
+
+
+@in_loop
+async def test_a_poison_that_goes_on_keeps_its_turn_and_is_found_beside_others() -> None:
+    clock = Clock()
+    suspects = Suspects(clock)
+    await killed(suspects, Flight("a", "m", b"poison"), Flight("b", "m", b"innocent"))
+    suspects.began(None)
+    flight = await flown(suspects, Flight("a", "m", b"poison"))
+    task = going_on(suspects, flight)
+    assert flight.turn, "the other version is asked in its turn, too"
+    suspects.land(flight, answered=True)
+    waits = asyncio.create_task(flown(suspects, Flight("b", "m", b"innocent")))
+    await asyncio.sleep(0.02)
+    assert not waits.done()
+    await suspects.died(["m"])
+    task.set_result(None)
+    suspects.land(await waits, answered=True)
+    with pytest.raises(PoisonError):
+        await suspects.examine(Flight("a", "m", b"poison"), 1.0)
+
+
+@in_loop
+async def test_one_that_is_with_the_other_version_for_longer_keeps_its_turn_until_then() -> None:
+    suspects = Suspects()
+    await killed(suspects, Flight("a", "m", b"poison"), Flight("b", "m", b"innocent"))
+    suspects.began(None)
+    flight = await flown(suspects, Flight("a", "m", b"poison"))
+    task = going_on(suspects, flight)
+    task.set_result(None)
+    waits = asyncio.create_task(flown(suspects, Flight("b", "m", b"innocent")))
+    await asyncio.sleep(0.02)
+    assert not waits.done()
+    suspects.land(flight, answered=True)
+    suspects.land(await waits, answered=True)
+
+
+@pytest.mark.parametrize("key", ["a", ""])
+@in_loop
+async def test_what_is_lost_with_a_server_by_two_of_its_versions_is_one_request(key: str) -> None:
+    suspects = Suspects()
+    for _ in range(2):
+        flight = await flown(suspects, Flight(key, "m", b"poison"))
+        flight.server = "A"
+        task = going_on(suspects, flight)
+        suspects.lose(flight, "A")
+        task.set_result(None)
+        await asyncio.sleep(0)
+        await suspects.died(None, "A")
+        suspects.land(flight, answered=False)
+    with pytest.raises(PoisonError):
+        await suspects.examine(Flight(key, "m", b"poison"), 1.0)
+
+
+@pytest.mark.parametrize("key", ["a", ""])
+@in_loop
+async def test_a_request_that_another_model_is_asked_for_is_one(key: str) -> None:
+    suspects = Suspects()
+    for _ in range(2):
+        flight = await flown(suspects, Flight(key, "m", b"poison"))
+        with about(flight):
+            async with suspects.instead(key, "n", b"poison", 1.0) as other:
+                await suspects.died(None)
+                other.lost = True
+        suspects.land(flight, answered=False)
+    with pytest.raises(PoisonError):
+        await suspects.examine(Flight(key, "n", b"poison"), 1.0)
+    assert not suspects.watches(key, "m"), "that was not asked"
+
+
+@in_loop
+async def test_what_goes_on_is_cleared_by_its_own_answer() -> None:
+    suspects = Suspects()
+    await killed(suspects, Flight("a", "m", b"poison"))
+    flight = await flown(suspects, Flight("a", "m", b"poison"))
+    task = going_on(suspects, flight)
+    suspects.land(flight, answered=True)
+    assert ("a", "m") in suspects._watched
+    task.set_result("an answer")
+    await asyncio.sleep(0)
+    assert ("a", "m") not in suspects._watched
 
 
 @in_loop

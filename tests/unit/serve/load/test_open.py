@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import re
 import time
@@ -36,6 +37,14 @@ def test_the_same_seed_gives_the_same_number_and_another_seed_another() -> None:
     with served(at_once) as server:
         counts = [run_load(options(server, rate="500", duration=0.4, warmup=0, seed=seed)).count for seed in (1, 1, 2)]
     assert counts[0] == counts[1] != counts[2]
+
+
+def test_what_somebody_else_has_put_out_of_the_collector_s_sight_stays_there() -> None:
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    with served(at_once) as server:
+        run_load(options(server, duration=0.2, warmup=0))
+    assert gc.get_freeze_count() > frozen / 2, "some of them may be gone since"
 
 
 def test_a_stall_shows_from_when_requests_were_due_and_hides_from_when_they_were_sent() -> None:

@@ -46,6 +46,29 @@ def test_a_candidate_like_the_baseline_is_promoted_step_by_step() -> None:
     assert course.weight == 1
 
 
+@pytest.mark.parametrize(("going_on", "state"), [(0, "promoted"), (1, "promoted"), (300, "running")])
+def test_what_has_no_answer_yet_may_fail_and_holds_it_where_it_is_too_much(going_on: int, state: str) -> None:
+    course = Course(PLAN, 0.0)
+    usual, baseline = noisy(0.01, 1), noisy(0.01, 2)
+
+    def candidate() -> Outcome:
+        course.analysis.going_on = going_on
+        return usual()
+
+    follow(course, candidate, baseline)
+    assert course.state == state
+    waits = course.analysis.evidence()["errors"].get("waits", "")
+    assert ("not answered 300 requests" in waits) is (state == "running")
+    if state == "running":  # a gateway that is started anew knows of them, and waits for more answers
+        later = Course(PLAN, 0.0, step=course.step)
+        later.restore(0.0, json.loads(json.dumps(course.snapshot())))
+        follow(later, usual, baseline, pairs=1000)
+        assert later.state == "running"
+    course.analysis.going_on = 0
+    follow(course, usual, baseline)
+    assert course.state == "promoted"
+
+
 @pytest.mark.parametrize(
     ("candidate", "most", "told"),
     [

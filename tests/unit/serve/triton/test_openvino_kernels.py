@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import serve.triton.backends
+from compress.artifact import Artifact, sha256_of
 from compress.model import OnnxModel
 from compress.runtime.backends import open_model
+from serve.hooks.check import run_network
 from tests.unit.compress.runtime.test_openvino_kernels import (
     FREE,
     LARGEST,
@@ -90,3 +92,13 @@ def test_a_pool_of_all_positions_is_such_a_mean(backend: Any, tmp_path: Path, sh
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_normalizations_that_are_written_out_are_right(backend: Any, tmp_path: Path, kind: str, axis: int) -> None:
     compare(backend, normalized(tmp_path / "m.onnx", kind, "Pow", axis, ["batch", "seq", 6], alone=True))
+
+
+@pytest.mark.parametrize(("at", "axes", "value"), PADS)
+def test_hooks_are_tried_on_a_network_as_it_is_served(tmp_path: Path, at: int, axes: int, value: float) -> None:
+    pytest.importorskip("openvino")
+    model = padded(tmp_path / "m.onnx", at, axes, value)
+    source = Artifact(tmp_path, "m.onnx", "onnx", sha256_of(model.path), model.signature, runtime="openvino")
+    inputs = of(list(model.signature.inputs[0].shape), 1)
+    wanted = open_model(model, threads=1).infer(inputs)["y"][0]
+    np.testing.assert_allclose(run_network(source, {"x": inputs["x"][0]}).made["y"], wanted, atol=0.0501)

@@ -1,0 +1,88 @@
+"""Random samples of a torch Dataset are the same whenever they are judged by, and others in each step of a training."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compress.artifact import TensorSpec
+from compress.data.dataset import Dataset
+from compress.data.steady_samples import refuse_unsteady
+from compress.errors import DatasetError
+from compress.signature import Signature
+from compress.training.batches.loader import tensors_of
+
+ONE = Signature((TensorSpec("x", "float32", ("batch", 3)),), (TensorSpec("y", "float32", ("batch", 2)),))
+CODE = """
+import random
+import numpy as np
+import torch
+
+
+class Noisy:
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, at):
+        return torch.full((3,), float(at)) + random.random() + float(np.random.rand()) + torch.rand(3), at % 2
+
+
+class Own(Noisy):
+    rng = np.random.default_rng(0)
+
+    def __getitem__(self, at):
+        return self.rng.random(3, np.float32), at % 2
+
+
+class Unknown(Noisy):
+    def __getitem__(self, at):
+        return torch.tensor([at, 1.0, float("nan")]), at % 2
+"""
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    (tmp_path / "steadily.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "steadily", raising=False)
+    return lambda name: Dataset.open(f"steadily:{name}", ONE)
+
+
+def test_a_sample_is_the_same_whenever_and_beside_whatever_it_is_read(opened: object) -> None:
+    data: Dataset = opened("Noisy")  # type: ignore[operator]
+    whole = data.take(slice(0, 20))[0]["x"]
+    assert (np.concatenate([inputs["x"] for inputs, _ in data.batches(7)]) == whole).all()
+    assert (data.inputs["x"][:] == whole).all()
+    assert (data.part(np.array([3, 11])).take(slice(0, 2))[0]["x"] == whole[[3, 11]]).all()
+    assert len(np.unique(whole - np.arange(20)[:, None])) == 60, "each has noise of its own"
+    again: Dataset = opened("Noisy")  # type: ignore[operator]
+    assert (again.take(slice(0, 20))[0]["x"] == whole).all()
+    assert again.sha256 == data.sha256
+
+
+def test_what_is_judged_leaves_the_generators_as_they_were(opened: object) -> None:
+    data: Dataset = opened("Noisy")  # type: ignore[operator]
+    before = random.getstate(), torch.get_rng_state()
+    data.take(slice(0, 5))
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_a_training_has_others_in_each_step(opened: object) -> None:
+    data: Dataset = opened("Noisy")  # type: ignore[operator]
+    first, second, again = (tensors_of(data, np.arange(5), seed)[0]["x"] for seed in (1, 2, 1))
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)
+
+
+def test_samples_of_a_generator_of_their_own_are_no_evaluation_data(opened: object) -> None:
+    with pytest.raises(DatasetError, match="can't judge on steadily:Own") as caught:
+        refuse_unsteady("--eval", opened("Own"))  # type: ignore[operator]
+    assert "sample 0 of --eval is another one each time" in caught.value.why
+    refuse_unsteady("--eval", opened("Noisy"))  # type: ignore[operator]
+    refuse_unsteady("--eval", opened("Unknown"))  # type: ignore[operator]
