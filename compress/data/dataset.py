@@ -100,8 +100,9 @@ class Dataset:
             arrays = {signature.inputs[0].name: array}
             if given and name not in ("", signature.inputs[0].name):  # a bare .npy has none
                 _tell_taken(name, signature.inputs[0].name, source)
-        elif given and labels is None and taken < arrays.keys():
-            _tell_unused([name for name in arrays if name not in taken], source)
+        if given and labels is None and taken <= arrays.keys():
+            beside = () if fetcher is None else fetcher.unused
+            _tell_unused([*(name for name in arrays if name not in taken), *beside], source)
         _refuse_no_samples(arrays, signature, source)
         inputs: dict[str, Any] = {}
         for spec in signature.inputs:
@@ -248,6 +249,8 @@ def _tell_several(names: Sequence[str], source: str) -> None:
 
 def _tell_unused(names: Sequence[str], source: str) -> None:
     """Of arrays that nothing takes, where somebody may have meant one for labels."""
+    if not names:
+        return
     told = f"no labels in {source} (not used: {', '.join(names)[:200]}): they go by the names {', '.join(_LABELS)}"
     warnings.warn(told, AssumedWarning, stacklevel=3)
 
@@ -381,7 +384,7 @@ def _call(source: str, signature: Signature) -> _Found:
 def _fetched(given: Any, signature: Signature, source: str) -> tuple[dict[str, Any], Fetcher]:
     """What stands for the arrays of a map-style dataset, and makes their samples."""
     with seeded(0):
-        fetcher = Fetcher(given, [spec.name for spec in signature.inputs], source)
+        fetcher = Fetcher(given, [spec.name for spec in signature.inputs], source, _LABELS)
     views: dict[str, Rows] = {
         name: Fetched(shape, dtype, name, fetcher.rows) for name, (shape, dtype) in fetcher.specs.items()
     }

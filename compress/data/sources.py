@@ -187,17 +187,27 @@ class Fetcher:
     Args:
         samples: has `__len__` and `__getitem__`, which gives an input, inputs and a label as a tuple, or a dict.
         inputs: the names of the model's inputs, in order.
+        source: where they came from, as the user wrote it.
+        labels: what labels may be called.
+
+    Attributes:
+        specs: shape [n, …] and dtype of each array that is made. Of samples that have all of the model's inputs by
+            name, these are the inputs and the labels.
+        unused: names of what else such samples hold, as a time or a file's name: that may be anything, is never looked
+            at, and may be another one each time.
 
     Raises:
         DatasetError: samples that are none of these.
     """
 
-    def __init__(self, samples: Any, inputs: Sequence[str], source: str) -> None:
+    def __init__(self, samples: Any, inputs: Sequence[str], source: str, labels: Sequence[str] = ("label",)) -> None:
         self._samples = samples
         self._inputs = inputs
+        self._labels = labels
         self._source = source
         self._cached: dict[str, Array] = {}
         self._seen: Array | None = None  # which samples are in the cache
+        self.unused: tuple[str, ...] = ()
         first = self._sample(0)
         self.specs = {name: ((len(samples), *value.shape), value.dtype) for name, value in first.items()}
 
@@ -206,7 +216,7 @@ class Fetcher:
 
     def part(self, index: Array) -> Fetcher:
         """These samples alone."""
-        return Fetcher(_Chosen(self._samples, index), self._inputs, self._source)
+        return Fetcher(_Chosen(self._samples, index), self._inputs, self._source, self._labels)
 
     def numbers(self, index: Array) -> Array:
         """What the user's dataset calls the samples at an index."""
@@ -281,7 +291,12 @@ class Fetcher:
 
     def _named(self, given: Any) -> dict[str, Any]:
         if isinstance(given, Mapping):
-            return {str(name): value for name, value in given.items()}
+            named = {str(name): value for name, value in given.items()}
+            if named.keys() >= set(self._inputs):
+                used = {*self._inputs, *self._labels}
+                self.unused = tuple(name for name in named if name not in used)
+                return {name: value for name, value in named.items() if name in used}
+            return named
         parts = list(given) if isinstance(given, tuple | list) else [given]
         if len(parts) not in (len(self._inputs), len(self._inputs) + 1):
             raise DatasetError(

@@ -1,8 +1,11 @@
 """What errors that were not seen would do to figures of one class to a sample: macro F1, and Matthews' correlation.
 
 Where a class has few samples, or few of the others could be taken for it, none of its errors may have been seen: that
-is worked out for each class, with the other that such an error hits hardest, and the largest fall counts. Errors of
-several classes are no worse together: what remains unseen is so many of all samples, wherever they fall.
+is worked out for each class, with the other that such an error hits hardest, and the largest fall counts.
+
+Where many classes have a few samples each, an influence tells too little of what an error does: of a class of one
+sample that is missed the F1 is 0, and what is 0 has next to no slope. So errors are counted, too, over the classes that
+they hit hardest, be it one, some or all of them, and the ends are no nearer than Wilson's of their share.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.evaluate.influences import unseen
+from compress.evaluate.influences import unseen, wilson
 
 __all__ = ["F1Outcomes", "MccOutcomes"]
 
@@ -45,12 +48,39 @@ class _Outcomes:
         missed = unseen(self._counts(self.there[lost]), self.sizes, confidence)[found]
         mistaken = unseen(self._counts(self.given[wrong]), len(self.there) - self.sizes, confidence)[found]
         of, to = self._slopes()
-        one, other = _least_but_itself(to, found), _least_but_itself(of, found)
-        falls = [
-            self.figure - self._moved(np.minimum(count, self.hits[label]), label, answer)
-            for count, label, answer in ((missed, found, one), (mistaken, other, found))
-        ]
+        falls = [self._fallen(missed, found, _least_but_itself(to, found))]
+        # Taken for a class are samples of what is hit hardest, and of what has most: the former may have too few.
+        for harm in (of, -self.hits):
+            falls.append(self._fallen(mistaken, _least_but_itself(np.where(self.hits > 0, harm, np.inf), found), found))
         return max(0.0, float(np.max(falls)))
+
+    def _fallen(self, count: Array, label: Array, answer: Array) -> Array:
+        return self.figure - self._moved(np.minimum(count, self.hits[label]), label, answer)
+
+    def spread(self, confidence: float, before: _Outcomes | None = None) -> tuple[float, float]:
+        """See `compress.evaluate.influences.Outcomes`: over the classes of which an error counts most."""
+        of, to = self._slopes()
+        harm = np.maximum(-(of + to), 0.0)
+        there = np.flatnonzero(self.sizes)
+        order = there[np.argsort(-harm[there], kind="stable")]
+        wrong, gained = ~self.right, np.zeros_like(self.right)
+        if before is not None:
+            wrong, gained = wrong & before.right, self.right & ~before.right
+        counts = self.sizes, self.hits, self._counts(self.there[wrong]), self._counts(self.there[gained])
+        # Two classes at least: what one loses another is given, and one alone is what `fall` tells.
+        sizes, hits, lost, more = (np.cumsum(each[order])[1:] for each in counts)
+        if not len(sizes):
+            return 0.0, 0.0
+        (few, many), (least, most) = (wilson(each, sizes, confidence) for each in (lost, more))
+        down = np.minimum(np.hypot(many - lost, more - least), hits)
+        up = np.hypot(lost - few, 0.0 if before is None else most - more)
+        return self._each(harm, self.hits, order, down), self._each(harm, self.sizes, order, up)
+
+    @staticmethod
+    def _each(harm: Array, weights: Array, order: Array, count: Array) -> float:
+        """The most that so many errors come to, spread over the first two of the classes in order, the first three, …"""
+        total, of = (np.cumsum(each[order])[1:] for each in (harm * weights, weights))
+        return float(np.max(count * total / np.maximum(of, 1)))
 
     def rise(self, confidence: float) -> float:
         """See `compress.evaluate.influences.Outcomes`."""

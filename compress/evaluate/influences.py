@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from scipy.special import ndtri
 
-__all__ = ["SEEN", "Influences", "Outcomes", "outcomes_of", "unseen"]
+__all__ = ["SEEN", "Influences", "Outcomes", "outcomes_of", "unseen", "wilson"]
 
 Array = np.ndarray[Any, Any]
 SEEN = 5  # errors: fewer are hardly seen by a resampling
@@ -36,6 +36,9 @@ class Outcomes(Protocol):
     def rise(self, confidence: float) -> float:
         """How far it may be higher, by right answers of which few or none were seen."""
 
+    def spread(self, confidence: float, before: Any | None = None) -> tuple[float, float]:
+        """How far below and above the figure, or what two are apart by, the ends are at least: by errors as counts."""
+
 
 class Influences(np.ndarray[Any, Any]):
     """Scores [n] and their outcomes; what is computed of them is scores alone."""
@@ -57,7 +60,13 @@ def outcomes_of(scores: Array) -> Outcomes | None:
 
 def unseen(counts: Array, of: Array, confidence: float) -> Array:
     """How many more there may be of what was seen so often among so many: by Wilson's interval, where it was seldom."""
+    return np.asarray(np.where(counts < SEEN, wilson(counts, of, confidence)[1] - counts, 0.0))
+
+
+def wilson(counts: Array, of: Array, confidence: float) -> tuple[Array, Array]:
+    """Both ends of Wilson's intervals, as counts, of what was seen so often among so many; of none, 0."""
     squared = float(ndtri((1 + confidence) / 2)) ** 2
     share, many = counts / np.maximum(of, 1), np.maximum(of, 1) / squared
-    high = (share + 0.5 / many + np.sqrt(share * (1 - share) / many + 0.25 / many**2)) / (1 + 1 / many)
-    return np.asarray(np.where((counts < SEEN) & (of > 0), (high - share) * of, 0.0))
+    apart = np.sqrt(share * (1 - share) / many + 0.25 / many**2)
+    low, high = ((share + 0.5 / many + side * apart) / (1 + 1 / many) for side in (-1, 1))
+    return np.asarray(low * of), np.asarray(high * of)

@@ -170,8 +170,9 @@ def _of_influences(
     rise = told.rise(confidence) if before is None else before.fall(confidence, told)
     # A bias that is itself estimated moves the end that it tells is too near, and not the other.
     bias = told.bias - (0.0 if before is None else before.bias)
-    low = mean - max(bias, 0.0) - math.hypot(mean - seen.low, told.fall(confidence, before))
-    high = mean - min(bias, 0.0) + math.hypot(seen.high - mean, rise)
+    below, above = told.spread(confidence, before)
+    low = mean - max(bias, 0.0) - max(math.hypot(mean - seen.low, told.fall(confidence, before)), below)
+    high = mean - min(bias, 0.0) + max(math.hypot(seen.high - mean, rise), above)
     least, most = (-math.inf, math.inf) if bounds is None else bounds
     return Interval(mean, max(low, min(least, mean)), min(high, max(most, mean)))
 

@@ -152,6 +152,10 @@ class TagOutcomes:
         sizes = self.given.sum() + self.there.sum()
         return max(0.0, float(2 * (self.right.sum() + found) / (sizes + found) - 2 * self.right.sum() / sizes))
 
+    def spread(self, confidence: float, before: TagOutcomes | None = None) -> tuple[float, float]:
+        """See `compress.evaluate.influences.Outcomes`: a sample's influence tells what it does."""
+        return 0.0, 0.0
+
     def _more(self, which: Array, of: Array, confidence: float) -> float:
         return float(unseen(np.atleast_1d(which.sum()), np.atleast_1d(of.sum()), confidence)[0])
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from compress.artifact import TensorSpec
+from compress.console.wording import AssumedWarning
 from compress.data.dataset import Dataset
 from compress.data.steady_samples import refuse_unsteady
 from compress.errors import DatasetError
@@ -20,6 +21,8 @@ from compress.training.batches.loader import tensors_of
 ONE = Signature((TensorSpec("x", "float32", ("batch", 3)),), (TensorSpec("y", "float32", ("batch", 2)),))
 CODE = """
 import random
+import time
+import uuid
 import numpy as np
 import torch
 
@@ -42,6 +45,18 @@ class Own(Noisy):
 class Unknown(Noisy):
     def __getitem__(self, at):
         return torch.tensor([at, 1.0, float("nan")]), at % 2
+
+
+class Told(Noisy):
+    # What is beside the inputs and the label is another one each time, or nothing that numbers are made of.
+    def __getitem__(self, at):
+        told = {"at": time.time_ns(), "id": str(uuid.uuid4()), "of": {"box": np.arange(4)}, "uneven": [[1], [2, 3]]}
+        return {"x": torch.full((3,), float(at)), "label": at % 2, **told}
+
+
+class Unlabelled(Told):
+    def __getitem__(self, at):
+        return {name: value for name, value in super().__getitem__(at).items() if name != "label"}
 """
 
 
@@ -86,3 +101,15 @@ def test_samples_of_a_generator_of_their_own_are_no_evaluation_data(opened: obje
     assert "sample 0 of --eval is another one each time" in caught.value.why
     refuse_unsteady("--eval", opened("Noisy"))  # type: ignore[operator]
     refuse_unsteady("--eval", opened("Unknown"))  # type: ignore[operator]
+
+
+def test_what_no_model_takes_of_a_sample_is_never_looked_at(opened: object) -> None:
+    data: Dataset = opened("Told")  # type: ignore[operator]
+    refuse_unsteady("--eval", data)
+    inputs, labels = data.take(slice(0, 3))
+    assert inputs.keys() == {"x"}
+    assert labels is not None
+    assert labels.tolist() == [0, 1, 0]
+    assert data.sha256 == opened("Told").sha256  # type: ignore[operator]
+    with pytest.warns(AssumedWarning, match=r"no labels in steadily:Unlabelled \(not used: at, id, of, uneven\)"):
+        opened("Unlabelled")  # type: ignore[operator]
