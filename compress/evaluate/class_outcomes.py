@@ -48,10 +48,12 @@ class _Outcomes:
         missed = unseen(self._counts(self.there[lost]), self.sizes, confidence)[found]
         mistaken = unseen(self._counts(self.given[wrong]), len(self.there) - self.sizes, confidence)[found]
         of, to = self._slopes()
-        falls = [self._fallen(missed, found, _least_but_itself(to, found))]
         # Taken for a class are samples of what is hit hardest, and of what has most: the former may have too few.
-        for harm in (of, -self.hits):
-            falls.append(self._fallen(mistaken, _least_but_itself(np.where(self.hits > 0, harm, np.inf), found), found))
+        others = (_least_but_itself(np.where(self.hits > 0, each, np.inf), found) for each in (of, -self.hits))
+        falls = [
+            self._fallen(missed, found, _least_but_itself(to, found)),
+            *(self._fallen(mistaken, other, found) for other in others),
+        ]
         return max(0.0, float(np.max(falls)))
 
     def _fallen(self, count: Array, label: Array, answer: Array) -> Array:
@@ -78,7 +80,7 @@ class _Outcomes:
 
     @staticmethod
     def _each(harm: Array, weights: Array, order: Array, count: Array) -> float:
-        """The most that so many errors come to, spread over the first two of the classes in order, the first three, …"""
+        """The most that so many errors come to, spread over the first two of the classes in order, or three, or …"""
         total, of = (np.cumsum(each[order])[1:] for each in (harm * weights, weights))
         return float(np.max(count * total / np.maximum(of, 1)))
 

@@ -152,7 +152,7 @@ class TagOutcomes:
         sizes = self.given.sum() + self.there.sum()
         return max(0.0, float(2 * (self.right.sum() + found) / (sizes + found) - 2 * self.right.sum() / sizes))
 
-    def spread(self, confidence: float, before: TagOutcomes | None = None) -> tuple[float, float]:
+    def spread(self, *_: object) -> tuple[float, float]:
         """See `compress.evaluate.influences.Outcomes`: a sample's influence tells what it does."""
         return 0.0, 0.0
 

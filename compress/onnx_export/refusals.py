@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 
+import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
@@ -65,6 +66,11 @@ def refused(err: Exception, module: nn.Module, signature: Signature) -> StageErr
         told = f"at {operator}: {told}"
         other = _OTHERS.get(operator, f"write what {operator} does by other operators in the forward")
         mend = f"{other}; or export a part of it"
+    if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
+        mend = (
+            "save the module that this TorchScript was made of: by compress.save(module, path, inputs=…), or "
+            "torch.export.save; what was traced under torch.no_grad has some layers as one operator each"
+        )
     return StageError("torch.onnx can't export this model", why=f"{type(cause).__name__}: {told}"[:_LONGEST], mend=mend)
 
 

@@ -27,7 +27,7 @@ KEPT = 500
 TAIL = 0.95
 TAIL_MARGIN = 0.05
 LOOK_AGAIN = 25
-MOST_UNANSWERED = 1000
+MOST_UNANSWERED, MOST_WITHHELD = 1000, 100_000  # that a restart knows of
 UNRULED = "single numbers are judged with --tolerance or --agree alone"
 
 Question = Literal["errors", "latency", "slowest", "feedback", "disagreement"]
@@ -96,6 +96,7 @@ class Analysis:
         self._until_look = LOOK_AGAIN
         self._met: tuple[int, str] = (0, "")
         self._dropped: tuple[int, str] = (0, "")
+        self._suspected = 0  # of these, what may have ended a process
         self._compared = [0, 0, 0.0]  # requests, those of which nothing was judged, the sum of their disagreeing shares
         self.going_on = 0
         self._unanswered = 0  # of gateways before this one
@@ -160,20 +161,22 @@ class Analysis:
         self._met = self._met[0] + 1, key
 
     def withheld(self) -> None:
-        """A request was kept from the candidate, as that answers none, and the baseline has answered it.
+        """A request was kept from the candidate, as that answers none or has no process, and the baseline has answered.
 
-        Were it left out, a candidate that hangs now and then would be judged by the time between.
+        Were it left out, a candidate that hangs or dies now and then would be judged by the time between.
         """
         self._withheld += 1
         self.measures["errors"].miss()
 
-    def dropped(self, key: str) -> None:
+    def dropped(self, key: str, *, suspected: bool = False) -> None:
         """A copy was not made, because the candidate or the gateway had enough to do.
 
         Args:
             key: the id of one that asks the candidate by another name; "" for none.
+            suspected: whether it was that it may end a process, or that it is being found out what has.
         """
         self._dropped = self._dropped[0] + 1, key or self._dropped[1]
+        self._suspected += suspected
 
     def copied(self, candidate: Outcome, baseline: Outcome, *, key: str = "") -> None:
         """Both have answered the same request of a key's, which was chosen before either answer was known."""
@@ -337,6 +340,7 @@ class Analysis:
             "late": self._late,
             "decisive": self.decisive(),
             "unanswered": self._unknown,
+            "withheld": self._withheld,
             "doubted": [self._unanswered, *self.measures["errors"].fine.stake()],
         }
 
@@ -353,9 +357,11 @@ class Analysis:
         before, seen, *sums = snapshot.get("doubted", (0, 0, 0.0, 0.0))
         left = max(0, int(snapshot.get("unanswered", 0)))
         self._unanswered = min(MOST_UNANSWERED, max(0, int(before)) + left)
+        self._withheld = min(MOST_WITHHELD, max(0, int(snapshot.get("withheld", 0))))
         if left:
-            self.measures["errors"].doubt(self._unanswered)
-        elif self._unanswered:  # proof was thrown away for these at an earlier restart: what was gained since stays
+            self.measures["errors"].doubt(self._unanswered + self._withheld)
+        elif self._unanswered or self._withheld:
+            # These were missed when they were met, or proof was thrown away for them: what was gained since stays.
             self.measures["errors"].fine.resume_stake(max(0, int(seen)), *map(_finite, sums))
         self._reported = _both(snapshot.get("reported", self._reported))
         for kept, seconds in zip(self._seconds, snapshot.get("seconds", ()), strict=False):
@@ -430,7 +436,8 @@ class Analysis:
         """What to say where it waits for copies that are not made; "" where it does not."""
         if name not in ("errors", "disagreement") or self._proof_of(name) >= self._proof:
             return ""
-        return uncopied(self._dropped[0], self.measures[name].count, direct=bool(self._dropped[1]))
+        suspected = 2 * self._suspected > self._dropped[0]
+        return uncopied(self._dropped[0], self.measures[name].count, direct=bool(self._dropped[1]), suspected=suspected)
 
     @property
     def _unknown(self) -> int:

@@ -28,19 +28,23 @@ def beside(met: int, judged: int) -> str:
     )
 
 
-def uncopied(dropped: int, judged: int, *, direct: bool) -> str:
+def uncopied(dropped: int, judged: int, *, direct: bool, suspected: bool) -> str:
     """What to say where most copies are not made; "" where they are.
 
     Args:
         dropped: copies that were not made.
         judged: observations so far.
         direct: whether requests asked the candidate by another name meanwhile.
+        suspected: whether most of them may end a process.
     """
     if dropped <= judged:
         return ""
-    why = (
-        "it is kept busy by requests that ask it by another name" if direct else "it, or the gateway, has enough to do"
-    )
+    if suspected:
+        why = "a model's process has ended, and they, or others of their keys, may have done it"
+    elif direct:
+        why = "it is kept busy by requests that ask it by another name"
+    else:
+        why = "it, or the gateway, has enough to do"
     return f"{dropped} requests were not copied to the candidate, since {why}"
 
 
@@ -51,7 +55,8 @@ def unanswered(going_on: int) -> str:
 
 def withheld(count: int) -> str:
     """What to say where so many requests were kept from the candidate."""
-    return f"{_requests(count)} were kept from the candidate while it answered none, and may have failed with it"
+    told = "were kept from the candidate while it answered none or had no process, and may have failed with it"
+    return f"{_requests(count)} {told}"
 
 
 def _requests(count: int) -> str:

@@ -309,6 +309,7 @@ class Inference:
                 self._gate.asides.check(of_model, target.path, identity.id, least=least, waits=waits)
                 body = await self._renamed(asked, target, kept[0])
             except OverloadedError as err:
+                err.sent = False  # also where there was no room for another copy
                 return Grade.no_room(candidate=candidate), err
             until = whole_time if candidate else deadline
             asking = partial(self._aside, identity, target, sequence, body, until, kept, aside, waits=waits)

@@ -56,9 +56,9 @@ class BarredKeys:
         """Whether the key was refused of late, for whatever model."""
         return bool(self._barred) and key in self._barred
 
-    def known(self, key: str) -> bool:
-        """Whether the key ended something with nobody else there."""
-        return bool(key) and key in self._records
+    def known(self, key: str, model: str) -> bool:
+        """Whether the key ended this model's process, or the model server, with nobody else there."""
+        return bool(key) and any(within(model, record.models) for record in self._records.get(key, ()))
 
     def check(self, key: str, model: str) -> None:
         """Refuse the key for as long as it has earned.

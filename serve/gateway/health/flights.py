@@ -99,6 +99,7 @@ class Flight:
         own: whether the model was asked that it is known by.
         away: whether others were asked in that one's place alone: no process of that one's has it.
         reached: whether a server may have got it, by what came of that model.
+        unanswered: whether that model got it and has not answered it, though another may have.
         unsent: whether it was never sent.
         at: what it goes to, as far as was told.
         gone: path of a model that goes on with it while another is asked, or "": where that goes is nothing of its own.
@@ -113,7 +114,7 @@ class Flight:
     behind: tuple[Flight, ...] = ()
     borrowers: tuple[Flight, ...] = ()
     counted = 0
-    first = turn = lends = guest = lost = cleared = goes_on = own = away = reached = unsent = False
+    first = turn = lends = guest = lost = cleared = goes_on = own = away = reached = unanswered = unsent = False
     suspect: Suspect | None = None
     request: object | None = None
     needs = NO_NEEDS

@@ -109,15 +109,15 @@ class Suspects(Collector):
         )
 
     async def suspected(self, key: str, model: str, body: bytes) -> bool:
-        """Whether another model is not to be asked this, too: it may have ended a process, its key did so with nobody
-        else there, or it is being found out who did.
+        """Whether another model is not to be asked this, too: it may have ended a process of this one's, its key did so
+        with nobody else there, or it is being found out who did.
 
         Args:
             key: the id of the request's key.
             model: that is asked.
             body: of the request.
         """
-        if (self._turns.taken and self._turns.covers(model)) or self._barred.known(key):
+        if (self._turns.taken and self._turns.covers(model)) or self._barred.known(key, model):
             return True
         if (key, model) not in self._watched:
             return False
@@ -285,12 +285,13 @@ class Suspects(Collector):
 
         Args:
             flight: the request.
-            answered: whether the model's process has answered it, with whatever; not where the client left.
+            answered: whether a model's process has answered it, with whatever; not where the client left.
             sent: whether it has, or may have, reached the model server; one that found nobody there ended nothing.
         """
         there = self._flying.pop(id(flight), None) is not None
         if answered:
             self.answered_at = self._clock()
+        answered = answered and not flight.unanswered  # another's answer clears it of nothing
         if there and not answered and sent and all(each.server != flight.server for each in flight.behind):
             self._lost.add(flight)
         for behind in flight.behind:
@@ -298,7 +299,7 @@ class Suspects(Collector):
         self._hand_over(flight)
         self._release(flight)
         others = flight.goes_on or flight.away
-        if answered and flight.suspect is not None and not others:  # another's answer clears it of nothing
+        if answered and flight.suspect is not None and not others:
             known = self._deaths.get(flight.suspect)
             if known is not None and known.count < 2:
                 del self._deaths[flight.suspect]

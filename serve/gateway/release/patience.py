@@ -13,10 +13,12 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
-__all__ = ["Patience", "ended"]
+__all__ = ["IN_LINE", "InLine", "Patience", "ended"]
 
 T = TypeVar("T")
 LEAST_S, FACTOR, LONG_FACTOR = 1.0, 2.0, 1.25
@@ -27,6 +29,44 @@ STALLED_S = 0.005
 STALLED = 0.1  # of the time: where the loop looks so late, it stood still, and an answer may be there
 MOST = 16  # that a candidate has which answers none: some 12 failures prove that it is worse
 MOST_GOING_ON = 64  # whose clients have the baseline's answer
+
+
+class InLine:
+    """For how long a request waits for its turn, as a suspect: that says nothing of the model."""
+
+    def __init__(self) -> None:
+        self._waited_s = 0.0
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        return self._waited_s + (0.0 if self._since is None else time.monotonic() - self._since)
+
+    def enter(self) -> None:
+        """It begins to wait."""
+        self._since = time.monotonic()
+
+    def leave(self) -> None:
+        """It waits no more; again does no harm."""
+        self._waited_s, self._since = self.seconds, None
+
+    @classmethod
+    @contextmanager
+    def watched(cls) -> Iterator[InLine]:
+        """That of a model that the task at hand asks, where whoever waits for it doesn't watch that already."""
+        if (given := IN_LINE.get()) is not None:
+            yield given
+            return
+        own = cls()
+        above = IN_LINE.set(own)
+        try:
+            yield own
+        finally:
+            IN_LINE.reset(above)
+
+
+IN_LINE: ContextVar[InLine | None] = ContextVar("in_line", default=None)
 
 
 class Patience:
@@ -96,8 +136,12 @@ class Patience:
             key: the id of that client's key.
         """
         loop = asyncio.get_running_loop()
-        answers, began = self._answers, loop.time()
-        task = asyncio.create_task(answer)
+        answers, began, in_line = self._answers, loop.time(), InLine()
+        above = IN_LINE.set(in_line)
+        try:
+            task = asyncio.create_task(answer)
+        finally:
+            IN_LINE.reset(above)
         self._awaited += 1
         try:
             due = began + self.seconds(left_s)
@@ -109,15 +153,16 @@ class Patience:
                     break
                 due = max(began + wait_s, now + slack_s)
         except asyncio.CancelledError:  # its client has left
-            if self._waited_in_vain(answers, loop.time() - began):
-                self._left_s = min(self._left_s, loop.time() - began)
+            waited_s = loop.time() - began - in_line.seconds
+            if self._waited_in_vain(answers, waited_s):
+                self._left_s = min(self._left_s, waited_s)
             await ended(task)
             raise
         finally:
             self._awaited -= 1
         if task.done():
             return task.result()
-        self._waited_in_vain(answers, loop.time() - began)
+        self._waited_in_vain(answers, loop.time() - began - in_line.seconds)
         self._going_on.add(task)
         self._of_key[key] += 1
 

@@ -11,11 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
+from serve.gateway.health.outages import ModelDownError
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.agreement import Agreement
 from serve.gateway.release.beside import Beside, Met
@@ -31,21 +31,19 @@ from serve.gateway.release.grades import (
     of_copy,
     says,
 )
-from serve.gateway.release.patience import Patience, ended
+from serve.gateway.release.patience import InLine, Patience, ended
 from serve.rollout.analysis import Outcome
 from serve.rollout.course import Course, Event
 from serve.rollout.pairs import Place
 from serve.rollout.plan import Plan, Target
 
-__all__ = ["IN_LINE", "Answered", "Ask", "Release"]
+__all__ = ["Answered", "Ask", "Release"]
 
 T = TypeVar("T")
 MOST_COPIES = 16
 MOST_COPIED_BYTES = 64 * 1024 * 1024
 logger = logging.getLogger(__name__)
 Variant = Literal["candidate", "baseline"]
-IN_LINE: ContextVar[list[float] | None] = ContextVar("in_line", default=None)
-"""Where to add seconds for which a request waited for its turn, as a suspect: they say nothing of the model."""
 
 
 def _nothing(_: asyncio.Task[Any]) -> None:
@@ -128,7 +126,8 @@ class Release:
         texts: their outputs that are BYTES; None where that is not known.
         unjudged_count: copies that a function of the operator's gave no judgement of.
         rests: whether nothing is decided any more: the gateway ends, and what has no answer then says nothing.
-        dropped: copies that were not made, because the candidate or the gateway had enough to do.
+        dropped: copies that were not made, because the candidate or the gateway had enough to do, or they may end a
+            process.
     """
 
     def __init__(
@@ -276,9 +275,14 @@ class Release:
                 answered = await self._ask_baseline(
                     ask, asked, goes_on, due, movable=movable, paired=paired, hangs=hangs
                 )
-        if meets and answered.grade is Grade.GOOD and self.course is not None and self.running:
-            self.course.analysis.withheld()
+        if meets:
+            self.withholds(answered)
         return answered
+
+    def withholds(self, answered: Answered[Any]) -> None:
+        """The candidate was not asked, as it answers none or has no process, what the baseline has answered so."""
+        if answered.grade is Grade.GOOD and self.course is not None and self.running:
+            self.course.analysis.withheld()
 
     @contextmanager
     def _asked(self, variant: Variant, key: str, *, paired: bool = False) -> Iterator[Asked]:
@@ -388,6 +392,8 @@ class Release:
             self._unheard -= 1
         self.fallbacks += 1
         self._note(asked, found, second.grade)
+        if isinstance(found.answer, ModelDownError) and found.grade is Grade.DOWN:
+            self.withholds(second)
         return replace(second, first=False)
 
     async def _meeting(self, ask: Ask[T], met: Met) -> Answered[T]:
@@ -619,11 +625,14 @@ class Release:
         """
         return size + 2 * (self._answer_bytes or 0)
 
-    def wants_copy(self, size: int, key: str) -> bool:
+    def wants_copy(self, size: int, key: str, *, suspected: bool = False) -> bool:
         """Whether a request of a key's that the baseline will be asked, and whose copy will hold so many bytes, is one
-        to copy."""
+        to copy; what is suspected of a death is none."""
         course = self.course
         if course is None or not self.copying or random.random() >= course.copies:  # noqa: S311  no secret
+            return False
+        if suspected:
+            self.drops(suspected=True)
             return False
         most = 1 if self._answer_bytes is None else MOST_COPIES
         # One alone may hold more, or a model with long answers would never be compared.
@@ -633,11 +642,11 @@ class Release:
             return False
         return True
 
-    def drops(self) -> None:
-        """A copy was not made, because the candidate or the gateway had enough to do."""
+    def drops(self, *, suspected: bool = False) -> None:
+        """A copy was not made, because the candidate or the gateway had enough to do, or it may end a process."""
         self.dropped += 1
         if self.course is not None:
-            self.course.analysis.dropped(self.beside.key if self.beside.now else "")
+            self.course.analysis.dropped(self.beside.key if self.beside.now else "", suspected=suspected)
 
 
 def _may_be(one: Target, other: Target) -> bool:
@@ -653,10 +662,7 @@ def _answered(task: asyncio.Task[Answered[T]]) -> Answered[T] | None:
 
 
 async def _timed(ask: Ask[T], target: Target) -> Answered[T]:
-    started, in_line = time.monotonic(), [0.0]
-    above = IN_LINE.set(in_line)
-    try:
+    started = time.monotonic()
+    with InLine.watched() as in_line:
         grade, answer = await ask(target)
-    finally:
-        IN_LINE.reset(above)
-    return Answered(answer, grade, target, time.monotonic() - started - in_line[0])
+    return Answered(answer, grade, target, time.monotonic() - started - in_line.seconds)

@@ -32,7 +32,8 @@ from serve.gateway.oip.tensors import ProtocolError
 from serve.gateway.release.agreement import Agreement, FunctionError, Functions, agreement
 from serve.gateway.release.answers import ANSWER_ID, Answers, given
 from serve.gateway.release.grades import Grade
-from serve.gateway.release.release import IN_LINE, Answered, Release
+from serve.gateway.release.patience import InLine
+from serve.gateway.release.release import Answered, Release
 from serve.gateway.release.users_rules import UsersRules
 from serve.gateway.upstream.aside import exchange
 from serve.gateway.upstream.deadline import EarlyTimeoutError
@@ -294,7 +295,7 @@ class Released:
             try:
                 if (down := graded_down(self._gate.incidents.outages, release.candidate)) is not None:
                     if down[0] is Grade.DOWN:
-                        release.drops()
+                        release.withholds(answered)
                     else:  # for so long that it fails what it is not asked: a step of copies alone would wait for ever
                         failed = Answered[Response | GatewayError](down[1], down[0], release.candidate, 0.0)
                         release.copied(failed, answered, key=who)
@@ -395,7 +396,7 @@ class _Place:
         """Decide whether the request is copied."""
         release = self._release
         self._held = release.held(self._size)
-        if self._watched or not release.wants_copy(self._held, self._key):
+        if not release.wants_copy(self._held, self._key, suspected=self._watched):
             return False
         try:
             if self._memory.used + self._held > self._memory.bound // 2:  # the rest is for clients
@@ -460,9 +461,12 @@ async def at_home(
     try:
         found = await asked
     except BaseException:
-        whole.reached = True
+        whole.reached = whole.unanswered = whole.left = True
         raise
-    whole.reached |= came_of(found[1]).sent
+    came = came_of(found[1])
+    whole.reached |= came.sent
+    whole.unanswered = came.sent and not came.answered
+    whole.left |= came.left
     return found
 
 
@@ -485,13 +489,16 @@ async def instead(
         left_s: seconds for which it may wait for its turn.
         candidate: whether that is the candidate.
     """
-    began = time.monotonic()
     try:
-        async with suspects.instead(key, target.model, body, left_s) as flight:
-            if (in_line := IN_LINE.get()) is not None:
-                in_line[0] += time.monotonic() - began
-            found = await ask()
-            told(flight, came_of(found[1]))
+        with InLine.watched() as in_line:
+            in_line.enter()
+            try:
+                async with suspects.instead(key, target.model, body, left_s) as flight:
+                    in_line.leave()
+                    found = await ask()
+                    told(flight, came_of(found[1]))
+            finally:
+                in_line.leave()
     except (PoisonError, OverloadedError) as err:
         return Grade.no_room(candidate=candidate), err
     return found

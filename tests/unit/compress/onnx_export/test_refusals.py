@@ -102,3 +102,13 @@ def test_what_a_size_of_an_input_behind_a_star_decides_is_found(tmp_path: Path) 
     model = modeled(Reversed2(), *(f"{name}:float32[batch,T,8]" for name in "abc"))
     with pytest.raises(StageError, match="at T = 512, where"):
         OnnxFromTorch().run(model, tmp_path, silent)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_of_torchscript_the_module_that_it_was_made_of_is_asked_for(tmp_path: Path) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    with torch.no_grad():
+        traced = torch.jit.trace(layer, torch.randn(2, 5, 8), check_trace=False)  # type: ignore[no-untyped-call]
+    with pytest.raises(StageError, match="can't export this model") as caught:
+        OnnxFromTorch().run(modeled(traced, "x:float32[batch,seq,8]"), tmp_path, silent)
+    assert "save the module that this TorchScript was made of" in caught.value.mend

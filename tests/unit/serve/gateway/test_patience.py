@@ -17,7 +17,7 @@ import pytest
 
 from serve.gateway.release import patience
 from serve.gateway.release.grades import Grade
-from serve.gateway.release.patience import Patience
+from serve.gateway.release.patience import InLine, Patience
 from serve.gateway.release.release import Answered, Ask, Asked, Release
 from serve.rollout.analysis import Outcome
 from serve.rollout.course import Course
@@ -213,7 +213,7 @@ async def test_what_is_kept_from_a_candidate_that_answers_none_holds_a_step(
     assert world.release.course is not None
     analysis = world.release.course.analysis
     for _ in range(3):
-        await world.answers()
+        await world.answers(left_s=2.0)
     held = 60 - len(world.going_on) if answers is Grade.GOOD else 0
     assert analysis._withheld == held
     await world.ends()
@@ -560,3 +560,24 @@ async def test_a_client_that_leaves_takes_its_request_with_it() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert cancelled.is_set()
+
+
+@in_loop
+async def test_a_wait_for_its_own_turn_as_a_suspect_is_none_for_the_candidate() -> None:
+    patience = Patience()
+
+    async def in_line() -> str:
+        with InLine.watched() as line:
+            line.enter()
+            await asyncio.sleep(0.3)
+            line.leave()
+        return "n"
+
+    task = await patience.bear(in_line(), key="a")
+    assert isinstance(task, asyncio.Task), "its client has the baseline's answer meanwhile"
+    assert not patience.in_vain
+    assert await task == "n"
+    hung = await patience.bear(asyncio.sleep(60.0), key="a")
+    assert isinstance(hung, asyncio.Task)
+    assert patience.in_vain
+    hung.cancel()

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from serve.gateway.errors import (
     OverloadedError,
     UpstreamBrokenError,
     UpstreamDownError,
+    UpstreamTimeoutError,
 )
 from serve.gateway.grpc.channels import UNREACHED, GrpcChannels
 from serve.gateway.grpc.clients import Clients
@@ -34,8 +36,9 @@ from serve.gateway.health.incidents import Incidents
 from serve.gateway.health.suspects import PoisonError, Suspects
 from serve.gateway.observe.telemetry import Telemetry
 from serve.gateway.oip.contracts import Contracts, MetadataSource
+from serve.gateway.release.grades import Grade
 from serve.gateway.release.release import Release
-from serve.gateway.release.released import Released
+from serve.gateway.release.released import Released, at_home, came_of
 from serve.gateway.release.releases import Releases
 from serve.gateway.upstream.deaths import Deaths
 from serve.gateway.upstream.node import Node
@@ -294,3 +297,24 @@ async def test_another_model_s_answer_clears_it_of_nothing_unless_its_own_has_an
     ABOARD.reset(above)
     suspects.land(flight, answered=True)
     assert suspects.watches("a", "m") is not own
+
+
+@pytest.mark.parametrize("what", ["lost", "late", "cancelled", "answered"])
+@in_loop
+async def test_what_its_own_model_has_not_answered_is_suspected_there_though_another_has(what: str) -> None:
+    suspects = Suspects()
+    flight = Flight("a", "m", b"poison")
+    suspects.take_off(flight)
+
+    async def asked() -> tuple[Grade, Response | GatewayError]:
+        if what == "cancelled":
+            raise asyncio.CancelledError
+        errors = {"lost": UpstreamBrokenError("it is gone", why="reset"), "late": UpstreamTimeoutError("late", why="")}
+        return Grade.FAILED, errors.get(what, Response(500, [], b"", 0))
+
+    with suppress(asyncio.CancelledError):
+        await at_home(suspects, flight, asked(), came_of)
+    suspects.land(flight, answered=True)  # its client has the other's answer
+    found = await suspects.died(["m"])
+    assert [each.key for each in found] == ["a"] * (what != "answered")
+    assert flight.left is (what in ("late", "cancelled"))

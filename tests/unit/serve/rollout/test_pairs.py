@@ -202,3 +202,36 @@ def test_a_later_process_proves_it_anew_beside_what_an_earlier_one_had_no_answer
     assert pairs(16, restarts=5) == pairs(16)
     assert pairs(16, restarts=5, between=50) == pairs(16) - 4 * 50, "what was gained since is not thrown away again"
     assert pairs(16, restarts=5, between=200) == 0
+
+
+@pytest.mark.parametrize("unanswered", [0, 1])
+@pytest.mark.parametrize("withheld", [0, 100])
+def test_a_later_process_remembers_what_was_kept_from_a_candidate_that_answered_none(
+    withheld: int, unanswered: int
+) -> None:
+    def pairs(restarts: int) -> int:
+        analysis = Course(PLAN, 0.0).analysis
+        for at in range(100):
+            analysis.baseline(GOOD)
+            analysis.candidate(GOOD)
+            if at < withheld:
+                analysis.withheld()
+        for _ in range(restarts):
+            analysis.going_on = unanswered
+            kept = json.loads(json.dumps(analysis.snapshot()))
+            analysis = Course(PLAN, 0.0).analysis
+            analysis.restore(kept)
+        if withheld:
+            assert "were kept from the candidate" in analysis.evidence()["errors"]["waits"]
+        analysis.required = ["errors"]
+        count = 0
+        while not analysis.proven():
+            analysis.baseline(GOOD)
+            analysis.candidate(GOOD)
+            count += 1
+        return count
+
+    assert pairs(1) >= pairs(0) - unanswered
+    assert pairs(3) >= pairs(1)
+    if withheld:
+        assert pairs(1) > 1000
