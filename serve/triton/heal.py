@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -93,7 +94,8 @@ class Healer:
         self._seen: dict[int, float] = {}  # since when a process is watched
         self._told_kept: set[int] = set()
         self._stopped: dict[int, float] = {}  # when a process was last seen to stand still
-        self._models: dict[str, str] = {}  # by instance
+        # By instance; those too that die before their watch begins.
+        self._models = {stub.instance: stub.model for stub in triton.stubs()}
         self._healing: dict[str, int] = {}  # how many died since the last load was begun
         self._row: Counter[str] = Counter()
         self._of_keys: Counter[str] = Counter()  # deaths in a row of one key alone, which is refused before long
@@ -205,32 +207,40 @@ class Healer:
 
         A model may say so in Triton's words, and a client through it: it can mean no more than itself and its steps.
         """
-        owner = self._models.get(instance, "")
+        owner = self._models.get(instance) or self._owner_of(instance, asked)
         if asked not in self._users.get(owner, {owner}):
             return
         if time.monotonic() - began < WAITED_S:
             return  # Triton says so after a second; these are a model's own words, or a client's through them
-        if instance in self._models and instance not in self._asked:
+        if owner and instance not in self._asked:
             self._asked.add(instance)
-            self._start(self._confirm(instance, began))
+            self._start(self._confirm(instance, owner, began))
 
-    async def _confirm(self, instance: str, began: float) -> None:
+    def _owner_of(self, instance: str, asked: str) -> str:
+        """Whose an instance is that died before it was seen: that model's, or a step's, by the name that Triton gives."""
+        owners = (model for model, users in self._users.items() if asked in users)
+        return next((each for each in owners if re.fullmatch(rf"{re.escape(each)}_\d+_\d+", instance)), "")
+
+    async def _confirm(self, instance: str, model: str, began: float) -> None:
         """A process that lives, but kept Triton waiting, is out of step with it for good: it gives the answers of
         requests that were given up to others, and Triton then aborts. So it is ended, once it is proven: the words
         alone may be a client's, through a model that says what it was told.
         """
         try:
             alive = await self._look()
-            if self._models[instance] in self._healing:
+            if model in self._healing:
                 return
-            if instance not in alive:
-                self._lost(self._models[instance], f"its process {instance} is gone")
+            # The words name one that there never was, where the model has others.
+            if instance not in alive and (
+                instance in self._models or all(self._models[each] != model for each in alive)
+            ):
+                self._lost(model, f"its process {instance} is gone")
             self._probe()
             # A request that began before this process did was told of the one before it.
             for pid in [each for each in alive.get(instance, ()) if self._seen.get(each, began) < began]:
                 if self._stopped.get(pid, -1.0) < began:
                     continue
-                self._on_event(f"{self._models[instance]}: its process {instance} did not answer Triton; it is ended")
+                self._on_event(f"{model}: its process {instance} did not answer Triton; it is ended")
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         finally:

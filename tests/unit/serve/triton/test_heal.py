@@ -145,6 +145,52 @@ async def test_one_that_goes_on_after_it_stood_still_is_ended(process: subproces
     assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
 
 
+@pytest.mark.parametrize(
+    ("instance", "asked", "others", "lost"),
+    [
+        ("net_0_0", "net", False, ["net"]),
+        ("net_0_0", "ensemble", False, ["net"]),
+        ("net_0_0", "other", False, []),
+        ("net_0_0", "net", True, []),
+        ("named by its configuration", "net", False, []),
+        ("ensemble_0_0", "net", False, []),
+    ],
+)
+@in_loop
+async def test_one_that_died_before_any_was_seen_is_found_by_what_triton_says(
+    monkeypatch: pytest.MonkeyPatch,
+    process: subprocess.Popen[bytes],
+    instance: str,
+    asked: str,
+    others: bool,
+    lost: list[str],
+) -> None:
+    """Unless the model has a process that lives: the words may be a client's."""
+    monkeypatch.setattr(Running, "stubs", lambda _: [Stub(process.pid, "net", "net_0_1")] if others else [])
+    one = healer(process, lambda: USERS, [])
+    found: list[str] = []
+    monkeypatch.setattr(one, "_lost", lambda model, _why: found.append(model))
+    await one._look()
+    one._reported(instance, time.monotonic() - 30, asked)
+    await asyncio.gather(*one._tasks)
+    assert found == lost
+    for pid in list(one._watched):
+        one._leave(pid)
+
+
+@in_loop
+async def test_one_that_died_before_its_watch_began_is_known(
+    monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
+) -> None:
+    one = healer(process, lambda: USERS, [])
+    found: list[str] = []
+    monkeypatch.setattr(one, "_lost", lambda model, _why: found.append(model))
+    one._triton.stubs = list  # type: ignore[method-assign]
+    one._reported("net_0_0", time.monotonic() - 30, "net")
+    await asyncio.gather(*one._tasks)
+    assert found == ["net"]
+
+
 @pytest.mark.parametrize(("asked", "ended"), [("net", True), ("ensemble", True), ("other", False), ("gone", False)])
 @in_loop
 async def test_only_a_model_that_is_made_of_it_can_say_that_it_is_unhealthy(
