@@ -217,7 +217,7 @@ class Healer:
             self._start(self._confirm(instance, owner, began))
 
     def _owner_of(self, instance: str, asked: str) -> str:
-        """Whose an instance is that died before it was seen: that model's, or a step's, by the name that Triton gives."""
+        """Whose an instance is that died before it was seen: the model's or a step's, by the name that Triton gives."""
         owners = (model for model, users in self._users.items() if asked in users)
         return next((each for each in owners if re.fullmatch(rf"{re.escape(each)}_\d+_\d+", instance)), "")
 
