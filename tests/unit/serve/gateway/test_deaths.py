@@ -298,4 +298,4 @@ async def test_a_dead_server_that_takes_a_connection_before_it_serves_dies_no_se
             await asyncio.gather(closing, return_exceptions=True)
             await fleet.looked()
         assert fleet.deaths == 1
-        assert not fleet.incidents.suspects._barred.known("good")
+        assert not fleet.incidents.suspects._barred.known("good", "m")
