@@ -94,8 +94,8 @@ class Healer:
         self._seen: dict[int, float] = {}  # since when a process is watched
         self._told_kept: set[int] = set()
         self._stopped: dict[int, float] = {}  # when a process was last seen to stand still
-        # By instance; those too that die before their watch begins.
-        self._models = {stub.instance: stub.model for stub in triton.stubs()}
+        self._first = triton.stubs()  # one may die before the first look
+        self._models = {stub.instance: stub.model for stub in self._first}  # by instance
         self._healing: dict[str, int] = {}  # how many died since the last load was begun
         self._row: Counter[str] = Counter()
         self._of_keys: Counter[str] = Counter()  # deaths in a row of one key alone, which is refused before long
@@ -107,6 +107,8 @@ class Healer:
     async def run(self) -> None:
         """Until cancelled."""
         self._outages.seen = self._reported
+        for stub in self._first:
+            self._watch(stub)
         rounds = Rounds("can't look after the models' processes", self._on_event)
         try:
             while True:
@@ -127,7 +129,7 @@ class Healer:
         """Watch processes that are new; the processes by instance."""
         alive: dict[str, list[int]] = {}
         found = []
-        more = False
+        more, self._first = bool(self._first), []
         began = time.monotonic()
         self._gone = {pid: at for pid, at in self._gone.items() if began - at < PROBE_S + LOOK_S + WAITED_S}
         await asyncio.to_thread(self._triton.end_left)
@@ -139,14 +141,9 @@ class Healer:
                 if stub.pid in self._triton.ended and death_of(stub.pid) is not None:
                     self._triton.ended.discard(stub.pid)
                     continue  # it was ended before anybody watched it
-                try:
-                    self._watched[stub.pid] = file = os.pidfd_open(stub.pid)
-                except OSError:  # it has just ended
+                if not self._watch(stub):
                     continue
-                self._seen[stub.pid] = time.monotonic()
-                self._triton.ended.discard(stub.pid)  # of one before it, with its number
                 more = True
-                asyncio.get_running_loop().add_reader(file, self._ended, stub)
             alive.setdefault(stub.instance, []).append(stub.pid)
             found.append(stub)
         if more:
@@ -155,6 +152,17 @@ class Healer:
         for stub in kept(found, self._seen, time.monotonic()):
             self._tell_kept(stub)
         return alive
+
+    def _watch(self, stub: Stub) -> bool:
+        """Whether it is watched from now on: not if it has just ended."""
+        try:
+            self._watched[stub.pid] = file = os.pidfd_open(stub.pid)
+        except OSError:
+            return False
+        self._seen[stub.pid] = time.monotonic()
+        self._triton.ended.discard(stub.pid)  # of one before it, with its number
+        asyncio.get_running_loop().add_reader(file, self._ended, stub)
+        return True
 
     def _tell_kept(self, stub: Stub) -> None:
         if stub.pid not in self._told_kept:

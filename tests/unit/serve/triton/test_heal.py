@@ -179,6 +179,23 @@ async def test_one_that_died_before_any_was_seen_is_found_by_what_triton_says(
 
 
 @in_loop
+async def test_one_that_dies_before_the_first_look_is_told_as_any(
+    monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
+) -> None:
+    one = healer(process, lambda: USERS, [])
+    lost: list[str] = []
+    monkeypatch.setattr(one, "_lost", lambda _, why: lost.append(why))
+    process.kill()
+    await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # Triton has not cleared it away
+    one._triton.stubs = list  # type: ignore[method-assign]
+    running = asyncio.ensure_future(one.run())
+    await until(lambda: bool(lost))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert lost == ["its process net_0_0 was ended by SIGKILL"]
+
+
+@in_loop
 async def test_one_that_died_before_its_watch_began_is_known(
     monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
 ) -> None:
