@@ -6,10 +6,10 @@ Two classifiers answer the same samples. The original is right with a given shar
 beside it, a given share of the samples is gained and as much is lost. For each setting, the share of intervals at 95%
 that hold the true drop (coverage), the share whose upper end is below it (a budget would be kept by mistake: 2.5%
 is allowed), and the mean width. Beside them, what the percentile bootstrap of the mean gives. Below, single shares, and
-BCa intervals of scores that are skewed, as losses of cosine similarity are, and of R² and its drop, for labels that are
-normal and lognormal; and macro F1, Matthews' correlation and the F1 of tags, with rare classes, many small ones, and
-ones of usual sizes, where the same intervals of their influences alone stand beside them. The last line of stdout is
-one JSON object.
+bootstrap intervals of scores that are skewed, as losses of cosine similarity are, and of R² and its drop, for labels
+that are normal and lognormal; Spearman's correlation; and macro F1, Matthews' correlation and the F1 of tags, with rare
+classes, many small ones, and ones of usual sizes, where the same intervals of their influences alone stand beside them.
+The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from compress.evaluate.class_metrics import f1_macro_scores, mcc_scores
 from compress.evaluate.determination import Determination
 from compress.evaluate.intervals import Interval, difference_interval, mean_interval, paired_interval, share_interval
 from compress.evaluate.label_moments import moments_of
+from compress.evaluate.rank_correlation import rank_scores
 from compress.evaluate.tag_metrics import f1_scores
 from compress.runtime.machine import environment
 
@@ -47,6 +48,7 @@ CLASSES: tuple[tuple[int, float | int, float, float], ...] = (
     (1000, 500, 1.0, 0.9975), (1000, 500, 1.0, 0.99),
 )  # fmt: skip
 TAGGED = ((1000, 0.01, 1.0, 0.9), (500, 0.03, 1.0, 0.9), (300, 0.3, 1.0, 0.9), (300, 0.9, 0.95, 0.9))
+RANKED = ((0.98, 0.1), (0.98, 1.0), (0.8, 1.0))  # the first model's correlation, and the other's noise besides
 POPULATION = 1_000_000
 
 
@@ -56,7 +58,7 @@ def main() -> None:
     trials = parser.parse_args().trials
     rng = np.random.default_rng(0)
     rows = [*paired(rng, trials), *single(rng, trials), *valued(rng, VALUED_TRIALS), *determined(rng, VALUED_TRIALS)]
-    rows += [*classified(rng, VALUED_TRIALS), *tagged(rng, VALUED_TRIALS)]
+    rows += [*classified(rng, VALUED_TRIALS), *tagged(rng, VALUED_TRIALS), *ranked(rng, VALUED_TRIALS)]
     table = Table(title=f"intervals at 95%, {trials} simulated evaluations each", title_justify="left")
     for column in ("method", "samples", "accuracy", "drop", "gained", "coverage", "below the truth", "mean width"):
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
@@ -114,15 +116,40 @@ def single(rng: np.random.Generator, trials: int) -> list[dict[str, Any]]:
 
 
 def valued(rng: np.random.Generator, trials: int) -> list[dict[str, Any]]:
-    """The loss of cosine similarity, whose scores are no counts: `difference_interval`; half of the samples keep 1."""
+    """The loss of cosine similarity, whose scores are no counts: `difference_interval`, by how losses are spread."""
+    laws: dict[str, tuple[Callable[[tuple[int, int]], Array], float]] = {
+        "half keep 1": (lambda size: rng.exponential(0.01, size) * (rng.random(size) < 0.5), 0.005),
+        "lognormal, 1": (lambda size: 0.005 * rng.lognormal(0.0, 1.0, size), 0.005 * float(np.exp(0.5))),
+        "lognormal, 2": (lambda size: 0.001 * rng.lognormal(0.0, 2.0, size), 0.001 * float(np.exp(2.0))),
+    }
     rows = []
-    for samples in SAMPLES:
-        drawn = rng.exponential(0.01, (trials, samples)) * (rng.random((trials, samples)) < 0.5)
-        one = np.ones(samples)
-        ends = np.array(
-            [(i.low, i.high) for i in (difference_interval(one - row, one, bounds=(-1.0, 1.0)) for row in drawn)]
-        )
-        rows.append(_row("BCa, cosine", samples, None, 0.005, None, ends, -0.005))
+    for law, (draw, mean) in laws.items():
+        for samples in SAMPLES:
+            drawn, one = draw((trials, samples)), np.ones(samples)
+            ends = np.array(
+                [(i.low, i.high) for i in (difference_interval(one - row, one, bounds=(-1.0, 1.0)) for row in drawn)]
+            )
+            rows.append(_row(f"cosine, {law}", samples, None, mean, None, ends, -mean))
+    return rows
+
+
+def ranked(rng: np.random.Generator, trials: int) -> list[dict[str, Any]]:
+    """The drop of Spearman's correlation with labels in steps of a half, where a second model has noise besides."""
+    rows = []
+    for first, noise in RANKED:
+
+        def scored(count: int, first: float = first, noise: float = noise) -> list[Array]:
+            labels, own, more = rng.standard_normal((3, count))
+            given = first * labels + (1 - first**2) ** 0.5 * own
+            return [rank_scores(each, np.round(2 * labels) / 2) for each in (given, given + noise * more)]
+
+        before, after = (float(each.mean()) for each in scored(POPULATION))
+        for samples in SAMPLES:
+            found = (scored(samples) for _ in range(trials))
+            ends = np.array(
+                [(i.low, i.high) for i in (difference_interval(b, a, bounds=(-1.0, 1.0)) for a, b in found)]
+            )
+            rows.append(_row("Spearman, drop", samples, before, before - after, None, ends, after - before))
     return rows
 
 

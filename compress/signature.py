@@ -38,6 +38,7 @@ MOST_TENSORS = 1024  # of a description that is read: what looks at each beside 
 GIVEN, ASSUMED, FIRST_THAT_RUNS = "as given", "assumed", "the first that runs"
 
 # The name goes up to the last colon: those of other frameworks have colons, brackets and slashes in them (input:0).
+_SEVERAL = re.compile(r":\w+\[[^\[\]]*\](?=[\s,;]|$)")
 _SPEC = re.compile(r"^\s*(?P<name>[^\s].*?)\s*:\s*(?P<dtype>\w+)\s*\[(?P<shape>[^\[\]]*)\]\s*$")
 
 
@@ -85,6 +86,12 @@ class TensorSpec:
     def parse(cls, text: str) -> Self:
         """Read 'name:dtype[batch,3,224,224]', its dtype by numpy's word, Python's, torch's or Triton's (half, FP32)."""
         match = _SPEC.match(text)
+        if len(_SEVERAL.findall(text)) > 1:
+            raise SignatureError(
+                f"can't read the tensor {text!r}",
+                why="it looks like several",
+                mend="give each by itself: inputs=['x:float32[batch,8]', 'mask:int64[batch]'], or an --input each",
+            )
         if match is None:
             raise SignatureError(
                 f"can't read the tensor {text!r}",

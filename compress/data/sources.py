@@ -188,7 +188,8 @@ class Fetcher:
         samples: has `__len__` and `__getitem__`, which gives an input, inputs and a label as a tuple, or a dict.
         inputs: the names of the model's inputs, in order.
         source: where they came from, as the user wrote it.
-        labels: what labels may be called.
+        labels: what labels may be called; behind the inputs of a tuple, they have the first of these names that no
+            input has.
 
     Attributes:
         specs: shape [n, …] and dtype of each array that is made. Of samples that have all of the model's inputs by
@@ -267,6 +268,8 @@ class Fetcher:
                     seed_all(number)
                 samples.append(self._sample(place))
         try:
+            for name in {name for sample in samples for name in sample if name in self._labels} - self.specs.keys():
+                raise ValueError(f"the first sample has no {name!r}, and others have one")
             return {name: np.stack([sample[name] for sample in samples]) for name in self.specs}
         except (KeyError, ValueError) as err:
             raise DatasetError(
@@ -304,7 +307,14 @@ class Fetcher:
                 why=f"one has {counted(len(parts), 'parts')}, the model {counted(len(self._inputs), 'inputs')}",
                 mend="give (input, …, label), the inputs alone, or a dict by name",
             )
-        return dict(zip([*self._inputs, "label"], parts, strict=False))
+        name = next((name for name in self._labels if name not in self._inputs), None)
+        if name is None and len(parts) > len(self._inputs):
+            raise DatasetError(
+                f"can't use the samples of {self._source}",
+                why=f"one has a label, and the model's inputs have all names of labels: {', '.join(self._labels)}",
+                mend="call one of the model's inputs otherwise",
+            )
+        return dict(zip([*self._inputs, name or ""], parts, strict=False))
 
 
 def _kept(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

@@ -141,3 +141,10 @@ def test_figures_that_are_no_numbers_become_null(artifact: Artifact) -> None:
     row = StageReport("s", "did", Measured(max_abs_error=float("inf")), 0.0)
     Artifact(artifact.folder, "model.onnx", "onnx", artifact.sha256, artifact.signature, (row,), "").save()
     assert Artifact.load(artifact.folder).stages[0].measured.max_abs_error is None
+
+
+@pytest.mark.parametrize("between", [" ", ",", ", ", "; "])
+def test_several_inputs_in_one_string_are_asked_for_one_by_one(between: str) -> None:
+    with pytest.raises(SignatureError, match="can't read the tensor") as caught:
+        TensorSpec.parse(between.join(("ids:int64[batch,seq]", "mask:bool[batch,seq]")))
+    assert "inputs=[" in caught.value.mend

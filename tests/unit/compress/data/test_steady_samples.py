@@ -13,6 +13,7 @@ import torch
 from compress.artifact import TensorSpec
 from compress.console.wording import AssumedWarning
 from compress.data.dataset import Dataset
+from compress.data.sources import Fetcher
 from compress.data.steady_samples import refuse_unsteady
 from compress.errors import DatasetError
 from compress.signature import Signature
@@ -52,6 +53,16 @@ class Told(Noisy):
     def __getitem__(self, at):
         told = {"at": time.time_ns(), "id": str(uuid.uuid4()), "of": {"box": np.arange(4)}, "uneven": [[1], [2, 3]]}
         return {"x": torch.full((3,), float(at)), "label": at % 2, **told}
+
+
+class Three(Noisy):
+    def __getitem__(self, at):
+        return torch.full((3,), float(at)), 10 + at, at % 2
+
+
+class Later(Noisy):
+    def __getitem__(self, at):
+        return {"x": torch.zeros(3)} | ({"label": at % 2} if at else {})
 
 
 class Unlabelled(Told):
@@ -101,6 +112,45 @@ def test_samples_of_a_generator_of_their_own_are_no_evaluation_data(opened: obje
     assert "sample 0 of --eval is another one each time" in caught.value.why
     refuse_unsteady("--eval", opened("Noisy"))  # type: ignore[operator]
     refuse_unsteady("--eval", opened("Unknown"))  # type: ignore[operator]
+
+
+def signature_of(*named: str) -> Signature:
+    """x, and more inputs of a number each."""
+    numbers = (TensorSpec(name, "int64", ("batch",)) for name in named)
+    return Signature((ONE.inputs[0], *numbers), ONE.outputs)
+
+
+@pytest.mark.parametrize("name", ["y2", "label", "target", "y"])
+@pytest.mark.usefixtures("opened")
+def test_an_input_that_is_called_as_labels_are_is_no_label(name: str) -> None:
+    data = Dataset.open("steadily:Three", signature_of(name))
+    inputs, labels = data.take(slice(0, 3))
+    assert inputs[name].tolist() == [10, 11, 12]
+    assert labels is not None
+    assert labels.tolist() == [0, 1, 0]
+
+
+@pytest.mark.usefixtures("opened")
+def test_where_inputs_have_all_names_of_labels_a_label_is_refused() -> None:
+    class Seven:
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, at: int) -> tuple[object, ...]:
+            return (torch.zeros(3), *range(6))
+
+    names = ["label", "labels", "target", "targets", "y"]
+    with pytest.raises(DatasetError, match="can't use the samples of them") as caught:
+        Fetcher(Seven(), ["x", *names], "them", names)
+    assert "have all names of labels" in caught.value.why
+
+
+@pytest.mark.usefixtures("opened")
+def test_labels_that_the_first_sample_lacks_are_not_left_out_in_silence() -> None:
+    data = Dataset.open("steadily:Later", ONE)
+    with pytest.raises(DatasetError, match="unlike each other") as caught:
+        data.take(slice(0, 3))
+    assert "the first sample has no 'label'" in caught.value.why
 
 
 def test_what_no_model_takes_of_a_sample_is_never_looked_at(opened: object) -> None:
