@@ -2,8 +2,8 @@
 
 Shares of 0 and 1 are counts, and have score intervals, which stay honest where nothing was seen to change: Wilson, JASA
 22, 1927, for one share; Tango, Statistics in Medicine 17, 1998, equations 7 to 10, for the difference of paired ones.
-Other scores have the farther ends of two bootstrap intervals: BCa (Efron & Tibshirani, An Introduction to the Bootstrap,
-1993, section 14.3), and the t interval (there, section 12.5).
+Other scores have the farther ends of two bootstrap intervals: BCa (Efron & Tibshirani, An Introduction to the
+Bootstrap, 1993, section 14.3), and the t interval (there, section 12.5).
 """
 
 from __future__ import annotations
